@@ -30,17 +30,30 @@ class Address:
     kind: str = ""
 
     def __str__(self) -> str:
-        return self._where() + (f"/{self.carrier or self.kind}" if self.carrier or self.kind else "")
+        return self.where + (f"/{self.carrier or self.kind}" if self.carrier or self.kind else "")
 
     @property
     def relay_url(self) -> str:
         """URL of the iroh relay; "" if this address is of another kind."""
         schemes = {"iroh": "https", "iroh+http": "http"}
-        return f"{schemes[self.kind]}://{self._where()}" if self.kind in schemes else ""
+        return f"{schemes[self.kind]}://{self.where}" if self.kind in schemes else ""
 
-    def _where(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+    @property
+    def where(self) -> str:
+        """HOST:PORT, an IPv6 host in brackets."""
+        return host_port(self.host, self.port)
+
+
+def host_port(host: str, port: int) -> str:
+    """HOST:PORT as text, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plain_host(host: str) -> str:
+    """Host of a connection, as the other side would write it: a socket of both IP versions shows IPv4 as
+    ::ffff:192.0.2.1."""
+    address = _address(host)
+    return host if address is None or address.version == 6 else str(address)
 
 
 def parse_address(text: str) -> Address:

@@ -1,14 +1,28 @@
-"""Hours of the day at which a machine is lent, in its local time."""
+"""Times at which a machine is lent: hours of the day, in its local time, or while it is idle."""
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from anabranch.errors import UserError
+from anabranch.operating_system import OtherPrograms
 
 _MINUTES = 24 * 60
+#: Text of `WhenIdle`.
+WHEN_IDLE = "when idle"
+#: Processor cores that other programs use at most while a machine is idle, and from which its owner is back.
+#: Choices: a desktop that nobody uses takes a twentieth of a core, a video a third to a whole one.
+IDLE_CORES, BUSY_CORES = 0.25, 0.5
+#: Seconds for which a machine must be idle before it is lent. A choice: longer than a pause in reading.
+IDLE_S = 300.0
+#: Seconds between looks, and looks in a row that must find the owner back: a program that wakes up for a
+#: moment ends nothing.
+LOOK_S, LOOKS = 10.0, 2
 
 
 @dataclass(frozen=True)
@@ -32,12 +46,59 @@ class Hours:
         return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.start, self.end))
 
 
-def parse_hours(text: str) -> Hours:
-    """Parse "22:00-07:00". Raises UserError."""
+class WhenIdle:
+    """Times at which other programs leave the processors of a machine alone.
+
+    cores: processor cores that they used since the last call. clock: seconds.
+    """
+
+    def __init__(self, cores: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._cores, self._clock = cores, clock
+        self._looked_at = -math.inf
+        self._lent = False
+        self._idle_since: float | None = None
+        """Begin of the looks that all found the machine idle; None if the last one did not."""
+        self._busy_looks = 0
+
+    def open(self, now: datetime) -> bool:
+        """True if the machine is lent now. Looks at most once in half of LOOK_S."""
+        at = self._clock()
+        if at - self._looked_at >= LOOK_S / 2:
+            self._look(at)
+        return self._lent
+
+    def changes_in_s(self, now: datetime) -> float:
+        """Seconds until `open` should be asked again."""
+        return LOOK_S
+
+    def _look(self, at: float) -> None:
+        cores, before, self._looked_at = self._cores(), self._looked_at, at
+        if self._lent:
+            self._busy_looks = self._busy_looks + 1 if cores > BUSY_CORES else 0
+            if self._busy_looks >= LOOKS:
+                self._lent, self._idle_since = False, None
+        elif cores > IDLE_CORES:
+            self._idle_since = None
+        else:
+            if self._idle_since is None:
+                self._idle_since = max(before, at - LOOK_S)
+            self._lent, self._busy_looks = at - self._idle_since >= IDLE_S, 0
+
+    def __str__(self) -> str:
+        return WHEN_IDLE
+
+
+def parse_hours(text: str) -> Hours | WhenIdle:
+    """Parse "22:00-07:00" or "when idle". Raises UserError."""
+    if " ".join(text.lower().split()) == WHEN_IDLE:
+        try:
+            return WhenIdle(OtherPrograms().cores)
+        except OSError as error:
+            raise UserError(f'--hours "{text}": {error}; give times, as 22:00-07:00') from None
     found = re.fullmatch(r"(\d{1,2}):(\d{2})[-–](\d{1,2}):(\d{2})", text.strip())
     numbers = [int(word) for word in found.groups()] if found else []
     if not found or max(numbers[0::2]) > 23 or max(numbers[1::2]) > 59:
-        raise UserError(f'--hours "{text}": write them as 22:00-07:00')
+        raise UserError(f'--hours "{text}": write them as 22:00-07:00, or as "when idle"')
     hours = Hours(60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3])
     if hours.start == hours.end:
         raise UserError(f'--hours "{text}": the two times are equal; leave --hours out to lend all day')

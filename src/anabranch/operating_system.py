@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
+from pathlib import Path
 
 #: Descriptors of a process on systems that state no limit: Windows gives a process far more handles.
 _DESCRIPTORS = 8192
@@ -47,6 +49,45 @@ def free_memory_bytes() -> int:
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return physical_memory_bytes() // 2
+
+
+class OtherPrograms:
+    """Meter of the processor cores that other programs use.
+
+    On Linux programs of low priority (nice) do not count, such as further peers of this machine. Elsewhere
+    the load average of a minute is used, less this process's share. Raises OSError where the system tells
+    neither, as on Windows.
+    """
+
+    def __init__(self) -> None:
+        if sys.platform != "linux" and not hasattr(os, "getloadavg"):
+            raise OSError("this system does not tell how busy it is")
+        self._before = self._used_s()
+        self._at = time.monotonic()
+
+    def cores(self) -> float:
+        """Cores that other programs used on average since the last call, or since this meter was made."""
+        used_s, at = self._used_s(), time.monotonic()
+        cores = (used_s - self._before) / max(at - self._at, 1e-3)
+        self._before, self._at = used_s, at
+        return max(0.0, cores if sys.platform == "linux" else os.getloadavg()[0] + cores)
+
+    def _used_s(self) -> float:
+        """Seconds of processors that other programs have used, on Linux; else less those of this process."""
+        own = os.times()
+        if sys.platform != "linux":
+            return -(own.user + own.system)
+        niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
+        return _normal_cpu_s() - own.system - (0.0 if niced else own.user)
+
+
+def _normal_cpu_s() -> float:
+    """Seconds of processors in use by programs of normal priority and by the kernel, since Linux was
+    started."""
+    # cpu user nice system idle iowait irq softirq ...
+    words = Path("/proc/stat").read_text("ascii").split(maxsplit=8)
+    user, system, irq, softirq = (int(words[column]) for column in (1, 3, 6, 7))
+    return (user + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _windows_memory_bytes() -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, with_changes
+from anabranch.net.wan.places import Place
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.local_swarm.local_swarm import LocalSwarm
 from anabranch.node.local_swarm.peer_process import run_peer
@@ -122,13 +123,14 @@ def swarm_of(
     plans: dict[str, dict[str, Any]] | None = None,
     leader_only: bool = False,
     target: Callable[..., NoReturn] = run_peer,
+    places: dict[str, Place] | None = None,
 ) -> Iterator[Swarm]:
     """A started swarm; whatever of it still runs at the end is killed. plans: name of a peer -> fault.
-    target: function that runs a peer without one."""
+    target: function that runs a peer without one. places: as for `LocalSwarm`."""
     for name, plan in (plans or {}).items():
         (directory.peer(name) / PLAN_FILE).write_text(json.dumps(plan))
     supervisor.target = run_crashing_peer if plans else target
-    swarm = Swarm(directory, run, supervisor)
+    swarm = Swarm(directory, run, supervisor, places)
     swarm.seen = []
     try:
         if leader_only:

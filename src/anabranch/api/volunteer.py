@@ -49,10 +49,10 @@ def join(
     ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: seconds to
     leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
     joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
-    times of the day at which it is lent, as in "22:00-07:00"; "" for always. carry: limits of what it carries
-    for others. transport: "tcp", "iroh", or "auto" for both where they can be had. caps: most bytes per
-    second that it sends and receives. audits: True if the ticket is an auditor's: this machine computes
-    others' work again, and nothing else. say: gets sentences about the progress.
+    times of the day at which it is lent, as in "22:00-07:00", or "when idle"; "" for always. carry: limits of
+    what it carries for others. transport: "tcp", "iroh", or "auto" for both where they can be had. caps: most
+    bytes per second that it sends and receives. audits: True if the ticket is an auditor's: this machine
+    computes others' work again, and nothing else. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.

@@ -24,6 +24,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from anabranch.addresses import host_port
 from anabranch.cli.support.arguments import add_json, add_listen
 from anabranch.errors import UserError
 from anabranch.observe.wording import plain
@@ -77,7 +78,7 @@ def _addresses_in(text: str) -> list[str]:
     from anabranch.net.ticket import parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())
-    return [f"[{p.host}]:{p.port}" if ":" in p.host else f"{p.host}:{p.port}" for p in ticket.peers]
+    return [host_port(peer.host, peer.port) for peer in ticket.peers]
 
 
 def _answer(host: str, port: int) -> int:

@@ -4,6 +4,7 @@ examples:
   anabranch join anabranch1:...                          nothing more is needed
   anabranch join anabranch1:... --name ada --region London
   anabranch join anabranch1:... --gpus all               one peer for each GPU of this machine
+  anabranch join anabranch1:... --hours "when idle"      only while nobody uses this machine
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
 A peer computes on one device: the first GPU unless --device names another. Join again in another terminal to
@@ -40,7 +41,7 @@ from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, chec
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError, used_up, words_of
-from anabranch.hours import parse_hours
+from anabranch.hours import WhenIdle, parse_hours
 from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.wording import plain
@@ -48,6 +49,8 @@ from anabranch.observe.wording import plain
 if TYPE_CHECKING:
     from anabranch.node.driver.peer_driver import Outcome
 
+#: Priority of a machine that is lent when idle, unless --nice names one. A plain choice.
+IDLE_NICE = 10
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
 
@@ -67,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MBIT",
         help="most Mbit/s that it receives; 0: no limit",
     )
-    hours = "local time at which this machine is lent (default: always)"
+    hours = 'local time at which this machine is lent, or "when idle" (default: always)'
     add("--hours", default="", metavar="22:00-07:00", help=hours)
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     add_stay(parser)
@@ -97,8 +100,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 def add_stay(parser: argparse.ArgumentParser) -> None:
     """Add the arguments about how long a machine takes part, and about its folder and its output."""
     add = parser.add_argument
-    nice = "priority below other programs of this machine, 0 to 19; 0: none below"
-    add("--nice", type=int, default=0, metavar="N", help=nice)
+    nice = "priority below other programs, 0 to 19; 0: none below (default: 0, when idle 10)"
+    add("--nice", type=int, metavar="N", help=nice)
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     grace = "time to leave in, after Ctrl+C or SIGTERM"
@@ -121,10 +124,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     args.ticket = ticket_text(args.ticket, args.ticket_file, args.patience)
     ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None, audits=args.audits)
-    if args.nice and hasattr(os, "nice"):
-        os.nice(args.nice)
     if args.gpus:
         return _join_on_gpus(args, args.home or home_of(ticket), to)
+    _lower_priority(args.nice, args.hours)
     try:
         outcome = _join(args, say)
     except OSError as error:
@@ -165,6 +167,16 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         audits=args.audits,
         say=say,
     )
+
+
+def _lower_priority(nice: int | None, hours: str) -> None:
+    """Let other programs go first. nice: None for the default, IDLE_NICE for a machine that is lent when
+    idle, so that its owner is not slowed down and further peers of the machine are not taken for the
+    owner."""
+    if nice is None:
+        nice = IDLE_NICE if hours and isinstance(parse_hours(hours), WhenIdle) else 0
+    if nice and hasattr(os, "nice"):
+        os.nice(nice)
 
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
@@ -233,7 +245,7 @@ def _check(args: argparse.Namespace) -> None:
         ) from None
     if args.no_listen and args.advertise:
         raise UserError("--no-listen accepts no connection, so --advertise has no use: give one of them")
-    check_range("--nice", args.nice, Range(0, 19))
+    check_range("--nice", args.nice or 0, Range(0, 19))
     if args.hours:
         parse_hours(args.hours)
     check_range("--carry", args.carry or 0.0, Range(0, 10**6))

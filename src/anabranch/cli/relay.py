@@ -16,6 +16,7 @@ import argparse
 import time
 from pathlib import Path
 
+from anabranch.addresses import host_port
 from anabranch.cli.support.arguments import PORT, add_listen, check_range
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.port and not args.advertise:
             raise UserError("--id: name the port with --port, or the address with --advertise")
         identity = Identity.load_or_create(home / "key")
-        print(f"{args.advertise or f'{args.host}:{args.port}'}/{identity.peer_id}")
+        print(f"{args.advertise or host_port(args.host, args.port)}/{identity.peer_id}")
         return 0
     if not args.ticket:
         raise UserError("a carrier needs a ticket of the run: anabranch relay TICKET")

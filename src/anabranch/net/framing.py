@@ -130,6 +130,12 @@ def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tupl
     return _HEADER.pack(OPEN, 0, stream, len(body)), body
 
 
+def open_prefix(stream: int) -> bytes:
+    """Bytes of `open_frame` that are known before its payload is: kind, zero, stream, and the highest byte of
+    the length, which is below 1 << 24."""
+    return _HEADER.pack(OPEN, 0, stream, 0)[:5]
+
+
 def chunk_header(stream: int, size_bytes: int) -> bytes:
     return _HEADER.pack(CHUNK, 0, stream, size_bytes)
 

@@ -46,7 +46,8 @@ class Lane(asyncio.BufferedProtocol):
     lost: future that is done when the connection is gone. writable: False while the transport's send buffer
     is full. broke_framing: True if the other side sent bytes that are no frames, or began more payloads than
     the protocol can need. on_refused: called with the reason when a payload found no room. rate: limits the
-    bytes that are read; None: no limit.
+    bytes that are read; None: no limit. forgets_rate: True if the kernel lets the connection begin slowly
+    again after a pause, as TCP without BBR does.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class Lane(asyncio.BufferedProtocol):
         self.bytes_received = 0
         self.bytes_sent = 0
         self.broke_framing = False
+        self.forgets_rate = False
         self.on_refused: Callable[[str], None] | None = None
         self.rate: TokenBucket | None = None
         self.transport: asyncio.Transport

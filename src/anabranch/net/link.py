@@ -31,6 +31,9 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
 _TURN_BYTES = 512 << 10
+#: Seconds of a pause between payloads after which one byte is sent, so that TCP keeps its rate: less than the
+#: least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A choice.
+_WARM_S = 0.2
 #: Buffers of the frame readers. A bulk chunk's beginning is copied once if it is read together with its
 #: header.
 _BULK_SCRATCH_BYTES = 8 << 10
@@ -115,6 +118,7 @@ class Link:
         self._control_scheduled = False
         self._queue = ChunkQueue(limits.chunk_bytes)
         self._bulk_scheduled = False
+        self._warming: asyncio.TimerHandle | None = None
         self.control.attach(self._write_control, self._lane_lost)
         self.bulk.attach(self._write_bulk, self._lane_lost)
 
@@ -275,6 +279,22 @@ class Link:
                 up.pause_s(size_bytes, self._loop.time())
             if queue and lane.writable:
                 self._schedule_bulk()
+            self._plan_warming()
+
+    def _plan_warming(self) -> None:
+        """Keep the rate of the bulk connection in the pause that may begin now (`_warm`)."""
+        if self._warming is not None:
+            self._warming.cancel()
+        self._warming = self._loop.call_later(_WARM_S, self._warm) if self.bulk.forgets_rate else None
+
+    def _warm(self) -> None:
+        """Send a byte of the next payload's first frame, if nothing else was sent for _WARM_S. There are five
+        such bytes, so longer pauses than a second are not bridged."""
+        if self._queue or not self.bulk.writable or self.closed_reason is not None:
+            return
+        if early := self._queue.early_byte():
+            self.bulk.write((early,))
+            self._plan_warming()
 
     def _received(self, lane: Lane, received: Sequence[Parsed]) -> None:
         on_message = self._on_message
@@ -307,6 +327,8 @@ class Link:
         if self._reservation is not None:
             self._reservation.release_all()
         self._queue.clear()
+        if self._warming is not None:
+            self._warming.cancel()
         self._control_pieces.clear()
         self._control_bytes = 0
         if self._on_closed is not None:

@@ -22,7 +22,13 @@ from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.diagnostics import doctor
 from anabranch.node.diagnostics import reachability as reach
 from anabranch.node.diagnostics.doctor import examine, speeds
-from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, LinkTestServer
+from anabranch.node.diagnostics.link_test import (
+    Greeting,
+    LinkTestClient,
+    LinkTestError,
+    LinkTestServer,
+    listening,
+)
 from support.local_swarms import small_run
 
 
@@ -115,6 +121,17 @@ def test_whether_others_can_dial_is_judged_by_the_addresses(
     assert doctor._reachability(host).verdict == verdict
 
 
+def test_a_machine_with_ipv6_alone_has_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_address(host: str, port: int) -> str:
+        if ":" not in host:
+            raise OSError("no network")
+        return "2a00:1450::7"
+
+    monkeypatch.setattr(doctor, "own_address", own_address)
+    assert doctor._reachability("::").verdict == "green"
+    assert doctor._reachability("0.0.0.0").verdict == "red"
+
+
 def test_little_room_is_doubtful_and_none_is_too_little() -> None:
     for found, verdict in ((1 << 40, "green"), (2 << 30, "yellow"), (1 << 20, "red")):
         check = doctor._amount("disk", found, doctor.DISK_BYTES, "free", "make room")
@@ -124,20 +141,39 @@ def test_little_room_is_doubtful_and_none_is_too_little() -> None:
 @pytest.fixture
 def answering() -> Iterator[str]:
     """HOST:PORT/CODE of a machine that answers."""
+    with answers("127.0.0.1") as port:
+        yield f"127.0.0.1:{port}/c0de"
+
+
+@contextlib.contextmanager
+def answers(host: str) -> Iterator[int]:
+    """While this is entered, a machine answers at a port of `host` whoever knows the code."""
     started: queue.Queue[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
         machine, over = LinkTestServer("c0de"), asyncio.Event()
-        started.put((await machine.start("127.0.0.1", 0), asyncio.get_running_loop(), over))
+        started.put((await machine.start(host, 0), asyncio.get_running_loop(), over))
         await over.wait()
         await machine.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     port, loop, over = started.get(timeout=20)
-    yield f"127.0.0.1:{port}/c0de"
-    loop.call_soon_threadsafe(over.set)
-    thread.join()
+    try:
+        yield port
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket of both IP versions")
+def test_a_machine_answers_over_both_ip_versions() -> None:
+    """It names IPv4 addresses as they are, not as mapped into IPv6, and dials them back."""
+    with answers("::") as port, listening("::", 0) as server:
+        for host in ("127.0.0.1", "::1"):
+            far = LinkTestClient(host, port, "c0de")
+            assert far.hello().host == host
+            assert far.dials_back(server.getsockname()[1])
 
 
 def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(

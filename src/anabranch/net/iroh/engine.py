@@ -104,7 +104,7 @@ class IrohEngine:
         dial = next(self._numbers)
         met: asyncio.Future[socket.socket]
         met = self._dials[dial] = asyncio.get_running_loop().create_future()
-        addresses = [f"{address.host}:{address.port}"] if address.kind == "udp" else []
+        addresses = [address.where] if address.kind == "udp" else []
         command = {"dial": dial, "peer": peer, "relay": address.relay_url, "addresses": addresses}
         try:
             process.stdin.write(line(command))

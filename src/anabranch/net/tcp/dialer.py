@@ -244,6 +244,5 @@ def _abort(lane: Lane) -> None:
 def _named(address: Address) -> str:
     """An address in a sentence."""
     if address.kind:
-        return f"iroh, {address.relay_url or f'UDP {address.host}:{address.port}'}"
-    where = f"{address.host}:{address.port}"
-    return f"{carried_name(address.carrier)} at {where}" if address.carrier else where
+        return f"iroh, {address.relay_url or f'UDP {address.where}'}"
+    return f"{carried_name(address.carrier)} at {address.where}" if address.carrier else address.where

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.addresses import block_of
+from anabranch.addresses import block_of, plain_host
 from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.circuit import Carrier, Opener
@@ -125,7 +125,7 @@ class Listener:
             except OSError:
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            self._take(connection, _Caller(address[0]))
+            self._take(connection, _Caller(plain_host(address[0])))
 
     def _take(self, connection: socket.socket, caller: _Caller) -> None:
         """Begin the handshake on a connection of another peer; close the connection if no more can begin now

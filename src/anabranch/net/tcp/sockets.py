@@ -7,11 +7,15 @@ import contextlib
 import errno
 import socket
 
+from anabranch.addresses import on_loopback, plain_host
 from anabranch.net.errors import ListenError, PortInUseError
 from anabranch.net.lane import Lane
 
 #: Connections that the kernel queues while the event loop is busy; a plain choice above any swarm's burst.
 _BACKLOG = 256
+#: TCP congestion control that connections ask for. BBR keeps its rate on lossy long-distance paths, where
+#: loss-based algorithms halve theirs.
+CONGESTION = "bbr"
 #: Remedy where BBR is missing, for a sentence.
 BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
 
@@ -40,6 +44,9 @@ async def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with contextlib.suppress(OSError):  # OpenBSD cannot
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # `::` is also 0.0.0.0
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -54,17 +61,19 @@ async def bind(host: str, port: int) -> socket.socket:
 def host_of(lane: Lane) -> str:
     """Address of the other end; "" if the connection is gone."""
     found = lane.transport.get_extra_info("peername")
-    return str(found[0]) if found else ""
+    return plain_host(str(found[0])) if found else ""
 
 
 def tune(lane: Lane) -> None:
     """Set options of a connected socket: no delay of small packets, and BBR congestion control if
-    available."""
+    available. Sets `forgets_rate` of the lane."""
     connection = lane.transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_CONGESTION") and not host_of(lane).startswith(("127.", "::1")):
-        # BBR keeps its rate on lossy long-distance paths, where loss-based algorithms halve theirs. Within
-        # one machine its pacing only costs time.
+    if on_loopback(host_of(lane)):
+        return  # within one machine BBR's pacing only costs time
+    lane.forgets_rate = True
+    if hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
+            lane.forgets_rate = CONGESTION != "bbr"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import shutil
@@ -147,7 +148,7 @@ def _congestion_control() -> CheckResult:
     name = "TCP congestion control"
     if not bbr_missing():
         return CheckResult(name, GREEN, "BBR")
-    return CheckResult(name, YELLOW, "without BBR, long lossy paths are slow", BBR_REMEDY)
+    return CheckResult(name, YELLOW, "without BBR, long links are slow after pauses and losses", BBR_REMEDY)
 
 
 def _listening(host: str, port: int) -> CheckResult:
@@ -180,15 +181,24 @@ def _reachability(host: str) -> CheckResult:
             f"{host} is loopback: others reach this machine through a carrier; it dials them directly",
             repair,
         )
-    try:
-        own = own_address("192.0.2.1", 9) if listens.is_unspecified else str(listens)
-    except OSError:
+    own = _own_addresses(listens.version) if listens.is_unspecified else [listens]
+    if not own:
         return CheckResult("reachability", RED, "there is no network", "connect this machine to a network")
-    if ipaddress.ip_address(own).is_global:
+    if any(address.is_global for address in own):
         return CheckResult("reachability", GREEN, "this machine has a public address")
     repair = "forward a port of the router to this machine and name it: --advertise your.host:port"
     found = "behind a router (private address): others reach this machine through a carrier"
     return CheckResult("reachability", YELLOW, found, repair)
+
+
+def _own_addresses(version: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Addresses of this machine on packets to others: the IPv4 one, and with version 6 also the IPv6 one.
+    Empty without a network."""
+    found = []
+    for far in ("192.0.2.1", "2001:db8::1")[: 2 if version == 6 else 1]:
+        with contextlib.suppress(OSError):
+            found.append(ipaddress.ip_address(own_address(far, 9)))
+    return found
 
 
 def _peer(address: str) -> CheckResult:

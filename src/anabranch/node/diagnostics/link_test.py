@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.addresses import plain_host
+
 #: Most bytes and seconds of a bandwidth test, and bytes of one block of it.
 MAX_BYTES, MAX_S, BLOCK_BYTES = 16 << 20, 2.0, 1 << 16
 #: Seconds to wait for an answer, and for a connection that is dialled back.
@@ -30,6 +32,13 @@ class LinkTestError(Exception):
     """Raised when a link test failed; the message is a sentence for the user."""
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """Socket that listens at host:port (0: any free port); at :: also over IPv4. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+
+
 class LinkTestServer:
     """Answers link tests of machines that know `code`."""
 
@@ -40,7 +49,8 @@ class LinkTestServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen for link tests at host:port (0: any free port); returns the port. Raises OSError."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=BLOCK_BYTES)
+        found = listening(host, port)
+        self._server = await asyncio.start_server(self._accept, sock=found, limit=BLOCK_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -76,6 +86,7 @@ class LinkTestServer:
         if len(words) < 2 or not hmac.compare_digest(words[0], self._code):
             return
         host, port = writer.get_extra_info("peername")[:2]
+        host = plain_host(host)
         answer: dict[str, Any] = {}
         match words[1:]:
             case ["hello"]:

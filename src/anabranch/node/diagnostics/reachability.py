@@ -7,8 +7,9 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterator
 
+from anabranch.addresses import host_port
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
-from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError
+from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, listening
 
 #: Round trip (s) from which a link is yellow.
 SLOW_S = 0.3
@@ -49,7 +50,7 @@ def remote_checks(
 
 
 def _link(far: LinkTestClient, seen: Greeting) -> Iterator[CheckResult]:
-    name = f"peer {far.host}:{far.port}"
+    name = f"peer {host_port(far.host, far.port)}"
     slow = seen.trip_s >= SLOW_S
     far_away = "it is far away, or the link is bad" if slow else ""
     yield CheckResult(name, YELLOW if slow else GREEN, f"answers after {1000 * seen.trip_s:.0f} ms", far_away)
@@ -107,8 +108,7 @@ def _dialled_back(far: LinkTestClient, listens: str, port: int) -> CheckResult:
             repair = "to be dialled by others: --host 0.0.0.0"
             return CheckResult(name, YELLOW, "not tested: --host listens on loopback only", repair)
     try:
-        family = socket.AF_INET6 if ":" in listens else socket.AF_INET
-        with socket.create_server((listens, port), family=family) as server:
+        with listening(listens, port) as server:
             reached = far.dials_back(server.getsockname()[1])
     except (OSError, LinkTestError) as error:
         return CheckResult(name, YELLOW, f"not tested: {error}", "choose a free --port")

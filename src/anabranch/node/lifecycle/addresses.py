@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from anabranch.addresses import Address, on_loopback, parse_addresses
+from anabranch.addresses import Address, host_port, on_loopback, parse_addresses
 from anabranch.checkpoint.directory import write_atomically
 from anabranch.config import NetworkSection
 from anabranch.errors import UserError
@@ -58,13 +58,13 @@ def remember_port(folder: Path, port: int) -> None:
 def reachable_address(host: str, port: int, leader_host: str) -> str:
     """Address (host:port) at which other peers can dial a peer that listens there; "" for a loopback address
     if the leader is on another machine."""
-    return "" if on_loopback(host) and not on_loopback(leader_host) else f"{host}:{port}"
+    return "" if on_loopback(host) and not on_loopback(leader_host) else host_port(host, port)
 
 
 def advertised(network: NetworkSection, port: int) -> str:
     """Addresses at which peers dial a data node that listens on `port`, in order of preference; the iroh
     relay is the last, if it is used."""
-    own = network.advertise or f"{network.host}:{port}"
+    own = network.advertise or host_port(network.host, port)
     return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
 
 
@@ -94,7 +94,7 @@ async def started_engine(
         )
         return None
     udp = [one for one in parse_addresses(advertise) if one.kind == "udp"]
-    bind, external = f"0.0.0.0:{udp[0].port if udp else 0}", [f"{one.host}:{one.port}" for one in udp]
+    bind, external = f"0.0.0.0:{udp[0].port if udp else 0}", [one.where for one in udp]
     engine = IrohEngine(identity, [relay.relay_url], bind, external)
     try:
         await engine.start()

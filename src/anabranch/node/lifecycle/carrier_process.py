@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from anabranch.addresses import host_port
 from anabranch.errors import UserError
 from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
@@ -72,10 +73,10 @@ class CarrierProcess:
             host, port = await transport.listen(options.host, options.port)
         except ListenError as error:
             raise UserError(f"{error}; choose another with --port") from None
-        address = options.advertise or f"{options.host}:{port}"
+        address = options.advertise or host_port(options.host, port)
         leader, seed = options.ticket.first_peer, int(identity.peer_id[:8], 16)
         self._client = CarrierClient(leader.peer_id, options.ticket.first_addresses, address, seed)
-        self._say(f"carrier {address}/{identity.peer_id} listens at {host}:{port}")
+        self._say(f"carrier {address}/{identity.peer_id} listens at {host_port(host, port)}")
         report = self._loop.call_later(REPORT_S, self._report)
         try:
             with stop_on_signals(self, lambda: self._say("ending")):

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
-from anabranch.hours import Hours
+from anabranch.hours import Hours, WhenIdle
 from anabranch.net.connection_limits import CarryLimits, Limits, LineCaps
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
@@ -77,7 +77,7 @@ class JoinOptions:
     once: bool = False
     grace_s: float = STOP_S
     listens: bool = True
-    hours: Hours | None = None
+    hours: Hours | WhenIdle | None = None
     carry: CarryLimits = field(default_factory=CarryLimits)
     transport: str = "auto"
     caps: LineCaps = field(default_factory=LineCaps)
@@ -142,6 +142,7 @@ class Volunteer:
         self._admitted_at = math.inf
         self._left = asyncio.Event()
         self._hours_over = False
+        self._hours_end: asyncio.TimerHandle | None = None
         self._why_left = ""
         self._ended = options.home / "ended"
         """File with the sentence on how the run ended, once it did."""
@@ -206,16 +207,25 @@ class Volunteer:
     async def _hours_begin(self) -> None:
         """Wait for the hours at which this machine is lent; returns at once within them, or once the user
         leaves."""
-        self._hours_over, hours = False, self._options.hours
+        self._hours_over, hours, said = False, self._options.hours, False
         while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
-            self._say(f"this machine is lent at {hours}; waiting until then (Ctrl+C ends)")
+            if not said:
+                when = hours if isinstance(hours, WhenIdle) else f"at {hours}"
+                self._say(f"this machine is lent {when}; waiting until then (Ctrl+C ends)")
+                said = True
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
 
-    def _end_hours(self, live: LivePeer) -> None:
-        """Leave the run until this machine's hours begin again: other peers take over its work."""
+    def _watch_hours(self, hours: Hours | WhenIdle, live: LivePeer) -> None:
+        """Leave the run if this machine's hours are over, until they begin again: other peers take over its
+        work. Otherwise look again when they may be."""
+        if hours.open(now := datetime.now()):
+            next_s = hours.changes_in_s(now)
+            self._hours_end = asyncio.get_running_loop().call_later(next_s, self._watch_hours, hours, live)
+            return
         self._hours_over = True
-        live.stop("the hours of this machine are over")
+        idle = isinstance(hours, WhenIdle)
+        live.stop("this machine is in use again" if idle else "the hours of this machine are over")
 
     async def _take_next_part(self) -> Outcome:
         if self._left.is_set():
@@ -244,23 +254,20 @@ class Volunteer:
         address = options.ticket.first_addresses
         if not self._reached:
             if bbr_missing() and not on_loopback(leader.host):
-                self._say(f"this kernel's TCP has no BBR, so long lossy paths are slow; {BBR_REMEDY}")
+                self._say(f"this kernel's TCP has no BBR, so long links are slow after pauses and losses; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
             if not self._address():
                 self._say("this machine has no address for others: it dials them, or meets them at a carrier")
         self._live = live
-        if (hours := options.hours) is not None:
-            left_s = hours.changes_in_s(datetime.now())
-            ending = asyncio.get_running_loop().call_later(left_s, self._end_hours, live)
-        else:
-            ending = None
+        if options.hours is not None:
+            self._watch_hours(options.hours, live)
         if self._left.is_set():
             live.stop(self._why_left)
         try:
             return await live.run((leader.peer_id, address))
         finally:
-            if ending is not None:
-                ending.cancel()
+            if self._hours_end is not None:
+                self._hours_end.cancel()
             self._live, self._reached = None, dial.reached
             if dial.reached:
                 self._ended.unlink(missing_ok=True)

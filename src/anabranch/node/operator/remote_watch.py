@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.addresses import host_port
 from anabranch.errors import UserError
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity, next_incarnation
@@ -96,7 +97,7 @@ class RemoteWatch:
                     self._end(f"the run's data node refuses this machine: {refusal}")
                 elif not self._outage_reported:
                     self._outage_reported = True
-                    where = f"{self._founder.host}:{self._founder.port}"
+                    where = host_port(self._founder.host, self._founder.port)
                     self._say(f"no connection to the run's data node at {where}: {reason}; retrying")
 
     def _end(self, reason: str) -> None:
