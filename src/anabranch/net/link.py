@@ -30,7 +30,7 @@ from anabranch.net.resource_manager import Reservation
 from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
-_TURN_BYTES = 512 << 10
+_TURN_BYTES = 256 << 10
 #: Buffers of the frame readers. A bulk chunk's beginning is copied once if it is read together with its
 #: header.
 _BULK_SCRATCH_BYTES = 8 << 10
