@@ -12,7 +12,7 @@ from anabranch.sim.cluster.device_model import Machine, known_devices
 from anabranch.sim.cluster.scenario import Regions, Scenario, fleet_of
 from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.planning.estimate import estimate
-from anabranch.sim.planning.search import Plan, Progress, simulated
+from anabranch.sim.planning.search import DELAYED, Plan, Progress, simulated
 from anabranch.train.model.sizes import named_size
 
 #: Codecs that are weighed, those that round less first. int4 and fp16 cuts are left to whoever measures their
@@ -58,12 +58,13 @@ def _weigh(plan: Plan, scenario: Scenario, regions: Regions, iterations: int, pr
     each = replace(each, estimated=estimate(fleet_of(scenario, regions, 0)))
     if not iterations:
         return each
-    committed = partial(_told, progress, f"weighing codecs: {named(scenario)}", iterations)
+    whole = iterations + DELAYED * scenario.run.delay
+    committed = partial(_told, progress, f"weighing codecs: {named(scenario)}", whole)
     return simulated(each, regions, iterations, 0, committed)
 
 
 def _told(progress: Progress, activity: str, iterations: int, t: int) -> None:
-    progress(activity, min(t, iterations), iterations)
+    progress(activity, t, iterations)
 
 
 def _fits(scenario: Scenario) -> bool:
