@@ -1,6 +1,6 @@
 """Iteration time of a small real swarm in the emulated ten regions, beside that of the simulator.
 
-    python -m benchmarks.simulation.simulated_against_real [--repetitions 3] [--steps 26] [--warm-up 14]
+    python -m benchmarks.simulation.simulated_against_real [--thin] [--repetitions 3] [--steps 26]
 
 Needs Linux, root and /dev/net/tun (network namespaces), and a machine that does nothing else: with the
 defaults about twelve minutes. One scenario calibrates: seconds of each task per block of the model come from
@@ -9,6 +9,14 @@ its timings (its first run's), and one number, the round trips that a connection
 as long as the real one. Three others are judged by these figures and the network's profile alone: a longer
 pipeline, more replicas elsewhere, and one whose relay is killed. A repetition whose iterations spread by more
 than a tenth of their mean (standard deviation, before and after the crash apart) is thrown out and counted.
+Real runs are kept in build/sim-vs-real and taken from there: a benchmark that was stopped goes on, and a
+changed simulator is judged by the same runs.
+
+With --thin all lines have a hundredth of the rates (3 to 12 Mbit/s). The calibrated swarm is judged with int8
+cuts and with two iterations in flight there, and the number is the share of the rates that payloads get. On
+quick lines two iterations in flight would need more than all of two cores, and every simulated machine has
+its own. Begin with `--thin --steps 16 --warm-up 6`: these iterations take five times as long.
+
 Batches are large enough that every replica is worth a part of them: with six microbatches all go one way, and
 which, of two about as long, is a matter of chance.
 
@@ -29,11 +37,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from anabranch.cli.support.recorded_scenario import record
 from anabranch.config import RunConfig, with_changes
 from anabranch.net.wan.emulated_network import available
 from anabranch.net.wan.places import emulated, regions_of
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import Link, Profile, wan10
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.local_swarm.local_swarm import LocalSwarm, processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
@@ -42,6 +52,7 @@ from anabranch.sim.cluster.churn_trace import LEAVE, Change, Trace, render_trace
 from anabranch.sim.cluster.machine_spec import MachinePart
 from anabranch.sim.cluster.scenario import Scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
+from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.experiment.run import simulate
 from benchmarks import harness
 from benchmarks.harness import Goal, table
@@ -54,7 +65,12 @@ SIZE, ROWS, SEQUENCE = "llama-tiny", 2, 128
 VICTIM, AFTER, SHARE = "relay-2.1", 2, 0.5
 #: Round trips for a burst that are tried, and how often the interval is halved.
 TRIPS, HALVED = (0.05, 1.0), 9
+#: Shares of the lines' rates that are tried on thin lines, and the pacing there: the one that was calibrated
+#: on quick lines (docs/results/sim-vs-real.md).
+CARRIED, THIN_TRIPS = (0.4, 1.0), 0.66
 PATIENCE_S = 300.0
+#: Real runs that were made.
+FOLDER = harness.CACHE / "sim-vs-real"
 SEEDS = 3
 
 
@@ -64,13 +80,30 @@ class Setting:
     relays: tuple[int, ...]
     microbatches: int
     crash: bool = False
+    codec: str = "none"
+    delay: int = 0
+    rates: float = 1.0
+
+    def profile(self, carried: float = 1.0) -> Profile:
+        """Network: the ten regions, with `rates` times the rates, of which payloads get a share."""
+        whole, share = wan10(), self.rates * carried
+        links = {pair: Link(link.delay_s, share * link.rate_bps) for pair, link in whole.links.items()}
+        inside = Link(whole.same_region.delay_s, share * whole.same_region.rate_bps)
+        return Profile(whole.source, whole.regions, inside, links)
 
 
 CALIBRATION = Setting("two stages of two", (2, 2), 24)
+#: Factor on the rates of the thin lines.
+THINNER = 1 / 100
 JUDGED = (
     Setting("three stages, 2 1 2", (2, 1, 2), 24),
     Setting("two stages of three", (3, 3), 36),
     Setting("two stages of two, a relay killed", (2, 2), 24, crash=True),
+)
+THIN = (
+    Setting("thin lines", (2, 2), 24, rates=THINNER),
+    Setting("thin lines, int8 cuts", (2, 2), 24, codec="int8", rates=THINNER),
+    Setting("thin lines, delay 1", (2, 2), 24, delay=1, rates=THINNER),
 )
 
 
@@ -82,6 +115,7 @@ def run_of(setting: Setting, steps: int, texts: Path) -> RunConfig:
         "pipeline.stages": len(setting.relays), "fleet.data_nodes": 1,
         "fleet.relays_per_stage": list(setting.relays), "fleet.minimum": min(setting.relays),
         "evaluation.every": 0, "checkpoint.every": 1000, "compute.device": "cpu",
+        "wire.activations": setting.codec, "wire.gradients": setting.codec, "iteration.delay": setting.delay,
     })  # fmt: skip
 
 
@@ -99,7 +133,7 @@ def real(
         for number in range(40):
             (texts / f"{number}.txt").write_text(f"text {number}: the quick brown fox\n" * 400)
         run = run_of(setting, steps, texts)
-        with emulated(list(processes_of(run)), wan10()) as places:
+        with emulated(list(processes_of(run)), setting.profile()) as places:
             directory = create_run(run, Path(folder) / "run")
             swarm = LocalSwarm(directory, run, supervisor, places=places)
             try:
@@ -135,11 +169,13 @@ def _watched(swarm: LocalSwarm, setting: Setting, warm_up: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """data: the data node. block: a relay with one block. burst_trips: of the network."""
+    """data: the data node. block: a relay with one block. burst_trips: of the network. carried: share of the
+    lines' rates that payloads get."""
 
     data: MachinePart
     block: MachinePart
     burst_trips: float = 0.0
+    carried: float = 1.0
 
 
 def measured(run_dir: Path) -> Calibrated:
@@ -161,7 +197,8 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
     model = ModelPart(SIZE, len(setting.relays), ROWS, SEQUENCE, setting.microbatches)
     scenario = Scenario(
         setting.name, model, FleetPart(), (), NetworkPart(burst_trips=known.burst_trips),
-        ChurnPart(spare_last=False), run=RunPart(steps, warm_up),
+        ChurnPart(spare_last=False), wire=WirePart(setting.codec, setting.codec),
+        run=RunPart(steps, warm_up, delay=setting.delay),
     )  # fmt: skip
     machines = []
     for name, stage in names.items():
@@ -175,39 +212,48 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
 
 def predicted(setting: Setting, known: Calibrated, steps: int, warm_up: int, seeds: int = SEEDS) -> float:
     """Mean seconds of a counted iteration over the seeds."""
-    scenario = scenario_of(setting, known, steps, warm_up)
+    scenario, profile = scenario_of(setting, known, steps, warm_up), setting.profile(known.carried)
     found = []
     for seed in range(seeds):
         if not setting.crash:
-            found.append(_mean(scenario, seed, warm_up))
+            found.append(_mean(scenario, profile, seed, warm_up))
             continue
-        calm = simulate(scenario, wan10(), "auction", seed).rows
+        calm = simulate(scenario, profile, "auction", seed).rows
         before = [row.seconds for row in calm[: warm_up + AFTER]]
         at_s = sum(before) + SHARE * statistics.mean(before[warm_up:])
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "churn.json"
             path.write_text(render_trace(Trace("one crash", (Change(at_s, VICTIM, LEAVE),))), "utf-8")
             struck = replace(scenario, churn=replace(scenario.churn, trace=str(path)))
-            found.append(_mean(struck, seed, warm_up))
+            found.append(_mean(struck, profile, seed, warm_up))
     return statistics.mean(found)
 
 
-def _mean(scenario: Scenario, seed: int, warm_up: int) -> float:
-    outcome = simulate(scenario, wan10(), "auction", seed)
+def _mean(scenario: Scenario, profile: Profile, seed: int, warm_up: int) -> float:
+    outcome = simulate(scenario, profile, "auction", seed)
     if outcome.failure:
         raise SystemExit(f"{scenario.name}, seed {seed}: {outcome.failure}")
     return statistics.mean(row.seconds for row in outcome.rows[warm_up:])
 
 
-def calibrate(known: Calibrated, iteration_s: float, steps: int, warm_up: int) -> Calibrated:
-    """The pacing with which the calibration's simulated iteration takes so long; the interval is halved on a
-    logarithmic scale."""
-    low, high = TRIPS
+def calibrate(
+    setting: Setting, known: Calibrated, iteration_s: float, steps: int, warm_up: int
+) -> Calibrated:
+    """The figures with which the setting's simulated iteration takes so long: the pacing, or on thin lines,
+    where it matters little, the share that is carried. The interval is halved on a logarithmic scale."""
+    thin = setting.rates < 1.0
+    low, high = CARRIED if thin else TRIPS
+
+    def with_figure(value: float) -> Calibrated:
+        if thin:
+            return replace(known, burst_trips=THIN_TRIPS, carried=value)
+        return replace(known, burst_trips=value)
+
     for _ in range(HALVED):
         middle = (low * high) ** 0.5
-        slower = predicted(CALIBRATION, replace(known, burst_trips=middle), steps, warm_up, 1) > iteration_s
-        low, high = (low, middle) if slower else (middle, high)
-    return replace(known, burst_trips=(low * high) ** 0.5)
+        slower = predicted(setting, with_figure(middle), steps, warm_up, 1) > iteration_s
+        low, high = (middle, high) if slower == thin else (low, middle)
+    return with_figure((low * high) ** 0.5)
 
 
 # --- side by side -------------------------------------------------------------------------------------
@@ -222,49 +268,66 @@ def spread(took: Sequence[float], setting: Setting) -> float:
     return float((squares / (count - len(phases))) ** 0.5 / (sum(map(sum, phases)) / count))
 
 
+@dataclass(frozen=True)
+class Repetition:
+    """Real run of a setting. took: seconds of each iteration. known: figures of its machines."""
+
+    took: list[float]
+    known: Calibrated
+
+
+def repetitions(setting: Setting, options: argparse.Namespace, supervisor: Supervisor) -> list[Repetition]:
+    """Real runs of a setting: those that are kept in FOLDER, and new ones until there are enough."""
+    path = FOLDER / f"{setting.name.replace(' ', '-').replace(',', '')}-{options.steps}.json"
+    found = msgspec.json.decode(path.read_bytes(), type=list[Repetition]) if path.is_file() else []
+    while len(found) < options.repetitions:
+        with real(setting, options.steps, options.warm_up, supervisor) as (took, run_dir):
+            found.append(Repetition(took, measured(run_dir)))
+        harness.write_whole(path, msgspec.json.encode(found))
+        counted = took[options.warm_up :]
+        mean_s, percent = statistics.mean(counted), 100 * spread(counted, setting)
+        print(f"{setting.name}: {mean_s:.3f} s, spread {percent:.1f} %", flush=True)
+    return found[: options.repetitions]
+
+
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--repetitions", type=int, default=3, help="of each scenario")
     parser.add_argument("--steps", type=int, default=26, help="iterations of each repetition")
     parser.add_argument("--warm-up", type=int, default=14, help="of them, not counted")
-    parser.add_argument("--judged", type=int, default=len(JUDGED), help="scenarios besides the calibration")
+    parser.add_argument("--judged", type=int, default=3, help="scenarios besides the calibration")
+    parser.add_argument("--thin", action="store_true", help="judge int8 cuts and two iterations in flight")
     options = parser.parse_args()
+    calibration, *judged = THIN if options.thin else (CALIBRATION, *JUDGED)
     reason = available()
     if reason is not None:
         raise SystemExit(reason)
-    begun, steps, warm_up = time.monotonic(), options.steps, options.warm_up
+    steps, warm_up = options.steps, options.warm_up
     rows: list[list[str]] = []
     errors: list[float] = []
     known: Calibrated | None = None
     with Supervisor(threads=1) as supervisor:
-        for setting in (CALIBRATION, *JUDGED[: options.judged]):
-            means, thrown, spreads = [], 0, []
-            for _ in range(options.repetitions):
-                with real(setting, steps, warm_up, supervisor) as (took, path):
-                    counted = took[warm_up:]
-                    spreads.append(spread(counted, setting))
-                    if spreads[-1] > SPREAD:
-                        thrown += 1
-                        continue
-                    means.append(statistics.mean(counted))
-                    if known is None:
-                        known = measured(path)
-                print(f"{setting.name}: {means[-1]:.3f} s, spread {100 * spreads[-1]:.1f} %", flush=True)
+        for setting in (calibration, *judged[: options.judged]):
+            runs = repetitions(setting, options, supervisor)
+            spreads = [spread(run.took[warm_up:], setting) for run in runs]
+            kept = [run for run, each in zip(runs, spreads, strict=True) if each <= SPREAD]
+            means = [statistics.mean(run.took[warm_up:]) for run in kept]
             if known is None:
-                raise SystemExit("every repetition of the calibration was thrown out: is the machine quiet?")
-            if setting is CALIBRATION:
-                known = calibrate(known, statistics.mean(means), steps, warm_up)
+                if not kept:
+                    raise SystemExit(f"every calibration was thrown out: is the machine quiet? ({FOLDER})")
+                known = calibrate(setting, kept[0].known, statistics.mean(means), steps, warm_up)
             simulated_s = predicted(setting, known, steps, warm_up)
-            rows.append(_row(setting, simulated_s, means, thrown, spreads))
+            rows.append(_row(setting, simulated_s, means, len(runs) - len(kept), spreads))
             error = simulated_s / statistics.mean(means) - 1.0 if means else math.inf
-            if setting is CALIBRATION and abs(error) > CALIBRATED:
-                raise SystemExit(f"no pacing from {TRIPS[0]} to {TRIPS[1]} fits: off by {100 * error:.1f} %")
-            if setting is not CALIBRATION and len(means) >= min(KEPT, options.repetitions):
+            if setting is calibration and abs(error) > CALIBRATED:
+                raise SystemExit(f"no pacing {TRIPS} or share {CARRIED} fits: off by {100 * error:.1f} %")
+            if setting is not calibration and len(means) >= min(KEPT, options.repetitions):
                 errors.append(error)
     assert known is not None
-    body = report(rows, known, options, time.monotonic() - begun)
-    title = "Simulator against real swarms"
-    harness.write("sim-vs-real", title, body, goals=[goal_of(errors)], dry=options.dry)
+    body = report(rows, known, options)
+    title = "Simulator against real swarms" + (" with thin lines" if options.thin else "")
+    name = "sim-vs-real-thin" if options.thin else "sim-vs-real"
+    harness.write(name, title, body, goals=[goal_of(errors, len(judged))], dry=options.dry)
     return 0
 
 
@@ -279,25 +342,26 @@ def _row(
     return [*kept, f"{real_s:.3f} ({range_s})", f"{simulated_s:.3f}", f"{simulated_s / real_s:.3f}"]
 
 
-def goal_of(errors: Sequence[float]) -> Goal:
+def goal_of(errors: Sequence[float], of: int) -> Goal:
     worst = max((abs(error) for error in errors), default=None)
     value, held = "nothing was judged", None
     if worst is not None:
-        value = f"{100 * worst:.1f} % at worst, {len(errors)} of {len(JUDGED)} judged"
-        held = worst <= GOAL and len(errors) == len(JUDGED)
+        value = f"{100 * worst:.1f} % at worst, {len(errors)} of {of} judged"
+        held = worst <= GOAL and len(errors) == of
     what = "predicted over measured iteration time, deviation"
     return harness.goal(what, f"within {100 * GOAL:.0f} %", value, held)
 
 
-def report(rows: list[list[str]], known: Calibrated, options: argparse.Namespace, took_s: float) -> str:
+def report(rows: list[list[str]], known: Calibrated, options: argparse.Namespace) -> str:
     head = ["scenario", "kept", "thrown out", "spread %", "measured s", "predicted s", "predicted/measured"]
     return "\n".join(
         [
             f"Seconds per iteration of a real swarm under the emulated ten regions (`{SIZE}`, {ROWS}×"
             f"{SEQUENCE} tokens a microbatch, one data node) and in the simulator; {options.steps} "
-            f"iterations, the first {options.warm_up} not counted; {took_s / 60:.0f} minutes. The first "
-            f"scenario calibrates: seconds per block and {known.burst_trips:.2f} round trips that a "
-            "connection takes for a burst (`network.burst_trips`); the others are judged.",
+            f"iterations, the first {options.warm_up} not counted. The first scenario "
+            f"calibrates: seconds per block, {known.burst_trips:.2f} round trips that a "
+            "connection takes for a burst (`network.burst_trips`), and the share of the lines' rates that "
+            f"payloads get, {known.carried:.2f}; the others are judged.",
             "",
             table(head, rows),
         ]

@@ -153,6 +153,24 @@ def test_init_writes_codecs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "subspace", "codec"),
+    [
+        (["--wire", "subspace"], 16, "none"),  # an eighth of llama-tiny's width
+        (["--wire", "subspace", "--subspace", "24"], 24, "none"),
+        (["--wire", "int8", "--subspace", "16"], 16, "int8"),
+    ],
+)
+def test_init_makes_a_subspace_model(
+    tmp_path: Path, arguments: list[str], subspace: int, codec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    assert main(["init", str(path), *arguments]) == 0
+    run = load_run_file(path)
+    assert (run.model.subspace, run.wire.activations, run.wire.gradients) == (subspace, codec, codec)
+    assert f"model.subspace = {subspace}: " in capsys.readouterr().out  # bytes, and what they cost
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--model", "llama-huge"], "there is no size 'llama-huge'; choose one of llama-tiny"),

@@ -6,6 +6,7 @@ examples:
   anabranch init islands.toml --preset diloco          islands that agree every 500 steps
   anabranch init thin.toml --model llama-350m --subspace 160      for lines of homes: cuts of 160 values
   anabranch init home.toml --wire int8 --sums coarse   for thin lines: a quarter of the bytes
+  anabranch init home.toml --wire subspace             cuts of an eighth of the model's width
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
@@ -54,6 +55,9 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 }
 #: Keys that --wire sets.
 _WIRE = ("wire.activations", "wire.gradients")
+#: Value of --wire that makes a subspace model, and the share of the model's width that its cuts carry unless
+#: --subspace says how much.
+_SUBSPACE, _CARRIED = "subspace", 1 / 8
 
 
 #: Endings of files -> data.source.
@@ -71,8 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, dest=key, type=kind, choices=choices, help=text, metavar=metavar)
     parser.add_argument(
         "--wire",
-        choices=CONSTRAINTS[_WIRE[0]].choices,  # type: ignore[union-attr]
-        help="codec of activations and input gradients on the line (docs/explanation/thin-lines.md)",
+        choices=(*CONSTRAINTS[_WIRE[0]].choices, _SUBSPACE),  # type: ignore[union-attr]
+        help="codec of activations and input gradients on the line (docs/explanation/thin-lines.md); or "
+        "subspace: a model whose cuts carry an eighth of its width, or --subspace values, uncoded",
     )
     parser.add_argument("--preset", choices=PRESETS, help="settings of a published system, named in the file")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
@@ -82,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     values = vars(args)
     changes: dict[str, Any] = {key: values[key] for key, _, _ in _OPTIONS.values() if values[key] is not None}
     recipe = recipe_values(changes.get("model.size", DEFAULT_SIZE), steps=changes.get("run.steps", 0))
-    if args.wire is not None:
+    if args.wire not in (None, _SUBSPACE):
         changes |= dict.fromkeys(_WIRE, args.wire)
     if "data.path" in changes:
         changes |= {"data.path": str(Path(changes["data.path"]).absolute()), "data.source": _source_of(args)}
@@ -93,6 +98,9 @@ def run(args: argparse.Namespace) -> int:
         config = with_preset(config, args.preset)
     config = with_changes(config, changes)
     model = model_config(config.model, config.data.vocab_size)
+    if args.wire == _SUBSPACE and not config.model.subspace:
+        config = with_changes(config, {"model.subspace": max(1, int(model.dim * _CARRIED))})
+        model = model_config(config.model, config.data.vocab_size)
     partition(model, config.pipeline)
     needed = boundary_bytes(config, model)
     if needed > config.fleet.boundary_budget_bytes:

@@ -14,7 +14,7 @@ from anabranch.net.resource_manager import ResourceRefused
 _HANDSHAKE_BUFFER_BYTES = 4096
 #: Size of the transport's send buffer above which the lane stops feeding it, so that an urgent message waits
 #: behind few bytes.
-_HIGH_WATER_BYTES = 512 << 10
+_HIGH_WATER_BYTES = 64 << 10
 #: Read buffer, and size of the send buffer above which reading stops, of a connection whose bytes are
 #: forwarded: with the TLS layer's own buffers a forwarded connection holds about half a MiB at most.
 _FORWARD_BYTES = 64 << 10

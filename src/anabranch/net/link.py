@@ -30,7 +30,7 @@ from anabranch.net.resource_manager import Reservation
 from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
-_TURN_BYTES = 512 << 10
+_TURN_BYTES = 256 << 10
 #: Seconds of a pause between payloads after which one byte is sent, so that TCP keeps its rate: less than the
 #: least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A choice.
 _WARM_S = 0.2

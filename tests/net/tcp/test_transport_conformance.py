@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -33,6 +35,8 @@ from support.network.net_world import (
     until,
 )
 
+#: Request of Linux for the bytes of a connection that it has not sent yet (linux/sockios.h).
+SIOCOUTQNSD = 0x894B
 #: Each peer of an iroh backend has a process of its own, so that the suite takes a minute.
 IROH = [pytest.param(each, marks=pytest.mark.soak) for each in iroh_backends()]
 
@@ -154,6 +158,30 @@ def test_lower_priority_numbers_go_first(backend: Backend) -> None:
         assert there.messages == sorted(there.messages)
 
     backend.run(scenario)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for what it has not sent")
+def test_little_is_past_being_overtaken(direct: Backend) -> None:
+    """The kernel and the transport hold less than 600 kB of a payload that are not on their way, if the other
+    side does not read: an urgent payload comes before the rest. On a line of 5 Mbit/s that is a second."""
+
+    async def scenario(world: World) -> None:
+        here, there = await world.pair()
+        there.link.bulk.pause_reading()
+        here.link.send(b"snapshot", random_blob(32 << 20), priority=7)
+        transport, sent = here.link.bulk.transport, -1
+        while sent != here.link.bulk.bytes_sent:
+            sent = here.link.bulk.bytes_sent
+            await asyncio.sleep(0.1)
+        number = transport.get_extra_info("socket").fileno()
+        (unsent,) = struct.unpack("i", fcntl.ioctl(number, SIOCOUTQNSD, bytes(4)))
+        assert here.queued_bytes > 0 and unsent + transport.get_write_buffer_size() < 600_000
+        here.link.send(b"activation", random_blob(1000), priority=0)
+        there.link.bulk.resume_reading()
+        await there.count(2)
+        assert there.messages == [b"activation", b"snapshot"]
+
+    direct.run(scenario)
 
 
 def test_what_arrives_before_start_waits_for_it(backend: Backend) -> None:

@@ -31,6 +31,16 @@ def test_stages_peers_figures_and_what_happened_are_there() -> None:
     assert "name-b is gone from stage 1 (Connection refused)" in "\n".join(lines)
 
 
+def test_bytes_of_a_token_are_of_all_peers_and_committed_steps() -> None:
+    """Two peers sent 40,960 and 4,096 bytes in a step of 64 tokens, and nothing in the next one."""
+    view = view_of(step(1))
+    assert "sent a token" not in lines_of(view, 80, 24)[0]  # nothing was measured yet
+    for peer, activations, reduce in (("a", 32_768, 8_192), ("x", 4_096, 0)):
+        view.take(log.Timing(peer=peer, t=1, stage=1, bytes_activations=activations, bytes_reduce=reduce))
+    view.take(step(2))
+    assert "  352 bytes sent a token" in lines_of(view, 80, 24)[0]
+
+
 @pytest.mark.parametrize(("width", "height"), [(60, 16), (80, 24), (200, 60)])
 def test_no_run_is_too_large_or_too_strange(width: int, height: int) -> None:
     view = view_of()

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,16 @@ from anabranch.sim.cluster.machine_spec import staged
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario, parse_scenario
 from anabranch.sim.planning.estimate import estimate, of_any_assignment
 from anabranch.sim.planning.search import Plan, improve, named_fleet, plans
-from anabranch.sim.planning.wire_choice import CANDIDATES, chosen, reasons, weighed
+from anabranch.sim.planning.wire_choice import (
+    CANDIDATES,
+    DELAYED_TOKENS,
+    ROUNDED_TOKENS,
+    chosen,
+    reasons,
+    weighed,
+)
 
+ROOT = Path(__file__).resolve().parents[3]
 FLEET = """
 [anabranch]
 version = 1
@@ -372,27 +381,87 @@ def on_lines(bps: float) -> str:
     return text
 
 
-def test_codecs_are_chosen_by_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Quick lines round nothing, thin lines at the cuts. The plan for them has one relay, whose sums nobody
-    needs: they stay exact. The run file has the keys, and says why."""
+def test_codecs_and_delay_are_chosen_by_the_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On quick lines nothing is rounded, and the delay fills the times in which one relay has nothing of few
+    microbatches. On thin lines the cuts are rounded, and the lines stay what lasts with the delay, too. Sums
+    of one relay are needed by nobody: they stay exact. The run file has the keys, and says why."""
     found = []
     for bps in (1e10, 2e7):
         out = tmp_path / "run.toml"
         fleet = fleet_file(tmp_path, on_lines(bps))
         given = ["plan", fleet, "--stages", "1", "--simulate", "1", "--iterations", "2", "--wire", "auto"]
         assert main([*given, "--out", str(out), "--force"]) == 0
-        wire = load_run_file(out).wire
-        found.append((wire.activations, wire.gradients, wire.reduce))
+        run = load_run_file(out)
+        found.append((run.wire.activations, run.wire.gradients, run.wire.reduce, run.iteration.delay))
         shown = capsys.readouterr().out
         assert shown.count("  chosen\n") == 1 and "int8 cuts, coarse sums" in shown
-        assert "# codecs: " in out.read_text("utf-8")
-    assert found == [("none", "none", "exact"), ("int8", "int8", "exact")]
+        assert "of state a relay" in shown and "subspace 16 " in shown
+        text = out.read_text("utf-8")
+        assert "# codecs: " in text and ("# delay: " in text) == bool(run.iteration.delay)
+        assert not run.model.subspace
+    assert found == [("none", "none", "exact", 1), ("int8", "int8", "exact", 0)]
 
 
 def test_coarse_sums_are_chosen_where_the_reduce_is_what_lasts(tmp_path: Path) -> None:
     scenario = named_fleet(load_scenario(fleet_file(tmp_path, on_lines(2e7)), {"model.stages": 1}), wan10())
     plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))  # all five relays
-    found = weighed(plan, wan10(), 0)
-    assert [each.scenario.wire for each in found] == list(CANDIDATES)
-    assert chosen(found) is found[2] and "coarse sums" in reasons(found, found[2])[-1]
+    found = weighed(plan, wan10(), 0)  # estimated, so without the delay
+    assert [each.scenario.wire for each in found] == [*CANDIDATES, CANDIDATES[-1]]
+    assert chosen(found) is found[2] and "coarse sums" in reasons(found, found[2])[len(found)]
     assert found[2].iteration_s < found[1].iteration_s < found[0].iteration_s
+
+
+def of_seconds(plan: Plan, seconds: float, **changes: object) -> Plan:
+    """Plan whose estimate is so many seconds; changes: keys of its scenario by "section.key"."""
+    scenario = plan.scenario
+    for dotted, value in changes.items():
+        section, key = dotted.split("__")
+        scenario = replace(scenario, **{section: replace(getattr(scenario, section), **{key: value})})
+    return replace(plan, scenario=scenario, estimated=replace(plan.estimated, iteration_s=seconds))
+
+
+def test_what_costs_tokens_has_to_save_more_than_they_take(tmp_path: Path) -> None:
+    """A delay that saves a sixth of the time is not worth 1.21 times the tokens; one that saves a third is.
+    A subspace is another model: it is proposed where it is quicker, and not chosen."""
+    scenario = named_fleet(load_scenario(fleet_file(tmp_path), {"model.stages": 1}), wan10())
+    plan = of_seconds(Plan(scenario, estimate(fleet_of(scenario, wan10(), 0))), 12.0)
+    little, much = (of_seconds(plan, seconds, run__delay=1) for seconds in (10.0, 8.0))
+    assert chosen([plan, little]) is plan and chosen([plan, much]) is much
+    assert any(line.startswith("delay: ") for line in reasons([plan, much], much))
+    slow, quick = (of_seconds(plan, seconds, model__subspace=16) for seconds in (5.0, 3.0))
+    for narrow, proposed in ((slow, False), (quick, True)):
+        assert chosen([plan, narrow]) is plan
+        told = [line for line in reasons([plan, narrow], plan) if line.startswith("subspace: ")]
+        assert bool(told) == proposed and all("model.subspace = 16" in line for line in told)
+
+
+def test_two_versions_of_the_weights_take_memory() -> None:
+    plain = load_scenario("wan10").work
+    delayed = replace(plain, delayed=True)
+    # Predicted weights (4), the second iteration's weights (4) and gradient sum (8): bytes a parameter.
+    assert delayed.step_bytes(1) - plain.step_bytes(1) == 16 * plain.parameters(1)
+
+
+def test_what_is_lost_is_what_was_measured() -> None:
+    """Losses in docs/results, as tokens: a loss between two synchronous runs is reached in between, on a line
+    over the logarithm of their tokens."""
+    kept: dict[str, Any] = {}
+    for name in ("wire-loss", "delayed-loss"):
+        text = (ROOT / "docs" / "results" / "data" / f"{name}.json").read_text("utf-8")
+        for run in json.loads(text)["data"]:
+            if run["job"]["seed"] == 1:
+                kept[run["job"]["variant"], run["job"]["steps"]] = run["curve"][-1][1]
+    doubling = kept["none", 600] - kept["synchronous", 1200]
+    rounded = 2 ** ((kept["int8", 600] - kept["none", 600]) / doubling)
+    delayed = 2 ** ((kept["delayed", 1200] - kept["synchronous", 1200]) / doubling)
+    assert round(rounded, 2) == ROUNDED_TOKENS and round(delayed, 2) == DELAYED_TOKENS
+
+
+def test_a_plan_keeps_the_delay_of_its_fleet(tmp_path: Path) -> None:
+    out = tmp_path / "run.toml"
+    fleet = fleet_file(tmp_path, f"{FLEET}delay = 1\n")
+    given = ["plan", fleet, "--stages", "2", "--simulate", "1", "--iterations", "2", "--out", str(out)]
+    assert main(given) == 0
+    assert load_run_file(out).iteration.delay == 1

@@ -16,6 +16,9 @@ _BACKLOG = 256
 #: TCP congestion control that connections ask for. BBR keeps its rate on lossy long-distance paths, where
 #: loss-based algorithms halve theirs.
 CONGESTION = "bbr"
+#: Bytes that the kernel takes beyond those that are on their way; nothing can overtake them. Without a limit
+#: it took up to 4 MB of a snapshot before an urgent activation: seconds on a thin line.
+UNSENT_BYTES = 128 << 10
 #: Remedy where BBR is missing, for a sentence.
 BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
 
@@ -70,6 +73,9 @@ def tune(lane: Lane) -> None:
     connection = lane.transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     if on_loopback(host_of(lane)):
         return  # within one machine BBR's pacing only costs time
     lane.forgets_rate = True

@@ -30,7 +30,7 @@ def screen(view: View, width: int, height: int) -> Text:
     """Screen of exactly `height` lines (at least 12) of at most `width` columns (at least 40)."""
     run = view.state.get("run", "")
     steps = view.steps.items
-    lines = [_title(run, width), _progress(run, width), _figures(view, steps), _split(steps)]
+    lines = [_title(view, width), _progress(run, width), _figures(view, steps), _split(steps)]
     for name, column, form in (("loss", "loss", ".3f"), ("tok/s", "tps", ",.0f")):
         lines.append(_spark(name, _column(steps, column), form, width))
     lines.append(Text())
@@ -44,13 +44,17 @@ def screen(view: View, width: int, height: int) -> Text:
     return Text("\n").join(lines[:height])
 
 
-def _title(run: Mapping[str, Any], width: int) -> Text:
+def _title(view: View, width: int) -> Text:
+    run, totals = view.state.get("run", ""), view.state.get("totals", "")
     name = run.get("name", "waiting for the run")
     phase = run.get("phase", "")
     line = Text.assemble((f" {name} ", "bold reverse"), f"  {run.get('model', '')}")
     style = {"training": "green", "waiting": "yellow"}.get(phase, "")
     why = f": {run['why']}" if run.get("why") else ""
-    return line.append(f"  {phase}{why}", style=style)
+    line.append(f"  {phase}{why}", style=style)
+    sent, tokens = totals.get("sent", 0), totals.get("tokens", 0)
+    # Payloads that all peers sent, for each token of the committed steps, as the page has them.
+    return line.append(f"  {sent / tokens:,.0f} bytes sent a token") if sent and tokens else line
 
 
 def _progress(run: Mapping[str, Any], width: int) -> Text:

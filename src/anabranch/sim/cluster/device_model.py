@@ -185,6 +185,12 @@ class Workload:
             return total_parameters(self.model) if stage else 0
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
 
+    def step_bytes(self, stage: int) -> int:
+        """Bytes in the memory of a stage's relay for weights, moments, gradient sums and reduced gradient; of
+        all versions that are kept."""
+        second = SECOND_BYTES * self.delayed
+        return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)
+
     @property
     def block_bytes(self) -> int:
         """Bytes on the line of one block in a reduce: sums and reduced gradient; of a whole model with its
@@ -312,9 +318,7 @@ class Machine:
         """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
         weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit."""
         work = self.work
-        second = SECOND_BYTES * work.delayed
-        state = work.parameters(stage) * (work.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)
-        left = self.device.memory_bytes - state - work.fixed_bytes
+        left = self.device.memory_bytes - work.step_bytes(stage) - work.fixed_bytes
         return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.input_bytes)))
 
 

@@ -52,6 +52,7 @@ def run_config(plan: Plan) -> RunConfig:
             **({"subspace": model.subspace} if model.subspace else {}),
         },
         "pipeline": {"stages": model.stages},
+        "iteration": {"delay": scenario.run.delay},
         "fleet": {
             "data_nodes": data_nodes,
             "relays": sum(plan.replicas),

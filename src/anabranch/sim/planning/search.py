@@ -32,6 +32,8 @@ DESCENTS = 2
 WORTH = 0.01
 #: Slots are short if they make a stage this many times slower than its computing.
 SHORT = 1.1
+#: Additional iterations of a simulation with two iterations in flight.
+DELAYED = 3
 #: Most simulated plans with the same number of stages.
 ALIKE = 2
 
@@ -308,10 +310,15 @@ def simulated(
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
     """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
-    and links are unknown. committed: called after each iteration."""
-    run = replace(plan.scenario.run, iterations=iterations, warm_up=min(2, iterations - 1))
+    and links are unknown; with two iterations in flight there are DELAYED more, of which all but one are, and
+    the last iteration, beside which there is no other, is not counted. committed: called after each one."""
+    delay = plan.scenario.run.delay
+    whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
+    run = replace(plan.scenario.run, iterations=whole, warm_up=warm_up)
     scenario = replace(plan.scenario, run=run)
     outcome = simulate(scenario, regions, "auction", seed, committed)
+    if delay and not outcome.failure:
+        outcome.rows = outcome.rows[:-1]
     return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, seed)))
 
 
