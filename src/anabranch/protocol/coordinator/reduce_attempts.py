@@ -311,24 +311,17 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it; or wait
-        for members that are late."""
+        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it."""
         stage = attempt.stage
-        prepared = current.prepared.get(stage, {})
-        faults = self.witnessing.at_fault(current, attempt, prepared)
-        if faults is not None and faults.waits:
-            names = " and ".join(peer[:8] for peer in sorted(faults.late))
-            text = f"iteration {current.t} waits for {names} of stage {stage}"
-            self.ctx.outbox.note("waiting", reason=text)
-            return
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
-        if faults is not None:
-            self.witnessing.remove(faults)
-        at_fault = faults is not None and bool(faults.misconduct or faults.late)
+        prepared = current.prepared.get(stage, {})
+        at_fault = self.witnessing.at_fault(current, attempt, prepared)
+        for peer, reason in (at_fault or {}).items():
+            self.admission.expel(peer, reason)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
         if not at_fault and self.witnessing.plan(stage, current.t, attempt.members, attempt.owners) is None:

@@ -5,8 +5,7 @@ fault: a member may withhold its part from one other, or claim that it cannot re
 their parts to the coordinator, which they all reach, and get the sums back from it. It then knows at first
 hand who sent nothing, whose contribution is no gradient, and what the result is. Only these are removed.
 Members that merely cannot reach each other keep their seats, and their stage is reduced in this way for a
-while. A member that is late may be honest and slow: it is waited for once more, and loses its seat, the first
-time without a ban.
+while.
 
 Not here: whether a contribution is the right one.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.reduce_schedule import ReducePlan
@@ -29,19 +27,10 @@ from anabranch.protocol.reduce.partial_sums import PARTS, ReduceAccount, witness
 WITNESSED_FOR = 50
 #: Most bytes of sums that the coordinator takes for one reduce. Plain choice: it keeps them in memory.
 MOST_BYTES = 4 << 30
-#: Stalls of a stage's witnessed reduces in one iteration after which members are removed whose parts did not
-#: all come, or that did not report the result. Plain choice: at the first one the same reduce goes on, so
-#: that what is under way still counts.
+#: Witnessed attempts in one iteration after which members are removed whose parts did not all come, or that
+#: did not report the result. Those that sent nothing at all, or alone did not report, are removed after the
+#: first.
 TRIES_LATE = 2
-
-
-class Faults(NamedTuple):
-    """Members that block a witnessed attempt -> reason. misconduct: the coordinator has seen it itself. late:
-    members whose parts or report did not come. waits: True if the attempt goes on for them."""
-
-    misconduct: dict[str, str]
-    late: dict[str, str]
-    waits: bool
 
 
 @dataclass(eq=False)
@@ -54,8 +43,6 @@ class WitnessedReduces:
     account: Callable[[Attempt], ReduceAccount | None]
     _until: dict[int, int] = field(default_factory=dict)
     """Stage -> iteration up to which it is reduced in this way."""
-    _late: set[str] = field(default_factory=set)
-    """Tickets, or peers without one, that lost a seat because they were late."""
 
     def failed(self, stage: int, t: int) -> None:
         """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
@@ -90,41 +77,28 @@ class WitnessedReduces:
         account = self.account(attempt)
         return True, account.result if account is not None else None
 
-    def at_fault(self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]) -> Faults | None:
-        """Members that block a stalled witnessed attempt; None if this attempt is not witnessed. Members that
-        are silent to this peer are judged elsewhere."""
+    def at_fault(
+        self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
+    ) -> dict[str, str] | None:
+        """Members to remove, with reasons, because they block a witnessed attempt; None if this attempt is
+        not witnessed. Members that are silent to this peer are judged elsewhere."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage
         tries = current.witnessed[stage] = current.witnessed.get(stage, 0) + 1
-        misconduct, late = dict[str, str](), dict[str, str]()
         if account is None:
-            return Faults(misconduct, late, False)
+            return {}
         silent, has_last = self.admission.absent.silent(), self.admission.has_last
         heard = [p for p in attempt.members if p not in silent and self.ctx.reachable(p) and has_last(p)]
+        others, gone = bool(prepared.keys() - {self.ctx.me}), dict[str, str]()
         for peer in heard:
             if peer == self.ctx.me:
                 continue
             came = account.lacking.get(peer)
             if peer in account.unusable:
-                misconduct[peer] = f"its sum in iteration {current.t} is no gradient of stage {stage}"
-            elif came is not None:
-                late[peer] = f"it sent {came} of {PARTS} parts of its sum in iteration {current.t}"
-            elif account.summed and peer not in prepared:
-                late[peer] = f"it was sent the whole gradient of iteration {current.t} and reported no result"
-        first = tries < TRIES_LATE
-        if first and misconduct:
-            late = {}
-        return Faults(misconduct, late, first and bool(late))
-
-    def remove(self, faults: Faults) -> None:
-        """Plan to remove the members at fault: without a ban those late for the first time, by their tickets
-        (keys are free)."""
-        members = self.ctx.run.membership.members
-        for peer, reason in faults.misconduct.items():
-            self.admission.expel(peer, reason)
-        names = {peer: members[peer].ticket or peer for peer in faults.late if peer in members}
-        for peer, name in names.items():
-            out = self.admission.expel if name in self._late else self.admission.remove
-            out(peer, faults.late[peer])
-        self._late.update(names.values())
+                gone[peer] = f"its sum in iteration {current.t} is no gradient of stage {stage}"
+            elif came is not None and (not came or tries >= TRIES_LATE):
+                gone[peer] = f"it sent {came} of {PARTS} parts of its sum in iteration {current.t}"
+            elif account.summed and peer not in prepared and (others or tries >= TRIES_LATE):
+                gone[peer] = f"it was sent the whole gradient of iteration {current.t} and reported no result"
+        return gone
