@@ -123,7 +123,7 @@ def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
         held = max(work.step_bytes(stage) for stage in range(1, work.stages + 1)) / 1e9
         mark = "chosen" if plan is taken else "  "
         lines.append(
-            f"{named(plan.scenario):32} {plan.iteration_s:8.2f} s an iteration, {cut:6.0f} bytes a token and "
+            f"{named(plan.scenario):40} {plan.iteration_s:8.2f} s an iteration, {cut:6.0f} bytes a token and "
             f"cut, {work.reduce_bytes:4.1f} a parameter, {held:5.2f} GB of state a relay; {more:.2f} × the "
             f"tokens: {same_loss_s(plan):8.2f} s  {mark}".rstrip()
         )
