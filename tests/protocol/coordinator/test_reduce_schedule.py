@@ -155,12 +155,12 @@ def nothing_reported(peer: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def test_the_program_gives_a_thin_uplink_no_part() -> None:
-    found = by_program("abcd", (), SIZE, thin_uplink("a"), nothing_reported, range(4), range(4))
+    found = by_program("abcd", (), SIZE, thin_uplink("a"), nothing_reported, range(4))
     assert found.helpers == () and sorted(Counter(found.sums).items()) == [(1, 6), (2, 5), (3, 5)]
 
 
 def test_the_program_leaves_equal_lines_even() -> None:
-    found = by_program("abcd", (), SIZE, links(set()), nothing_reported, range(4), range(4))
+    found = by_program("abcd", (), SIZE, links(set()), nothing_reported, range(4))
     assert found == EVEN
 
 
@@ -171,7 +171,7 @@ def test_the_program_uses_a_helper_whose_line_is_idle() -> None:
     def way(one: str, other: str) -> LinkEstimate:
         return LinkEstimate(0.02, 1e9 if one in "dy" else 2e7)
 
-    found = by_program("abcd", "xy", SIZE, way, nothing_reported, range(4), range(4))
+    found = by_program("abcd", "xy", SIZE, way, nothing_reported, range(4))
     assert found.helpers == ("y",) and set(found.sums) == {3, 4}
 
 
@@ -181,13 +181,13 @@ def test_a_measured_line_counts_more_than_a_guess_of_it() -> None:
     def rates(peer: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return ((2e7, 2e7, 1.9e7), ()) if peer == "b" else ((), ())
 
-    found = by_program("abcd", (), SIZE, links(set()), rates, range(4), range(4))
+    found = by_program("abcd", (), SIZE, links(set()), rates, range(4))
     assert 1 not in found.sums and len(found.sums) == PARTS
 
 
 def test_the_program_names_only_machines_with_work_and_helpers() -> None:
-    """d has no unit and is told the result only; c is a standby that hears it after the step."""
-    found = by_program("abcd", "x", SIZE, thin_uplink("a"), nothing_reported, (0, 1), (0, 1, 3))
+    """c and d have no unit, and are told the result only."""
+    found = by_program("abcd", "x", SIZE, thin_uplink("a"), nothing_reported, (0, 1))
     assert set(found.sums) <= {1, 4} and found.helpers in ((), ("x",))
 
 

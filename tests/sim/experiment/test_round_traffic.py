@@ -1,4 +1,4 @@
-"""Messages and bytes of a round of islands: the formulas of docs/explanation/islands.md against the meters."""
+"""Messages and bytes of a round of islands: formulas of docs/explanation/islands.md against the meters."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from functools import cache
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.placement.averaging_program import Averager, AveragingProgram
-from anabranch.protocol.placement.cost_model import LINE, OF_SUMS, line_bps
+from anabranch.protocol.placement.cost_model import LINE, OF_SUMS, access_bps
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.telemetry.link_table import LinkEstimate, LinkMeasurements
@@ -98,9 +98,7 @@ class ReduceSchedule:
         if way is None or not size:
             return evenly
         if program:
-            waits = ctx.standby_view.waits  # standbys get the result after the step
-            told = [at for at, peer in enumerate(members) if at in working or peer not in waits]
-            found = by_program(members, helpers, size, way, self.ways.rates, working, told, of_sums)
+            found = by_program(members, helpers, size, way, self.ways.rates, working, of_sums)
             return evenly if found == EVEN else found
         known, even_s = self._even_s.get(stage, ((), 0.0))
         even_s = even_s if known == tuple(members) and not few else 0.0
@@ -179,49 +177,31 @@ def by_program(
     way: Callable[[str, str], LinkEstimate],
     rates: Callable[[str], Iterable[Collection[float]]],
     senders: Collection[int],
-    receivers: Collection[int],
     of_sums: float = OF_SUMS,
 ) -> ReducePlan:
     """Plan of a reduce with the shares of the averaging program, or EVEN if even shares are as quick.
 
     helpers, size_bytes, way, of_sums: as for `spread`. rates: function peer -> measured rates of its links
-    (bits per second), a collection for sending and one for receiving. senders, receivers: positions of the
-    members that have sums to send, and of those that get the result with the step.
+    (bits per second), a collection for sending and one for receiving. senders: positions of the members that
+    have sums to send; all members get the result.
     """
     everybody, way = [*members, *helpers], cache(way)
-    beside = range(len(members), len(everybody))
-    positions = [*sorted({*senders, *receivers}), *beside]
+    receivers = range(len(members))
     peers = []
-    for k in positions:
-        up_bps, down_bps = _access_bps(everybody[k], everybody, way, rates)
+    for k in range(len(everybody)):
+        up_bps, down_bps = access_bps(everybody[k], everybody, way, rates)
         froms = (way(everybody[at], everybody[k]).bandwidth_bps for at in senders if at != k)
         tos = (way(everybody[k], everybody[at]).bandwidth_bps for at in receivers if at != k)
         slowest = min(froms, default=math.inf), min(tos, default=math.inf)
         sends = k in senders
-        peers.append(Averager(up_bps, down_bps, *slowest, sends, k in receivers, sends or k in beside))
+        receives = k in receivers
+        peers.append(Averager(up_bps, down_bps, *slowest, sends, receives, sends or not receives))
     program = AveragingProgram(peers, 8.0 * of_sums * size_bytes, 8.0 * (1.0 - of_sums) * size_bytes)
-    counts = dict(zip(positions, program.in_parts(PARTS), strict=True))
+    counts = program.in_parts(PARTS)
     even = [peer.sends / len(senders) for peer in peers]
-    if program.seconds([count / PARTS for count in counts.values()]) >= program.seconds(even):
+    if program.seconds([count / PARTS for count in counts]) >= program.seconds(even):
         return EVEN
-    return _plan_of([k for k, count in counts.items() for _ in range(count)], members, helpers)
-
-
-def _access_bps(
-    peer: str,
-    everybody: Sequence[str],
-    way: Callable[[str, str], LinkEstimate],
-    rates: Callable[[str], Iterable[Collection[float]]],
-) -> tuple[float, float]:
-    """Estimated rates (bits per second) of a peer's access line, up and down, from its links."""
-    others = [other for other in everybody if other != peer]
-    up_bps = LINE * max(way(peer, other).bandwidth_bps for other in others)
-    down_bps = LINE * max(way(other, peer).bandwidth_bps for other in others)
-    sent, received = rates(peer)
-    return (
-        min(up_bps, line_bps(sent)) if sent else up_bps,
-        min(down_bps, line_bps(received)) if received else down_bps,
-    )
+    return _plan_of([k for k, count in enumerate(counts) for _ in range(count)], members, helpers)
 
 
 def _plan_of(sums: Sequence[int], members: Sequence[str], helpers: Sequence[str]) -> ReducePlan:

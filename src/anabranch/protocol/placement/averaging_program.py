@@ -167,12 +167,13 @@ def _each_s(others: int, bits: float, line_bps: float, link_bps: float) -> float
     return max(others * bits / line_bps, bits / link_bps) if others else 0.0
 
 
-def averaging_s(line_bps: Sequence[float], sums_bits: float, result_bits: float) -> float:
-    """Seconds of an exchange among two or more peers that all send and receive, without latency, with shares
-    in proportion to their lines, which are as quick up as down. An upper bound of the optimum: the part of
-    the gradient that a peer sums itself is not subtracted from what it sends and receives.
+def averaging_s(lines_bps: Sequence[tuple[float, float]], sums_bits: float, result_bits: float) -> float:
+    """Estimate of the shortest exchange (s) among two or more peers that all send and receive, without
+    latency: each phase with the shares that are best for it, and without the part that a peer sums itself.
 
-    line_bps: rate of each peer's access line.
+    lines_bps: rates of each peer's access line, up and down.
     """
-    together = sum(line_bps) / (len(line_bps) - 1)
-    return (sums_bits + result_bits) / min(*line_bps, together)
+    ups, downs = [up for up, _ in lines_bps], [down for _, down in lines_bps]
+    others = len(lines_bps) - 1
+    there_s = sums_bits * max(1.0 / min(ups), others / sum(downs))
+    return there_s + result_bits * max(1.0 / min(downs), others / sum(ups))

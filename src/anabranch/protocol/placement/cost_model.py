@@ -8,8 +8,8 @@ Little's law a stage with K slots, each occupied from a microbatch's arrival to 
 microbatches in that time. *path*: mean time of a microbatch through all stages, over the cheapest links.
 *reduce*: every replica that works sends every other one a part of its gradient sum and receives the reduced
 parts; or, where that is quicker, the sums travel over several links at once through helpers, peers close to
-all replicas of the stage (`coordinator.reduce_schedule`). With `fleet.spread = "program"` it is the time of
-shares in proportion to access lines (`averaging_program`).
+all replicas of the stage (`coordinator.reduce_schedule`). With `fleet.spread = "program"` it is that of the
+shares of the averaging program (`averaging_program`).
 
 In a run with standbys (`fleet.standbys`) replicas may get no share of the batch: those whose access lines
 lengthen the reduce by more than they help. A standby receives the reduced gradient after the commit.
@@ -150,6 +150,26 @@ def line_bps(rates: Collection[float]) -> float:
     return max(rates) * (1.0 if len(rates) > 1 else LINE)
 
 
+def access_bps(
+    peer: str,
+    everybody: Collection[str],
+    way: Callable[[str, str], LinkEstimate],
+    rates: Callable[[str], Iterable[Collection[float]]],
+) -> tuple[float, float]:
+    """Estimated rates (bits per second) of a peer's access line, up and down, from its links to `everybody`.
+
+    rates: function peer -> measured rates of its links, a collection for sending and one for receiving.
+    """
+    sent, received = (*rates(peer), (), ())[:2]
+    others = [other for other in everybody if other != peer]
+    up_bps = LINE * max((way(peer, other).bandwidth_bps for other in others), default=1.0)
+    down_bps = LINE * max((way(other, peer).bandwidth_bps for other in others), default=1.0)
+    return (
+        min(up_bps, line_bps(sent)) if sent else up_bps,
+        min(down_bps, line_bps(received)) if received else down_bps,
+    )
+
+
 class CostModel:
     """Iteration time of any assignment of a swarm's relays, from what the leader knows of members and links.
 
@@ -182,6 +202,10 @@ class CostModel:
         self._spares, self._spread, self._program = spares, spread, program
         self._hops = Hops(batch.microbatches, self._link_s)
         reported = rates if spares else lambda peer: ()
+        self._ways_bps = {
+            peer: access_bps(peer, self._members, way, reported) for peer in self._members if program
+        }
+        """Peer -> rates of its access line (bits per second), up and down; empty without the program."""
         self._line_bps = {
             peer: min([LINE * self._best_bps(peer), *map(line_bps, filter(None, reported(peer)))])
             for peer in self._members
@@ -340,11 +364,11 @@ class CostModel:
         if len(working) == 1 < everybody:
             (alone,) = working
             return 8.0 * (1.0 - OF_SUMS) * size_bytes * (everybody - 1) / self._line_bps[alone]
-        if self._program and len(working) > 1:
-            bits = 8.0 * OF_SUMS * size_bytes, 8.0 * (1.0 - OF_SUMS) * size_bytes
-            return averaging_s([self._line_bps[peer] for peer in working], *bits)
-        each = size_bytes / len(working)
         peers = working if self._spares else [peer for peer in working if peer in self._thick]
+        if self._program and len(peers) > 1:
+            bits = 8.0 * OF_SUMS * size_bytes, 8.0 * (1.0 - OF_SUMS) * size_bytes
+            return averaging_s([self._ways_bps[peer] for peer in peers], *bits)
+        each = size_bytes / len(working)
         ways = [self._way(one, other) for one in peers for other in peers if one != other]
         if not ways:
             return 0.0

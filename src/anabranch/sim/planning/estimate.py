@@ -207,7 +207,8 @@ class Estimates:
             sent_s = min(sent_s, spread_reduce_s(bits, latency_s, relay_bps, lines_bps))
         if fleet.scenario.fleet.spread == "program" and count <= FLAT * fleet.scenario.fleet.neighbours:
             sizes = self._work.sum_bytes, self._work.reduced_bytes
-            sent_s = min(sent_s, averaging_s(lines_bps, *(8.0 * size * elements for size in sizes)))
+            lines = [(host.line.up_bps, host.line.down_bps) for host in hosts]
+            sent_s = min(sent_s, averaging_s(lines, *(8.0 * size * elements for size in sizes)))
         return step_s + sent_s if math.isfinite(sent_s) else math.inf
 
     def _step_s(self, host: Host, count: int) -> float:
@@ -295,5 +296,3 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
             return max(longest_s, left / speed)
         left, speed, longest_s = left - whole_s / seconds, speed - 1.0 / seconds, whole_s
     return longest_s
-
-
