@@ -35,7 +35,9 @@ def test_a_range_begins_at_the_checkpoint_before_it(
     report = verify(plain.path, rounds=(5, 6))
     assert report.holds and report.steps == 6 - begun and begun > 0
     assert main(["verify", str(plain.path), "--rounds", "5:6"]) == 0
-    assert f"only iterations {begun + 1} to 6 were taken again" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"only iterations {begun + 1} to 6 were taken again" in text
+    assert "replayed: synchronous steps, then rounds of 2 islands with 2 steps each; start = 0.2\n" in text
 
 
 def test_a_range_names_the_first_record_that_differs(plain: RunDirectory, tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class Report:
     """Distances to the independent implementation, if it was asked for."""
     problems: Sequence[str]
     notes: Sequence[str]
+    policy: str
+    """How steps follow each other: synchronous, delayed, or in rounds, with the rules of these."""
     holds: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +129,7 @@ class Report:
         lines = [
             f"{self.reduction} sums in {self.dtype}; numerics class {classes} ({mine})",
             f"promised: {PROMISES[self.promise]}",
+            f"replayed: {self.policy}",
             f"{'':16}{'compared':>14}{'differ':>10}{'bits':>10}",
         ]
         for kind, count in self.counts.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from anabranch.audit.error_bounds import (
@@ -25,8 +25,10 @@ from anabranch.audit.parallel_replay import parallel_stepper
 from anabranch.audit.replay import SequentialStepper, Stepper, replay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
+from anabranch.config import RoundSection, RunConfig
 from anabranch.errors import UserError, os_errors_named
 from anabranch.observe.console.progress import progress
+from anabranch.observe.wording import counted
 from anabranch.protocol.rounds.plan import plan_problem
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import numerics_class
@@ -62,7 +64,6 @@ def verify(
             stepper.reference.restore(_snapshots(inputs, begin))
         # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
         replay(history, stepper, [comparison] if exact else [comparison, recorded], advance, end)
-
     found, bounds, used = comparison.distances, dict[Label, float](), 0
     if not exact:
         ours = recorded.vectors()
@@ -91,7 +92,25 @@ def verify(
         independent=_independent(inputs, log, checkpoints, comparison.saved) if independent else None,
         problems=[*_problems(inputs, log), *problems, *comparison.problems],
         notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable)],
+        policy=policy_of(run),
     )
+
+
+def policy_of(run: RunConfig) -> str:
+    """Policy by which steps follow each other in a run, in one line: with rounds, all rules of the run file
+    that are not the usual ones."""
+    if not run.round.slots:
+        delayed = ", then two in flight, each on weights predicted one step ahead" * run.iteration.delay
+        return f"synchronous steps{delayed}"
+    rules, usual = run.round, RoundSection()
+    values = {field.name: getattr(rules, field.name) for field in fields(rules)}
+    others = (
+        f"{name} = {value}"
+        for name, value in values.items()
+        if name not in ("slots", "steps", "grace") and value != getattr(usual, name)
+    )
+    head = f"synchronous steps, then rounds of {counted(rules.slots, 'island')} with {rules.steps} steps each"
+    return "; ".join([head, *others])
 
 
 def _span(

@@ -314,9 +314,10 @@ class FleetSection:
     deal: Annotated[str, OneOf("arrival", "links")] = "arrival"
     """Initial stages of relays that asked for none: "arrival" (in the order in which they join) or "links"
     (once all have joined, by the measured links between them)."""
-    spread: Annotated[str, OneOf("links", "never", "always")] = "links"
+    spread: Annotated[str, OneOf("links", "program", "never", "always")] = "links"
     """Help from peers of adjacent stages in summing a stage's gradient: "links" (where links between its
-    replicas are slow and their links to others are not), "never", or "always" (at random, for trials)."""
+    replicas are slow and their links to others are not), "program" (shares of a linear program over lines
+    and links, as in DeDLOC), "never", or "always" (at random, for trials)."""
     spare: Annotated[str, OneOf("links", "never", "always")] = "never"
     """Standby replicas, which get no microbatch while others of their stage can take it: "links"
     (replicas whose upload delays the step for longer than their work saves), "never", or "always" (drawn at

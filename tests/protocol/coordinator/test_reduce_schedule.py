@@ -20,6 +20,7 @@ from anabranch.protocol.coordinator.reduce_schedule import (
     ReducePlan,
     ReduceSchedule,
     by_chance,
+    by_program,
     spread,
 )
 from anabranch.protocol.interface.rounds import Rounds
@@ -143,6 +144,51 @@ def test_an_even_reduce_says_nothing_of_parts() -> None:
 def test_what_an_even_reduce_took_counts_more_than_a_guess() -> None:
     assert spread(("a", "b", "c"), (), SIZE, links(set())) == EVEN
     assert spread(("a", "b", "c"), (), SIZE, links(set()), even_s=60.0).sums
+
+
+def thin_uplink(peer: str) -> Callable[[str, str], LinkEstimate]:
+    return lambda one, other: LinkEstimate(0.02, 2e7 if one == peer else 1e9)
+
+
+def nothing_reported(peer: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return (), ()
+
+
+def test_the_program_gives_a_thin_uplink_no_part() -> None:
+    found = by_program("abcd", (), SIZE, thin_uplink("a"), nothing_reported, range(4))
+    assert found.helpers == () and sorted(Counter(found.sums).items()) == [(1, 6), (2, 5), (3, 5)]
+
+
+def test_the_program_leaves_equal_lines_even() -> None:
+    found = by_program("abcd", (), SIZE, links(set()), nothing_reported, range(4))
+    assert found == EVEN
+
+
+def test_the_program_uses_a_helper_whose_line_is_idle() -> None:
+    """Three members of 20 Mbit/s, one of 1 Gbit/s: a data node with as quick a line shares the work with that
+    one; a data node with a thin line sums nothing."""
+
+    def way(one: str, other: str) -> LinkEstimate:
+        return LinkEstimate(0.02, 1e9 if one in "dy" else 2e7)
+
+    found = by_program("abcd", "xy", SIZE, way, nothing_reported, range(4))
+    assert found.helpers == ("y",) and set(found.sums) == {3, 4}
+
+
+def test_a_measured_line_counts_more_than_a_guess_of_it() -> None:
+    """b reported three links of 20 Mbit/s; what is known of other links says nothing of its line."""
+
+    def rates(peer: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return ((2e7, 2e7, 1.9e7), ()) if peer == "b" else ((), ())
+
+    found = by_program("abcd", (), SIZE, links(set()), rates, range(4))
+    assert 1 not in found.sums and len(found.sums) == PARTS
+
+
+def test_the_program_names_only_machines_with_work_and_helpers() -> None:
+    """c and d have no unit, and are told the result only."""
+    found = by_program("abcd", "x", SIZE, thin_uplink("a"), nothing_reported, (0, 1))
+    assert set(found.sums) <= {1, 4} and found.helpers in ((), ("x",))
 
 
 def test_in_a_round_only_machines_with_a_slot_sum_parts() -> None:

@@ -4,19 +4,23 @@ In an even reduce each member sums one part, so every pair of members exchanges 
 them. If that link is slow, a spread reduce lets a peer near both sum the parts: another member, or a helper
 (a peer of an adjacent stage). Each member then sends more bytes, but over several links at once. That pays if
 single links are the bottleneck, and not the whole uplink of a machine, which only a trial shows: a stage
-whose spread reduce took longer than its even one is reduced evenly for a while."""
+whose spread reduce took longer than its even one is reduced evenly for a while.
+
+With `fleet.spread = "program"` the shares are those of a linear program over access lines and links
+(`placement.averaging_program`), in whole parts."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.placement.cost_model import LINE, OF_SUMS
+from anabranch.protocol.placement.averaging_program import Averager, AveragingProgram
+from anabranch.protocol.placement.cost_model import LINE, OF_SUMS, access_bps
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.telemetry.link_table import LinkEstimate, LinkMeasurements
@@ -69,8 +73,9 @@ class ReduceSchedule:
         islands = bool(stage) and settings.rounds.has(t)
         few = len(working) < len(members) and not crowded and (islands or len(working) <= PARTS)
         evenly = ReducePlan((), working[:PARTS]) if few else EVEN
+        program = settings.spread == "program"
         standbys = not ctx.standby_view.waits.keys().isdisjoint(members)  # then machines' uplinks bind
-        even = settings.spread == "never" or standbys or t < self._even_until.get(stage, 0)
+        even = settings.spread == "never" or t < self._even_until.get(stage, 0) or (standbys and not program)
         senders = [members[position] for position in working] if few else members
         if len(senders) < 2 or crowded or even or not able.issuperset(senders):
             return evenly
@@ -92,6 +97,9 @@ class ReduceSchedule:
         way = self.ways.between(regions)
         if way is None or not size:
             return evenly
+        if program:
+            found = by_program(members, helpers, size, way, self.ways.rates, working, of_sums)
+            return evenly if found == EVEN else found
         known, even_s = self._even_s.get(stage, ((), 0.0))
         even_s = even_s if known == tuple(members) and not few else 0.0
         found = spread(members, helpers, size, way, even_s, working if few else (), of_sums, islands)
@@ -110,8 +118,10 @@ class ReduceSchedule:
         self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
-        """Record the duration of a reduce from its order to its end. If a spread one took longer than the
-        even one before, the stage is reduced evenly for EVEN_FOR iterations."""
+        """Record the duration of a reduce from its order to its end. If a spread one by links took longer
+        than the even one before, the stage is reduced evenly for EVEN_FOR iterations."""
+        if self.ctx.run.settings.spread == "program":
+            return
         known, even_s = self._even_s.get(stage, ((), 0.0))
         if not spread:
             self._even_s[stage] = members, seconds
@@ -157,9 +167,49 @@ def spread(
     even_s = max(even_s, even.seconds())
     if plan.seconds() > min(SHARE * even_s, even_s - LESS_S):
         return EVEN
+    return _plan_of(sums, members, helpers)
+
+
+def by_program(
+    members: Sequence[str],
+    helpers: Sequence[str],
+    size_bytes: float,
+    way: Callable[[str, str], LinkEstimate],
+    rates: Callable[[str], Iterable[Collection[float]]],
+    senders: Collection[int],
+    of_sums: float = OF_SUMS,
+) -> ReducePlan:
+    """Plan of a reduce with the shares of the averaging program, or EVEN if even shares are as quick.
+
+    helpers, size_bytes, way, of_sums: as for `spread`. rates: function peer -> measured rates of its links
+    (bits per second), a collection for sending and one for receiving. senders: positions of the members that
+    have sums to send; all members get the result.
+    """
+    everybody, way = [*members, *helpers], cache(way)
+    receivers = range(len(members))
+    peers = []
+    for k in range(len(everybody)):
+        up_bps, down_bps = access_bps(everybody[k], everybody, way, rates)
+        froms = (way(everybody[at], everybody[k]).bandwidth_bps for at in senders if at != k)
+        tos = (way(everybody[k], everybody[at]).bandwidth_bps for at in receivers if at != k)
+        slowest = min(froms, default=math.inf), min(tos, default=math.inf)
+        sends = k in senders
+        receives = k in receivers
+        peers.append(Averager(up_bps, down_bps, *slowest, sends, receives, sends or not receives))
+    program = AveragingProgram(peers, 8.0 * of_sums * size_bytes, 8.0 * (1.0 - of_sums) * size_bytes)
+    counts = program.in_parts(PARTS)
+    even = [peer.sends / len(senders) for peer in peers]
+    if program.seconds([count / PARTS for count in counts]) >= program.seconds(even):
+        return EVEN
+    return _plan_of([k for k, count in enumerate(counts) for _ in range(count)], members, helpers)
+
+
+def _plan_of(sums: Sequence[int], members: Sequence[str], helpers: Sequence[str]) -> ReducePlan:
+    """Plan with the summing peer of each part, given as positions in members + all helpers; helpers that sum
+    none are left out."""
     used = sorted({position for position in sums if position >= len(members)})
-    at = {position: len(members) + k for k, position in enumerate(used)}
-    chosen = tuple(everybody[position] for position in used)
+    at = {position: len(members) + number for number, position in enumerate(used)}
+    chosen = tuple(helpers[position - len(members)] for position in used)
     return ReducePlan(chosen, tuple(at.get(position, position) for position in sums))
 
 

@@ -37,15 +37,15 @@ class Settings:
     if nobody moved for as many. neighbours: peers of an adjacent stage that each peer picks for its links
     (`membership.overlay`). deal: initial assignment to stages: "arrival" (order of joining) or "links"
     (measured links, `fleet.initial_assignment`). spread: summing of reduce parts by peers of adjacent stages:
-    "links" (where it saves time), "always" (at random, for tests), "never". newcomer_s: seconds of work, by
-    the last step, that must be left in the open iteration for a new relay to serve in it. spare: standby
-    replicas (`fleet.standbys`): "links" (where they would delay the reduce), "always" (at random, for tests),
-    "never". audit_share: probability that a relay's contribution to a step is computed again by another
-    replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
-    checkpoint_every count the optimizer steps that they stand for. round_bytes: an island's contribution, and
-    the result, on the wire (0: not known). frozen: hashes of the frozen weights of stages 0 to S, in a run
-    that trains adapters (empty: all weights are trained). delay: which iterations begin before the step
-    before them.
+    "links" (where it saves time), "program" (`placement.averaging_program`), "always" (at random, for tests),
+    "never". newcomer_s: seconds of work, by the last step, that must be left in the open iteration for a new
+    relay to serve in it. spare: standby replicas (`fleet.standbys`): "links" (where they would delay the
+    reduce), "always" (at random, for tests), "never". audit_share: probability that a relay's contribution to
+    a step is computed again by another replica (0: no receipts, no audits). rounds: which iterations are
+    rounds of islands; evaluate_every and checkpoint_every count the optimizer steps that they stand for.
+    round_bytes: an island's contribution, and the result, on the wire (0: not known). frozen: hashes of the
+    frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights are trained). delay:
+    which iterations begin before the step before them.
     """
 
     run: str

@@ -8,7 +8,8 @@ Little's law a stage with K slots, each occupied from a microbatch's arrival to 
 microbatches in that time. *path*: mean time of a microbatch through all stages, over the cheapest links.
 *reduce*: every replica that works sends every other one a part of its gradient sum and receives the reduced
 parts; or, where that is quicker, the sums travel over several links at once through helpers, peers close to
-all replicas of the stage (`coordinator.reduce_schedule`).
+all replicas of the stage (`coordinator.reduce_schedule`). With `fleet.spread = "program"` it is that of the
+shares of the averaging program (`averaging_program`).
 
 In a run with standbys (`fleet.standbys`) replicas may get no share of the batch: those whose access lines
 lengthen the reduce by more than they help. A standby receives the reduced gradient after the commit.
@@ -26,6 +27,7 @@ from statistics import median
 
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
+from anabranch.protocol.placement.averaging_program import averaging_s
 from anabranch.protocol.placement.rates import Batch, batch_of, first_passes, pass_s, with_slots
 from anabranch.protocol.telemetry.link_table import LinkEstimate, LinkMeasurements
 
@@ -141,11 +143,31 @@ class _Stage:
     slots: int
 
 
-def _line_bps(rates: Collection[float]) -> float:
+def line_bps(rates: Collection[float]) -> float:
     """Estimated rate of a peer's access line (bits per second) from the measured rates of its links in one
     direction: the rate of the fastest link, or LINE times that rate if only one link is measured. More is
     never assumed, for to overestimate a line costs more than to leave part of it unused."""
     return max(rates) * (1.0 if len(rates) > 1 else LINE)
+
+
+def access_bps(
+    peer: str,
+    everybody: Collection[str],
+    way: Callable[[str, str], LinkEstimate],
+    rates: Callable[[str], Iterable[Collection[float]]],
+) -> tuple[float, float]:
+    """Estimated rates (bits per second) of a peer's access line, up and down, from its links to `everybody`.
+
+    rates: function peer -> measured rates of its links, a collection for sending and one for receiving.
+    """
+    sent, received = (*rates(peer), (), ())[:2]
+    others = [other for other in everybody if other != peer]
+    up_bps = LINE * max((way(peer, other).bandwidth_bps for other in others), default=1.0)
+    down_bps = LINE * max((way(other, peer).bandwidth_bps for other in others), default=1.0)
+    return (
+        min(up_bps, line_bps(sent)) if sent else up_bps,
+        min(down_bps, line_bps(received)) if received else down_bps,
+    )
 
 
 class CostModel:
@@ -158,6 +180,7 @@ class CostModel:
     :param rates: function peer -> measured rates of its links (bits per second), a collection for sending and
         one for receiving (none: estimated from `way`).
     :param spread: True if helpers may sum parts of a reduce.
+    :param program: True if the shares of a reduce are those of the averaging program.
     """
 
     def __init__(
@@ -169,17 +192,22 @@ class CostModel:
         spares: bool = False,
         rates: Callable[[str], Iterable[Collection[float]]] = lambda peer: (),
         spread: bool = True,
+        program: bool = False,
     ) -> None:
         self._members = {member.id: member for member in members}
         self._blocks, self._batch, self._way = blocks, batch, way
         self._ends: Group = tuple(sorted(m.id for m in self._members.values() if not m.stage))
         self._stages: dict[tuple[int, Group, Group], _Stage] = {}
         self._choices: dict[tuple[int, Group], Group] = {}
-        self._spares, self._spread = spares, spread
+        self._spares, self._spread, self._program = spares, spread, program
         self._hops = Hops(batch.microbatches, self._link_s)
         reported = rates if spares else lambda peer: ()
+        self._ways_bps = {
+            peer: access_bps(peer, self._members, way, reported) for peer in self._members if program
+        }
+        """Peer -> rates of its access line (bits per second), up and down; empty without the program."""
         self._line_bps = {
-            peer: min([LINE * self._best_bps(peer), *map(_line_bps, filter(None, reported(peer)))])
+            peer: min([LINE * self._best_bps(peer), *map(line_bps, filter(None, reported(peer)))])
             for peer in self._members
         }
         enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
@@ -336,8 +364,11 @@ class CostModel:
         if len(working) == 1 < everybody:
             (alone,) = working
             return 8.0 * (1.0 - OF_SUMS) * size_bytes * (everybody - 1) / self._line_bps[alone]
-        each = size_bytes / len(working)
         peers = working if self._spares else [peer for peer in working if peer in self._thick]
+        if self._program and len(peers) > 1:
+            bits = 8.0 * OF_SUMS * size_bytes, 8.0 * (1.0 - OF_SUMS) * size_bytes
+            return averaging_s([self._ways_bps[peer] for peer in peers], *bits)
+        each = size_bytes / len(working)
         ways = [self._way(one, other) for one in peers for other in peers if one != other]
         if not ways:
             return 0.0
@@ -372,8 +403,8 @@ def cost_model_of(
         return None
     sized = [with_slots(member, settings) for member in members]
     cached: Callable[[str, str], LinkEstimate] = cache(link)
-    spread = settings.spread != "never"
-    return CostModel(sized, settings.counts, batch_of(settings), cached, spares, ways.rates, spread)
+    how = settings.spread != "never", settings.spread == "program"
+    return CostModel(sized, settings.counts, batch_of(settings), cached, spares, ways.rates, *how)
 
 
 def _working(group: Group, spared: Collection[str]) -> Group:

@@ -187,14 +187,16 @@ class BandwidthProbes:
 
     def _line_unknown(self) -> bool:
         """True if the leader needs the rate of this peer's access line and this peer did not report it yet:
-        to choose standbys, or to spread the exchange of contributions in rounds over the lines."""
+        to choose standbys, for the shares of a reduce by the averaging program, or to spread the exchange of
+        contributions in rounds over the lines."""
         ctx = self.ctx
-        rounds = ctx.run.settings.rounds.inner > 0
-        if self._line_known or not (ctx.run.stage or rounds) or ctx.me not in ctx.run.membership.members:
+        rounds, program = ctx.run.settings.rounds.inner > 0, ctx.run.settings.spread == "program"
+        concerned = ctx.run.stage or rounds or program
+        if self._line_known or not concerned or ctx.me not in ctx.run.membership.members:
             return False
         if rounds and not ctx.run.in_rounds:
             return False  # the exchange of a synchronous step takes the whole line for long
-        asked = rounds or (ctx.run.settings.spare == "links" and searchable(ctx))
+        asked = rounds or ((program or ctx.run.settings.spare == "links") and searchable(ctx))
         self._line_known = not asked or not trial_bytes(ctx.run.settings)
         return not self._line_known
 

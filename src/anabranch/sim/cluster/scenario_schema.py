@@ -86,8 +86,8 @@ class FleetPart:
     as a share of the capacity, whose forward is recomputed. rebalance: iterations for which a stage must have
     been slowest before a relay moves there (0: never). neighbours: peers of an adjacent stage that each peer
     is linked to. deal: assignment of relays without a stage, in turn ("arrival") or by the leader ("links").
-    spread: use of helpers in a reduce, by links ("links"), "never", or at random ("always"). spare: use of
-    standbys, with the same values.
+    spread: use of helpers in a reduce, by links ("links"), "never", or at random ("always"), or shares of the
+    averaging program ("program"). spare: use of standbys, by links, "never", or at random.
     """
 
     data_nodes: Annotated[int, Range(1, 64)] = 2
@@ -103,7 +103,7 @@ class FleetPart:
     rebalance: Annotated[int, Range(0, 100_000)] = 0
     neighbours: Annotated[int, Range(1, 64)] = 4
     deal: Annotated[str, OneOf("arrival", "links")] = "arrival"
-    spread: Annotated[str, OneOf("links", "never", "always")] = "links"
+    spread: Annotated[str, OneOf("links", "program", "never", "always")] = "links"
     spare: Annotated[str, OneOf("links", "never", "always")] = "never"
 
 

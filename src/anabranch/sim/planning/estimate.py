@@ -20,6 +20,7 @@ from itertools import pairwise, permutations
 
 from anabranch.flow.graph.problem import link_cost
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.placement.averaging_program import averaging_s
 from anabranch.protocol.placement.cost_model import Group, Hops, Shares, shared_out, spread_reduce_s
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.sim.cluster.scenario import Fleet, Host, Regions, Scenario, fleet_of
@@ -184,7 +185,7 @@ class Estimates:
         """Seconds of reduce and optimizer step of a stage's replicas.
 
         The reduce is even (each member sums one part) or, where that is quicker, spread over helpers among
-        `everybody` (`protocol.coordinator.reduce_schedule`).
+        `everybody` (`protocol.coordinator.reduce_schedule`); or it has the shares of the averaging program.
         """
         fleet, stage, count = self._fleet, hosts[0].stage, len(hosts)
         step_s = max(self._step_s(host, count) for host in hosts)
@@ -204,6 +205,10 @@ class Estimates:
             bits = 8.0 * self._work.reduce_bytes * elements
             relay_bps = [slowest_bps[other] for other in everybody]
             sent_s = min(sent_s, spread_reduce_s(bits, latency_s, relay_bps, lines_bps))
+        if fleet.scenario.fleet.spread == "program" and count <= FLAT * fleet.scenario.fleet.neighbours:
+            sizes = self._work.sum_bytes, self._work.reduced_bytes
+            lines = [(host.line.up_bps, host.line.down_bps) for host in hosts]
+            sent_s = min(sent_s, averaging_s(lines, *(8.0 * size * elements for size in sizes)))
         return step_s + sent_s if math.isfinite(sent_s) else math.inf
 
     def _step_s(self, host: Host, count: int) -> float:
@@ -291,5 +296,3 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
             return max(longest_s, left / speed)
         left, speed, longest_s = left - whole_s / seconds, speed - 1.0 / seconds, whole_s
     return longest_s
-
-

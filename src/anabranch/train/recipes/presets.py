@@ -60,10 +60,12 @@ PRESETS = {
     "dedloc": Preset(
         "Diskin et al., \"Distributed Deep Learning in Open Collaborations\", arXiv 2106.10207",
         "machines that hold the whole model take as many microbatches of one large batch as they can, then "
-        "all reduce; a machine that fell behind fetches the state",
-        "one reduce over all machines, spread by measured links, takes the place of Moshpit groups and of "
-        "the linear program for shares; the batch is met exactly; AdamW takes the place of LAMB",
-        {**_WHOLE, "batch.microbatches": 256, "fleet.spread": "links"},
+        "all reduce; a linear program over their lines says who sums which share of the gradient; a machine "
+        "that fell behind fetches the state",
+        "one reduce over all machines takes the place of Moshpit groups; the program shares out the sums, "
+        "not the computing, has the two directions of the exchange one after the other, and its shares are "
+        "sixteenths; the batch is met exactly; AdamW takes the place of LAMB",
+        {**_WHOLE, "batch.microbatches": 256, "fleet.spread": "program"},
     ),
     "diloco": Preset(
         "Douillard et al., \"DiLoCo\", arXiv 2311.08105",

@@ -1,0 +1,60 @@
+"""Messages and bytes of a round of islands: formulas of docs/explanation/islands.md against the meters."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.net.wan.profile import wan10
+from anabranch.sim.cluster.scenario import load_scenario
+from anabranch.sim.experiment.run import simulate
+
+STEPS, SHARE = 50, 4
+"""Inner steps of a slot in a round on average, and microbatches of each of them."""
+#: Bytes a value of contributions and results: 4 or 8 bits, and 2 bytes of scale for each 64 values.
+INT4, INT8 = 34 / 64, 66 / 64
+
+
+def messages(slots: int, relays: int, data_nodes: int) -> float:
+    """Control messages of a round that is shorter than a heartbeat."""
+    peers = relays + data_nodes
+    orders = 5 * (peers - 1)
+    claims = slots * (2 * data_nodes - 1) / data_nodes
+    credits = 2 * slots * relays + 2 * data_nodes * (slots + relays)
+    return orders + 2 * slots + claims + credits
+
+
+def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int) -> float:
+    exchanged = (slots - 1) * INT4 * parameters + (relays - 1) * INT8 * parameters
+    return exchanged + slots * STEPS * SHARE * microbatch
+
+
+@pytest.mark.parametrize(
+    ("slots", "relays", "data_nodes"),
+    [
+        *((4, 4, 2), (4, 6, 2), (8, 8, 4)),
+        pytest.param(12, 12, 4, marks=pytest.mark.soak),
+        pytest.param(24, 24, 2, marks=pytest.mark.soak),
+    ],
+)
+def test_meters_are_within_two_percent_of_the_formulas(slots: int, relays: int, data_nodes: int) -> None:
+    changes = {
+        "model.size": "llama-tiny",
+        "model.stages": 0,
+        "model.microbatches": SHARE * slots,
+        "fleet.data_nodes": data_nodes,
+        "fleet.relays": relays,
+        "fleet.neighbours": 24,
+        "fleet.spare": "never",
+        "round.slots": slots,
+        "round.steps": STEPS,
+        "churn.crash": 0.0,
+        "run.heartbeat_s": 60.0,
+        "run.iterations": 4,
+    }
+    scenario = load_scenario("volunteers", changes)
+    outcome = simulate(scenario, wan10(), "auction", 0)
+    assert not outcome.failure
+    row, work = outcome.rows[-1], scenario.work
+    assert row.messages == pytest.approx(messages(slots, relays, data_nodes), rel=0.02)
+    expected = payload_bytes(slots, relays, work.parameters(1), work.activation_bytes)
+    assert row.payload_bytes == pytest.approx(expected, rel=0.02)
