@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from anabranch.executors import NAMES, Executor
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "data"
 #: Folder of what benchmarks keep between two runs, so that a run that was stopped goes on where it was.
@@ -170,3 +172,19 @@ def in_processes(
         for done, outcome in enumerate(pool.map(work, jobs), 1):
             print(f"{what}: {done} of {len(jobs)}", file=sys.stderr, flush=True)
             yield outcome
+
+
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose where a sweep is computed."""
+    parser.add_argument("--processes", type=int, default=1)
+    text = "processes of this machine, or a Ray cluster (RAY_ADDRESS)"
+    parser.add_argument("--executor", choices=NAMES, default=NAMES[0], help=text)
+
+
+def completed(
+    work: Callable[[_Job], _Outcome], jobs: Sequence[_Job], where: Executor, what: str = "jobs"
+) -> Iterator[tuple[_Job, _Outcome]]:
+    """(job, outcome of `work`) as they come; counts on stderr."""
+    for done, (number, outcome) in enumerate(where.completed(work, jobs), 1):
+        print(f"{what}: {done} of {len(jobs)}", file=sys.stderr, flush=True)
+        yield jobs[number], outcome

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from itertools import product
 
+from anabranch.executors import executor
 from anabranch.sim.metrics.iteration_metrics import Estimate, estimate
 from benchmarks import harness
 from benchmarks.harness import Goal, table
@@ -105,9 +106,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="at most so many")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no further seed after so long")
-    parser.add_argument("--processes", type=int, default=1)
+    harness.add_executor(parser)
     args = parser.parse_args()
-    seeds = run_all(settings(args.iterations).values(), args.seeds, args.processes, args.minutes)
+    where = executor(args.executor, args.processes)
+    seeds = run_all(settings(args.iterations).values(), args.seeds, where, args.minutes)
     if not seeds:
         print("no seed is complete: run it again, it goes on where it was", file=sys.stderr)
         return 1

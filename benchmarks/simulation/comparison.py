@@ -23,6 +23,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from anabranch.executors import Executor, Processes, executor
 from anabranch.sim.metrics.iteration_metrics import Estimate, Row, estimate
 from benchmarks import harness
 from benchmarks.harness import Goal, table
@@ -34,11 +35,14 @@ from benchmarks.simulation.policies import (
     Cell,
     cell,
     common,
+    computed,
     outcome_of,
     path_of,
     text,
 )
 
+#: Executor of what asks for no other.
+HERE = Processes(1)
 #: Iterations of a window, first and last.
 Window = tuple[int, int]
 EARLY, LATE, ALL = (3, 8), (17, 24), (3, 24)
@@ -142,16 +146,12 @@ def rows_of_setting(setting: Setting) -> list[str]:
     return [row for row in ROWS if row not in left_out]
 
 
-def _run(job: tuple[Cell, int]) -> None:
-    outcome_of(*job)
-
-
 def run_all(
     settings: Iterable[Setting],
     seeds: int,
     more: Mapping[str, Any],
     only: Sequence[str] = (),
-    processes: int = 1,
+    where: Executor = HERE,
 ) -> None:
     """Seed by seed, all rows of all settings; what is in the cache is not run again."""
     settings = list(settings)
@@ -159,8 +159,8 @@ def run_all(
         rows = [(setting, row) for setting in settings for row in only or rows_of_setting(setting)]
         jobs = [(cell_of(setting, row, more), seed) for setting, row in rows]
         missing = [job for job in jobs if not path_of(*job).exists()]
-        for _ in harness.in_processes(_run, missing, processes, f"seed {seed}"):
-            pass
+        for job, content in harness.completed(computed, missing, where, f"seed {seed}"):
+            harness.write_whole(path_of(*job), content)
 
 
 def complete_seeds(setting: Setting, seeds: int, more: Mapping[str, Any], only: Sequence[str] = ()) -> int:
@@ -628,16 +628,17 @@ def main() -> int:
     global DRY
     parser = harness.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--processes", type=int, default=1)
+    harness.add_executor(parser)
     parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=SECTIONS)
     parser.add_argument("--only-write", action="store_true", help="run nothing; write what is in the cache")
     args = parser.parse_args()
     DRY = args.dry
+    where = executor(args.executor, args.processes)
     for name in args.sections:
         settings, more, tell = SECTIONS[name]
         if not args.only_write:
             only = UNSTABLE_ROWS if name == "unstable-links" else ()
-            run_all(settings, args.seeds, more, only, args.processes)
+            run_all(settings, args.seeds, more, only, where)
         tell(args.seeds)
     return 0
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 import anabranch
+from anabranch.executors import Executor, executor
 from anabranch.net.wan.profile import wan10
 from anabranch.sim.cluster.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, DriftPart
@@ -181,9 +182,15 @@ def outcome_of(each: Cell, seed: int) -> Outcome:
     path = path_of(each, seed)
     if path.exists():
         return _decoded(path.read_bytes())
-    outcome = simulate(each.of(seed), wan10(), each.policy, seed)
-    harness.write_whole(path, msgspec.json.encode(outcome))
-    return outcome
+    content = computed((each, seed))
+    harness.write_whole(path, content)
+    return _decoded(content)
+
+
+def computed(trial: tuple[Cell, int]) -> bytes:
+    """Outcome of a cell with a seed, as JSON: it is computed where no cache is, too."""
+    each, seed = trial
+    return msgspec.json.encode(simulate(each.of(seed), wan10(), each.policy, seed))
 
 
 def _decoded(content: bytes) -> Outcome:
@@ -195,19 +202,15 @@ def _decoded(content: bytes) -> Outcome:
     return msgspec.convert(outcome, Outcome)
 
 
-def _run(trial: tuple[Cell, int]) -> None:
-    outcome_of(*trial)
-
-
-def run_all(cells: Iterable[Cell], seeds: int, processes: int, minutes: float) -> int:
+def run_all(cells: Iterable[Cell], seeds: int, where: Executor, minutes: float) -> int:
     """Seed by seed, all cells each; returns how many seeds are complete."""
     cells, begun = list(dict.fromkeys(cells)), time.monotonic()
     for seed in range(seeds):
         missing = [(each, seed) for each in cells if not path_of(each, seed).exists()]
         if missing and minutes and time.monotonic() - begun > 60.0 * minutes:
             return seed
-        for _ in harness.in_processes(_run, missing, processes, f"seed {seed}"):
-            pass
+        for trial, content in harness.completed(computed, missing, where, f"seed {seed}"):
+            harness.write_whole(path_of(*trial), content)
     return seeds
 
 
@@ -383,8 +386,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no further seed after so long")
     parser.add_argument("--sections", nargs="+", default=list(TITLES), choices=TITLES)
-    parser.add_argument("--processes", type=int, default=1)
+    harness.add_executor(parser)
     args = parser.parse_args()
+    where = executor(args.executor, args.processes)
     n = args.iterations
     parts: dict[str, tuple[list[Cell], Callable[[int, int], str]]] = {
         "tables": (
@@ -396,7 +400,7 @@ def main() -> int:
     }
     for name in args.sections:
         cells, tell = parts[name]
-        seeds = run_all(cells, args.seeds, args.processes, args.minutes)
+        seeds = run_all(cells, args.seeds, where, args.minutes)
         if not seeds:
             print(f"{name}: no seed is complete: run it again, it goes on where it was", file=sys.stderr)
             return 1

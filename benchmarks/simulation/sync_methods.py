@@ -4,7 +4,8 @@
 
 The batch has 4,096 tokens. All methods see the same batches; four islands have a quarter of each, and agree
 every 20 steps (H) after a synchronous quarter. The first seed is run with each learning rate, the others with
-the best one of each method.
+the best one of each method. `--processes N` or `--executor ray` computes the rates of the first seed, then
+the other seeds, beside each other.
 Nothing is simulated but the machines: inner steps, contributions, sums and outer steps are those of a run.
 Writes the result `sync-methods`.
 """
@@ -12,13 +13,15 @@ Writes the result `sync-methods`.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -26,6 +29,8 @@ from torch import Tensor
 from anabranch.config import PipelineSection, RoundSection, RunConfig, with_changes
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus, materialise, open_corpus
+from anabranch.errors import UserError
+from anabranch.executors import Executor, executor
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
@@ -131,6 +136,8 @@ class Trainer:
 Curve = list[tuple[int, float]]
 Found = dict[str, dict[float, dict[int, Curve]]]
 """Method -> learning rate -> seed -> curve."""
+Curves = dict[tuple[str, float, int], Curve]
+"""(method, learning rate, seed) -> curve."""
 
 
 class Bench:
@@ -163,6 +170,46 @@ class Bench:
         return curve
 
 
+@dataclass(frozen=True)
+class Job:
+    """Runs of one seed in one process, which shares their synchronous beginnings. fingerprint: of the corpus.
+    until: unix seconds after which no run begins. runs: (method, learning rate) of each."""
+
+    run: RunConfig
+    windows: int
+    fingerprint: str
+    until: float
+    seed: int
+    runs: tuple[tuple[str, float], ...]
+
+
+def trained(job: Job) -> dict[tuple[str, float], Curve]:
+    """Curve of each run of a job that began in time. Raises UserError if this machine has another corpus."""
+    configure(1)
+    corpus = corpus_of(job.run)
+    if corpus.fingerprint != job.fingerprint:
+        raise UserError("this machine makes another corpus (the standard library of another Python?)")
+    bench, found = Bench(job.run, corpus, job.windows), dict[tuple[str, float], Curve]()
+    for method, rate in job.runs:
+        if time.time() < job.until:
+            found[method, rate] = curve = bench.trained(method, rate, job.seed)
+            print(f"seed {job.seed}, {method}, {rate:g}: {curve}", file=sys.stderr, flush=True)
+    return found
+
+
+def corpus_of(run: RunConfig) -> Corpus:
+    """Corpus of the benchmark, which is made once on each machine."""
+    folder = harness.CACHE / "sync-methods-corpus"
+    if not folder.exists():
+        own = folder.with_name(f"{folder.name}-{os.getpid()}")
+        materialise(run.data, own, None, lambda text: None)
+        try:
+            own.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(own)
+    return open_corpus(folder)
+
+
 def main() -> int:
     arguments = harness.parser(__doc__)
     arguments.add_argument("--model", default=DEFAULT_SIZE)
@@ -172,27 +219,39 @@ def main() -> int:
     arguments.add_argument("--windows", type=int, default=32)
     arguments.add_argument("--methods", nargs="+", default=list(METHODS)[:4], choices=list(METHODS))
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no row later")
+    harness.add_executor(arguments)
     args = arguments.parse_args()
-    configure(1)
+    where = executor(args.executor, args.processes)
     changes = {"run.steps": args.steps, "compute.device": "cpu", "compute.dtype": "bf16"}
     run = with_changes(recipe_run(args.model), changes | {"batch.microbatches": 4, "batch.rows": 8})
-    folder: Path = harness.CACHE / "sync-methods-corpus"
-    if not folder.exists():
-        materialise(run.data, folder, None, lambda text: None)
-    bench, begun = Bench(run, open_corpus(folder), args.windows), time.monotonic()
-    found: Found = {}
-    for seed in args.seeds:
-        for method in args.methods:
-            # Rates are tuned on the first seed.
-            tried = found.get(method, {})
-            for rate in [best_rate(tried)] if tried and seed != args.seeds[0] else args.rates:
-                if time.monotonic() - begun > 60 * args.minutes:
-                    continue
-                curve = bench.trained(method, rate, seed)
-                found.setdefault(method, {}).setdefault(rate, {})[seed] = curve
-                print(f"seed {seed}, {method}, {rate:g}: {curve}", file=sys.stderr, flush=True)
-    write(args, found)
+    until = time.time() + 60 * args.minutes
+    setting = (run, args.windows, corpus_of(run).fingerprint, until)
+    first, others = args.seeds[0], args.seeds[1:]
+    # Rates are tuned on the first seed.
+    jobs = [Job(*setting, first, tuple((method, rate) for method in args.methods)) for rate in args.rates]
+    curves = gathered(jobs, where)
+    tried = in_rows(curves, args)
+    best = tuple((method, best_rate(rates)) for method, rates in tried.items())
+    curves |= gathered([Job(*setting, seed, best) for seed in others], where)
+    write(args, in_rows(curves, args))
     return 0
+
+
+def gathered(jobs: Sequence[Job], where: Executor) -> Curves:
+    """Curves of all runs of the jobs."""
+    found: Curves = {}
+    for job, curves in harness.completed(trained, jobs, where, "jobs"):
+        found |= {(method, rate, job.seed): curve for (method, rate), curve in curves.items()}
+    return found
+
+
+def in_rows(curves: Curves, args: Namespace) -> Found:
+    """Curves in the order of the arguments, whatever came first."""
+    found: Found = {}
+    for method, rate, seed in product(args.methods, args.rates, args.seeds):
+        if (method, rate, seed) in curves:
+            found.setdefault(method, {}).setdefault(rate, {})[seed] = curves[method, rate, seed]
+    return found
 
 
 def best_rate(tried: Mapping[float, Mapping[int, Curve]]) -> float:

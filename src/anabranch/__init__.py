@@ -3,9 +3,8 @@
 An anabranch is a channel that leaves a river and joins it again downstream.
 
 The public names are imported at their first use, so that `import anabranch` loads neither torch nor any
-other package: `Run` (create, start, follow, stop), `join`, `verify`, `load`, `generate`, `export`,
-`push`. Their
-types are in `__init__.pyi`.
+other package: `Run` (create, start, follow, stop), `join`, `verify`, `load`, `generate`, `evaluate`,
+`export`, `push`. Their types are in `__init__.pyi`.
 """
 
 import importlib
@@ -30,6 +29,7 @@ _HOMES = {
     "RunConfig": "anabranch.config",
     "TrainedModel": "anabranch.api.model",
     "UserError": "anabranch.errors",
+    "evaluate": "anabranch.api.evaluation",
     "export": "anabranch.api.model",
     "generate": "anabranch.api.model",
     "join": "anabranch.api.volunteer",

@@ -1,5 +1,6 @@
 """Types of the public names, for type checkers and editors; `__init__.py` imports them at their first use."""
 
+from anabranch.api.evaluation import evaluate as evaluate
 from anabranch.api.model import TrainedModel as TrainedModel
 from anabranch.api.model import export as export
 from anabranch.api.model import generate as generate

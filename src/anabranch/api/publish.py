@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.api.model import load
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
+from anabranch.observe.console.progress import Ticker
 
 #: Name of the file that is pushed last: a checkpoint that has it is complete.
 MANIFEST = "manifest.json"
@@ -26,11 +27,17 @@ def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKP
     """
     directory = RunDirectory.open(path)
     t = directory.latest_checkpoint() if step is None else step
+    with Ticker() as ticker:
+        ticker.begin(f"preparing the copy of step {t}")
+        return _pushed(directory, url, t, kind, ticker)
+
+
+def _pushed(directory: RunDirectory, url: str, t: int, kind: str, ticker: Ticker) -> str:
     store, root = _opened(url)
     if kind == HF:
         with tempfile.TemporaryDirectory() as folder:
             made = load(directory.path, t).export(Path(folder) / "model")
-            _copy(store, url, [(one, f"{root}/{one.name}") for one in sorted(made.iterdir())])
+            _copy(store, url, [(one, f"{root}/{one.name}") for one in sorted(made.iterdir())], ticker)
         return url
     target = directory.checkpoint_path(t)
     remote = f"{root}/{target.name}"
@@ -41,7 +48,7 @@ def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKP
         directory.read_stage(t, stage)  # size and hash are checked: nothing damaged is published
     files = [(directory.run_file, f"{root}/run.toml")]
     files += [(target / name, f"{remote}/{name}") for name in [*names, MANIFEST]]
-    _copy(store, url, files)
+    _copy(store, url, files, ticker)
     return f"{url.rstrip('/')}/{target.name}"
 
 
@@ -81,10 +88,12 @@ def _exists(store: Any, url: str, path: str) -> bool:
         raise UserError(f"{url} cannot be read: {error}") from None
 
 
-def _copy(store: Any, url: str, files: list[tuple[Path, str]]) -> None:
+def _copy(store: Any, url: str, files: list[tuple[Path, str]], ticker: Ticker) -> None:
     """Copy files in order, each given as (local file, path in the store). Raises UserError."""
     try:
-        for source, target in files:
+        for number, (source, target) in enumerate(files, 1):
+            size = f"{source.stat().st_size / 1e6:,.1f} MB"
+            ticker.begin(f"copying {source.name} ({size}), file {number} of {len(files)}")
             store.makedirs(target.rpartition("/")[0], exist_ok=True)
             store.put_file(str(source), target)
     except Exception as error:  # its type depends on the store

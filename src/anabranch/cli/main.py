@@ -44,6 +44,7 @@ COMMANDS = {
     "export": "write a checkpoint as a Hugging Face folder",
     "push": "copy checkpoints to an object store or a model hub",
     "generate": "generate text with a checkpoint",
+    "evaluate": "score a checkpoint on a task: multiple choice, cloze, perplexity",
     "check-model": "check a model for what would break exactness",
     "route": "solve a routing instance with any policy",
     "simtest": "test the protocol on simulated swarms with random faults",

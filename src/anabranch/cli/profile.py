@@ -16,6 +16,7 @@ from pathlib import Path
 
 from anabranch.cli.support.outputs import write_out
 from anabranch.errors import UserError
+from anabranch.observe.console.progress import Ticker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.out.exists():
         read_devices(args.out)
         devices = json.loads(args.out.read_text("utf-8"))
-    devices[args.name] = measure_device(args.device)
+    with Ticker() as ticker:
+        ticker.begin("measuring this machine")
+        devices[args.name] = measure_device(args.device)
     text = json.dumps(devices, indent=1) + "\n"
     parse_devices(text, "this machine")
     if args.out is None:

@@ -5,6 +5,7 @@ examples:
   anabranch simtest                                300 seeds, of all profiles in turn
   anabranch simtest --seeds 0:20000 --json         many seeds, the result for a program
   anabranch simtest --profile storm --seeds 0:500  one kind of fault schedule
+  anabranch simtest --seeds 0:20000 --executor ray on the cluster of RAY_ADDRESS
   anabranch simtest --trace 1234                   one seed, with what happened in words
 
 profiles: calm, churn10, churn20, storm, partition, hostile; by name only:
@@ -23,8 +24,9 @@ import time
 
 import msgspec
 
-from anabranch.cli.support.arguments import JOBS, add_jobs, add_json, check_range
+from anabranch.cli.support.arguments import JOBS, add_executor, add_jobs, add_json, check_range
 from anabranch.errors import UserError
+from anabranch.executors import executor
 
 #: Seconds between lines of progress.
 PROGRESS_S = 20.0
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", default="0:300", metavar="A:B", help="seeds A to B-1")
     add("--profile", default="", metavar="NAME", help="profile of every seed (default: all in turn)")
     add_jobs(parser)
+    add_executor(parser)
     add("--trace", type=int, metavar="SEED", help="run this seed only, and narrate it")
     add_json(parser)
 
@@ -51,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         return _trace(args.trace, args.profile, args.json)
     first, last = _range(args.seeds)
+    where = executor(args.executor, args.jobs or os.cpu_count() or 1)
     begin = printed = time.monotonic()
     outcomes = []
-    for outcome in run_seeds(range(first, last), args.profile, args.jobs or os.cpu_count() or 1):
+    for outcome in run_seeds(range(first, last), args.profile, where):
         outcomes.append(outcome)
         if outcome.failed:
             print(f"seed {outcome.seed}: {outcome.violation} | {reproduce(outcome)}", file=sys.stderr)

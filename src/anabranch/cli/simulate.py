@@ -19,8 +19,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -36,13 +34,11 @@ from anabranch.cli.support.arguments import JOBS, add_jobs, add_json, check_rang
 from anabranch.config import Range
 from anabranch.config.load import parse_toml
 from anabranch.errors import UserError, os_errors_named
+from anabranch.observe.console.progress import Ticker
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Scenario
     from anabranch.sim.metrics.iteration_metrics import Outcome, Summary
-
-#: Seconds between lines of progress.
-PROGRESS_S = 20.0
 
 _POLICIES = (
     "of the protocol: auction, gwtf, swarm, greedy, static; models of other systems: swarm-as-coded, "
@@ -157,12 +153,12 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
 
 def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
     """The outcomes as a list; progress is printed on stderr. trials: number of outcomes to come."""
-    found, printed = [], time.monotonic()
-    for outcome in outcomes:
-        found.append(outcome)
-        if time.monotonic() - printed > PROGRESS_S and len(found) < trials:
-            printed = time.monotonic()
-            print(f"{len(found)} of {trials} simulated ...", file=sys.stderr, flush=True)
+    found = []
+    with Ticker() as ticker:
+        ticker.begin("simulating" if trials == 1 else f"simulating {trials} trials")
+        for outcome in outcomes:
+            found.append(outcome)
+            ticker.update(f"simulating: {len(found)} of {trials} trials are done")
     return found
 
 

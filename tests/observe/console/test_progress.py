@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from anabranch.api.publish import push
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.main import main
+from anabranch.cli.simulate import run_all
+from anabranch.errors import UserError
 from anabranch.observe.console.progress import Ticker, progress
 
 
@@ -99,6 +106,62 @@ def test_a_ticker_tells_how_long_work_has_been_going_on(monkeypatch: pytest.Monk
     ticker.end()
     line = "\r\033[Kmeasuring stage 1 ... 0:0"
     assert out.getvalue() == f"{line}2{line}3{line}4\r\033[K", "one line that moves, and goes"
+
+
+def test_a_ticker_counts_on_in_one_activity() -> None:
+    out, clock = io.StringIO(), Clock()
+    ticker = Ticker(out, clock)
+    ticker.begin("simulating 3 trials")
+    clock.now = 4.0
+    ticker.update("simulating: 1 of 3 trials are done")
+    ticker.tick()
+    assert out.getvalue() == "simulating: 1 of 3 trials are done ... 0:04\n"
+
+
+class TickerOfOneCommand(Ticker):
+    """Ticker whose labels are kept, in order."""
+
+    labels: ClassVar[list[str]] = []
+
+    def begin(self, label: str) -> None:
+        self.labels.append(label)
+
+    update = begin
+
+
+@pytest.fixture
+def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for module in ("anabranch.cli.simulate", "anabranch.cli.profile", "anabranch.api.publish"):
+        monkeypatch.setattr(f"{module}.Ticker", TickerOfOneCommand)
+    monkeypatch.setattr(TickerOfOneCommand, "labels", found := [])
+    return found
+
+
+def test_simulating_tells_its_count(labels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.cli.simulate._one", lambda trial: trial[1:])
+    scenario: Any = None
+    assert run_all(scenario, ["auction", "gwtf"], [0, 1], 1)[3] == ("gwtf", 1)  # type: ignore[comparison-overlap]
+    assert labels[0] == "simulating 4 trials" and labels[-1] == "simulating: 4 of 4 trials are done"
+
+
+def test_a_profile_tells_that_it_measures(labels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: str) -> None:
+        raise UserError("no such device")
+
+    monkeypatch.setattr("anabranch.node.diagnostics.device_benchmark.measure_device", refuse)
+    assert main(["profile"]) == 2
+    assert labels == ["measuring this machine"]
+
+
+def test_a_push_tells_each_file(labels: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    run = RunDirectory.create(tmp_path / "run")
+    run.run_file.write_text("")
+    run.write_checkpoint(2, "base", "run", {1: ([b"weights"], "f")})
+    push(run.path, f"file://{tmp_path / 'copy'}")
+    assert labels[0] == "preparing the copy of step 2"
+    assert [label.split()[1] for label in labels[1:]] == ["run.toml", "stage-1.safetensors", "manifest.json"]
+    assert labels[2].endswith("(0.0 MB), file 2 of 3")
 
 
 def test_a_tickers_thread_ends_with_it() -> None:

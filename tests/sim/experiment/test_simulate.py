@@ -375,7 +375,7 @@ def test_an_interrupt_does_not_wait_for_the_seeds_under_way() -> None:
         leader.send_signal(signal.SIGINT)
         _, said = leader.communicate(timeout=60.0)
         assert leader.returncode == 130
-        assert said == "\ninterrupted\n"
+        assert said.endswith("\ninterrupted\n") and "Traceback" not in said
         assert not [child for child in working if Path(f"/proc/{child}").exists()]
     finally:
         leader.kill()

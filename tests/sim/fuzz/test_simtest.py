@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from anabranch.cli.main import main
+from anabranch.executors import Processes
 from anabranch.protocol.log.records import Commit
 from anabranch.sim.fuzz.fault_kinds import PROFILES, matrix_cells
 from anabranch.sim.fuzz.narrative import story
@@ -65,7 +66,7 @@ def test_a_seed_with_tensors() -> None:
 def test_twenty_thousand_seeds() -> None:
     """No violation, and every cell of the matrix of phases and faults is filled."""
     jobs = os.cpu_count() or 1
-    found = summarize(run_seeds(range(20_000), jobs=jobs), 0, 20_000, "", 1.0)
+    found = summarize(run_seeds(range(20_000), where=Processes(jobs)), 0, 20_000, "", 1.0)
     assert not found.failures, found.failures[:5]
     assert found.thinnest_cell >= 100, report(found)
 

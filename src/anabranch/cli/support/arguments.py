@@ -66,6 +66,13 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes; 0: one per core")
 
 
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    from anabranch.executors import NAMES
+
+    text = "processes of this machine, or a Ray cluster (RAY_ADDRESS; needs the extra ray)"
+    parser.add_argument("--executor", choices=NAMES, default=NAMES[0], help=text)
+
+
 def check_range(option: str, value: float, allowed: Range) -> None:
     """Raise UserError, naming the option, if its value is not within `allowed`."""
     if not allowed.holds(value):

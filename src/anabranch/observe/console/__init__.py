@@ -2,5 +2,5 @@
 
 Not here: the fold of events behind them (`observe.view`) and help texts (`cli`).
 
-Imported by: audit, cli, node.
+Imported by: api, audit, cli, evaluation, node.
 """

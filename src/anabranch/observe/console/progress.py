@@ -103,6 +103,11 @@ class Ticker:
         with self._lock:
             self._label, self._began, self._told_at = label, self._now(), -math.inf
 
+    def update(self, label: str) -> None:
+        """Name the same activity anew, with its count; its time goes on."""
+        with self._lock:
+            self._label = label
+
     def end(self) -> None:
         """Remove the line, as a result follows."""
         with self._lock:

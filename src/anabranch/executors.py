@@ -1,0 +1,172 @@
+"""Executors: where the independent parts of a sweep are computed, in processes of this machine or on Ray.
+
+An executor maps a picklable function over jobs and yields (number of the job, result) as results come. The
+function must be repeatable: a job whose machine dies is computed again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from anabranch.errors import UserError
+
+NAMES = ("processes", "ray")
+#: Jobs that are handed out for each process: the next one waits where it is needed.
+AHEAD = 2
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+class Executor(Protocol):
+    """Place where jobs are computed."""
+
+    def completed(
+        self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
+    ) -> Iterator[tuple[int, _Result]]:
+        """(number of the job, result) of each job, as they come. The first exception of `work` is raised
+        here; closing the iterator ends what is still computed."""
+        ...
+
+
+def executor(name: str, processes: int) -> Executor:
+    """Executor of NAMES. processes: of this machine; Ray counts the processors of its cluster itself."""
+    return Ray() if name == "ray" else Processes(processes)
+
+
+def in_order(results: Iterable[tuple[int, _Result]]) -> Iterator[_Result]:
+    """Results in the order of their jobs, each as soon as all before it are there."""
+    waiting: dict[int, _Result] = {}
+    following = 0
+    for number, result in results:
+        waiting[number] = result
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
+
+
+class Processes:
+    """Processes of this machine. count: their number; 1 computes in the caller's own process. method: how
+    they start, as in `multiprocessing`."""
+
+    def __init__(self, count: int, method: str = "spawn") -> None:
+        self.count, self._context = count, multiprocessing.get_context(method)
+
+    def completed(
+        self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
+    ) -> Iterator[tuple[int, _Result]]:
+        """Results as they come (`Executor.completed`). Raises UserError if a process dies."""
+        numbered = enumerate(jobs)
+        if self.count <= 1:
+            for number, job in numbered:
+                yield number, work(job)
+            return
+        others = multiprocessing.active_children()
+        pool = ProcessPoolExecutor(self.count, self._context, _ignore_interrupts)
+        running: dict[Future[_Result], int] = {}
+        try:
+            while True:
+                for number, job in islice(numbered, AHEAD * self.count - len(running)):
+                    running[pool.submit(work, job)] = number
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+            pool.shutdown()
+        except BrokenProcessPool:
+            raise UserError("a process of the sweep died; fewer processes take less memory") from None
+        finally:
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ignore Ctrl+C in a process that its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Ray:
+    """Processors of a Ray cluster: that of the environment variable RAY_ADDRESS or one that runs here, else
+    a new one on this machine for the time of the sweep.
+
+    The nodes get this program's source, so that all compute the same; they need its dependencies. A node that
+    dies is replaced by others of the cluster, and nodes that join later are used.
+    """
+
+    def completed(
+        self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
+    ) -> Iterator[tuple[int, _Result]]:
+        """Results as they come (`Executor.completed`). Raises UserError if Ray is missing, or fails."""
+        ray = _import_ray()
+        ours = not ray.is_initialized()
+        try:
+            if ours:
+                environment = {"py_modules": [str(path) for path in _sources(work)]}
+                try:
+                    ray.init(runtime_env=environment, include_dashboard=False, log_to_driver=False)
+                except Exception as error:  # Ray raises bare Exception, too
+                    message = f"Ray does not start: {error}; see RAY_ADDRESS, and `ray status`"
+                    raise UserError(message) from None
+            yield from _on_cluster(ray, work, jobs)
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _on_cluster(
+    ray: Any, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
+) -> Iterator[tuple[int, _Result]]:
+    task, shared, numbered = ray.remote(num_cpus=1, max_retries=-1)(_call), ray.put(work), enumerate(jobs)
+    running: dict[Any, int] = {}
+    try:
+        while True:
+            most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            for number, job in islice(numbered, max(0, most - len(running))):
+                running[task.remote(shared, job)] = number
+            if not running:
+                return
+            done, _ = ray.wait(list(running), num_returns=1)
+            for reference in done:
+                result: _Result = ray.get(reference)
+                yield running.pop(reference), result
+    finally:
+        for reference in running:
+            with suppress(Exception):  # it ended, or its node did
+                ray.cancel(reference, force=True)
+
+
+def _call(work: Callable[[_Job], _Result], job: _Job) -> _Result:
+    return work(job)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        message = 'the executor "ray" needs Ray; install it with: pip install "anabranch[ray]"'
+        raise UserError(message) from None
+    return ray
+
+
+def _sources(work: Callable[..., object]) -> Iterator[Path]:
+    """Folders of the packages that `work` needs: this one, and the one that it is defined in."""
+    yield Path(__file__).parent
+    function = getattr(work, "func", work)  # inside a functools.partial
+    name = function.__module__
+    if name == "__main__":
+        name = getattr(getattr(sys.modules[name], "__spec__", None), "name", None) or name
+    package = sys.modules.get(name.partition(".")[0])
+    own = getattr(package, "__path__", None)
+    if own and Path(next(iter(own))) != Path(__file__).parent:
+        yield Path(next(iter(own)))

@@ -1,0 +1,177 @@
+"""Executors: each result once, as it comes; errors, dead processes, an early end; Ray, if it is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.cli.main import main
+from anabranch.errors import UserError
+from anabranch.executors import Executor, Processes, Ray, executor, in_order
+from support.executor_jobs import died_once, killed, refused, slept, squared
+from support.fake_ray import FakeRay
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray with two processors on this machine, whose workers find `support` where this process does."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'anabranch[ray]'")
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+def on_ray(request: pytest.FixtureRequest) -> Executor:
+    request.getfixturevalue("cluster")
+    return Ray()
+
+
+PLACES: dict[str, Callable[[pytest.FixtureRequest], Executor]] = {
+    "here": lambda request: Processes(1),
+    "processes": lambda request: Processes(2),
+    "ray": on_ray,
+}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    """Ray's interface, as far as it is used, without Ray. Tests marked `soak` ask the real one."""
+    made = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.soak) if name == "ray" else name for name in PLACES]
+)
+def where(request: pytest.FixtureRequest) -> Executor:
+    return PLACES[request.param](request)
+
+
+def test_each_job_once(where: Executor) -> None:
+    found = dict(where.completed(squared, iter(range(9))))
+    assert {number: square for number, (square, _) in found.items()} == {n: n * n for n in range(9)}
+    own = {process == os.getpid() for _, process in found.values()}
+    assert own == {isinstance(where, Processes) and where.count == 1}
+
+
+def test_no_jobs(where: Executor) -> None:
+    assert list(where.completed(squared, ())) == []
+
+
+def test_an_exception_of_the_work_is_raised_here(where: Executor) -> None:
+    with pytest.raises(ValueError, match="job 3 cannot be computed"):
+        list(where.completed(refused, range(9)))
+
+
+def test_results_in_order() -> None:
+    assert list(in_order([(2, "c"), (0, "a"), (1, "b"), (3, "d")])) == ["a", "b", "c", "d"]
+    came = in_order(iter([(1, "b"), (0, "a")]))
+    assert next(came) == "a"
+
+
+def test_a_process_that_dies_is_named() -> None:
+    with pytest.raises(UserError, match="a process of the sweep died"):
+        list(Processes(2).completed(killed, range(9)))
+
+
+def test_an_early_end_leaves_no_process(tmp_path: Path) -> None:
+    """The caller stops after one result, as Ctrl+C does: processes that still compute are ended."""
+    folder = str(tmp_path)
+    results = Processes(2).completed(_first_quick, [("", 0), (folder, 1), (folder, 2)])
+    assert next(results) == (0, 0)
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.05)
+    results.close()  # type: ignore[attr-defined]
+    for process in [int(path.name) for path in tmp_path.iterdir()]:
+        while _runs(process):
+            time.sleep(0.05)
+
+
+def _first_quick(job: tuple[str, int]) -> int:
+    folder, number = job
+    return slept(folder) if folder else number
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:1]
+
+
+def test_names() -> None:
+    assert isinstance(executor("ray", 3), Ray)
+    here = executor("processes", 3)
+    assert isinstance(here, Processes) and here.count == 3
+
+
+def test_ray_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["simtest", "--seeds", "0:1", "--executor", "ray"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "pip install" in error and error.count("\n") == 1
+
+
+def test_jobs_are_handed_to_ray_and_taken_as_they_come(fake: FakeRay) -> None:
+    found = list(Ray().completed(squared, iter(range(9))))
+    assert dict(found) == {n: (n * n, os.getpid()) for n in range(9)}
+    assert [number for number, _ in found] != sorted(dict(found)), "the fake has the last job done first"
+    assert (
+        fake.most_running == 4 and not fake.initialized
+    )  # two for each processor; it ran for this sweep only
+    assert [Path(path).name for path in fake.environment["py_modules"]] == ["anabranch", "support"]
+    with pytest.raises(ValueError, match="job 3 cannot be computed"):
+        list(Ray().completed(refused, range(9)))
+
+
+def test_an_early_end_cancels_what_ray_still_computes(fake: FakeRay) -> None:
+    fake.init()
+    results = Ray().completed(squared, range(9))
+    assert next(results) == (3, (9, os.getpid()))
+    results.close()  # type: ignore[attr-defined]
+    assert len(fake.cancelled) == 3
+    assert fake.initialized, "a cluster that the caller began goes on"
+
+
+def test_ray_that_does_not_start_is_told(fake: FakeRay) -> None:
+    fake.refusal = ConnectionError("no cluster at 10.0.0.1:6379")
+    with pytest.raises(UserError, match=r"does not start: no cluster at 10\.0\.0\.1:6379; see RAY_ADDRESS"):
+        list(Ray().completed(squared, range(9)))
+
+
+@pytest.mark.soak
+def test_a_job_whose_process_dies_is_computed_again(cluster: None, tmp_path: Path) -> None:
+    assert list(Ray().completed(died_once, [str(tmp_path)])) == [(0, 1)]
+
+
+@pytest.mark.soak
+def test_seeds_on_ray_are_those_of_one_process(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def outcomes(*more: str) -> dict[str, Any]:
+        assert main(["simtest", "--seeds", "100:106", "--profile", "calm", "--json", *more]) == 0
+        summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return {key: value for key, value in summary.items() if not key.endswith("_s")}
+
+    assert outcomes("--executor", "ray") == outcomes("--jobs", "1")
+
+
+@pytest.mark.soak
+def test_a_cluster_of_its_own_gets_the_source(tmp_path: Path) -> None:
+    """Without a cluster Ray is started for the sweep, with the packages of the work, and stopped after it."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'anabranch[ray]'")
+    assert not ray.is_initialized()
+    found = dict(Ray().completed(squared, range(3)))
+    assert [found[number][0] for number in range(3)] == [0, 1, 4]
+    assert not ray.is_initialized()
