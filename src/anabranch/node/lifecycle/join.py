@@ -254,7 +254,8 @@ class Volunteer:
         address = options.ticket.first_addresses
         if not self._reached:
             if bbr_missing() and not on_loopback(leader.host):
-                self._say(f"this kernel's TCP has no BBR, so long links are slow after pauses and losses; {BBR_REMEDY}")
+                slow = "this kernel's TCP has no BBR, so long links are slow after pauses and losses"
+                self._say(f"{slow}; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
             if not self._address():
                 self._say("this machine has no address for others: it dials them, or meets them at a carrier")
