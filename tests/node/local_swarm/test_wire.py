@@ -53,7 +53,7 @@ def test_a_relay_that_dies_in_mid_backward(
 
 
 @pytest.mark.parametrize(
-    ("at", "wire"), [("mid_backward", {}), pytest.param("ahead", WIRE, marks=pytest.mark.slow)]
+    ("at", "wire"), [("mid_backward", {}), pytest.param("ahead", WIRE, marks=pytest.mark.soak)]
 )
 def test_a_relay_that_dies_with_two_iterations_in_flight(
     tmp_path: Path, texts: Path, supervisor: Supervisor, at: str, wire: dict[str, Any]
