@@ -328,7 +328,7 @@ def tables(settings: Counts, more: Mapping[str, Any]) -> str:
         parts.append(f"### {name[0].upper()}{name[1:]}, {100 * crash:.0f} % churn")
         for setting, seeds in settings.items():
             if setting[:2] == (machines, crash):
-                precision = f"**{NAMES[setting[2]]}** ({seeds} seeds)"
+                precision = f"**{NAMES[setting[2]]}** ({seeds} seed{'s' * (seeds > 1)})"
                 parts.append(f"{precision}\n\n{table_of(setting, seeds, more)}")
     return "\n\n".join(parts)
 

@@ -167,10 +167,7 @@ def test_no_command_of_volunteers_leads_to_a_guest() -> None:
     ("deed", "words"),
     [
         ("data node with a relay's ticket", "as a relay, not as a data node"),
-        # On a machine that is busy with other tests the flood makes honest peers silent for too long.
-        pytest.param(
-            "flood about past iterations", "too many messages about past iterations", marks=pytest.mark.soak
-        ),
+        ("flood about past iterations", "too many messages about past iterations"),
     ],
 )
 def test_a_live_guest_is_put_out_and_no_bit_differs(

@@ -75,9 +75,7 @@ def test_the_grid(
         for event in swarm.of(Timing):
             reduces[event.t, event.stage] += event.bytes_reduce if event.stage else 0
         sent = [count for (_, stage), count in reduces.items() if stage]
-        assert 4 * elements <= min(sent)
-        # On a busy machine a reduce may be ordered twice, which sends some sums again: the usual one counts.
-        assert sorted(sent)[len(sent) // 2] < (7 + 4) * elements
+        assert 4 * elements <= min(sent) <= max(sent) < (7 + 4) * elements
     for commit in history_of(directory).commits:
         assert [len(stage.owners) for stage in commit.stages] == [12] + [6] * stages
 
