@@ -11,7 +11,7 @@ import pytest
 from anabranch import hours
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import PeerActive, PeerRemoved, Step
+from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.operating_system import OtherPrograms
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
@@ -40,8 +40,8 @@ def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervi
         guest = swarm.join(GUEST, swarm.ticket(), ["--hours", "when idle"], once=False)
 
         def active(times: int) -> bool:
-            peer = swarm.peer_id(GUEST) if f'"{GUEST}"' in directory.events.read_text() else ""
-            return sum(event.subject == peer for event in swarm.of(PeerActive)) >= times
+            peers = {event.subject for event in swarm.of(PeerJoined) if event.name == GUEST}
+            return sum(event.subject in peers for event in swarm.of(PeerActive)) >= times
 
         swarm.until(lambda _: active(1))
         cores.write_text("2.0")

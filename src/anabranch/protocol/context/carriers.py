@@ -7,6 +7,7 @@ dial each other. A carrier that is gone, or has no such link, refuses, and the n
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from anabranch.protocol.context.run_view import LogView, RunView
 from anabranch.protocol.membership.rendezvous_graph import pair_scores
 from anabranch.protocol.telemetry.peer_costs import PeerCosts
 
-#: Carriers that one dial tries. A choice: two may die at once.
-TRIED = 3
+#: Carriers that one dial tries, and addresses of carriers that it tries in all. Choices: two carriers may die
+#: at once; of three, each is tried at two addresses, as the first may be of the other IP version, or local.
+TRIED, ADDRESSES_TRIED = 3, 6
 #: Links of about the same cost are ranked by a hash, so that their carriers share the load: costs within this
 #: factor, and the least cost (s) that is told from none.
 ALIKE, LEAST_S = 2.0, 1e-3
@@ -45,8 +47,9 @@ class CarrierChoice:
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
-        """Addresses of `peer` through carriers, at most TRIED, in the order to try them: by the number of
-        circuits to `peer` that broke, then dedicated carriers first and the log's leader last, then by the
+        """Addresses of `peer` through carriers, at most ADDRESSES_TRIED, in the order to try them: the first
+        address of each carrier, then the second of each, and so on. Carriers are ordered by the number of
+        circuits to `peer` that broke, then dedicated ones first and the log's leader last, then by the
         measured cost of the link to the carrier. Suspected carriers are left out."""
         candidates = dict(self.run.carriers)
         for other in self._linked_members(peer):
@@ -60,7 +63,9 @@ class CarrierChoice:
             c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)
         }
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
-        return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
+        each = [[f"{address}/{carrier}" for address in candidates[carrier].split(",")] for carrier in best]
+        turns = itertools.zip_longest(*each)
+        return [way for turn in turns for way in turn if way is not None][:ADDRESSES_TRIED]
 
     def _linked_members(self, peer: str) -> list[str]:
         """Members with which `peer` has a link, since `peer` dials them, as far as this peer can tell: they

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.addresses import direct_addresses
+from anabranch.addresses import MOST_ADDRESSES, direct_addresses
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.carriers import CarrierChoice
@@ -100,10 +100,11 @@ class Dialer:
         member = self.run.membership.members.get(peer)
         if member is None:
             return self.carriers.listed().get(peer) or self.fellows.get(peer, "")
-        ways = [member.address] if member.address else []
-        if again or not direct_addresses(member.address):
-            ways += self.carriers.ways(peer)
-        return ",".join(ways)
+        if not again and direct_addresses(member.address):
+            return member.address
+        carried = self.carriers.ways(peer)
+        own = member.address.split(",")[: MOST_ADDRESSES - len(carried)]
+        return ",".join(filter(None, [*own, *carried]))
 
     def _dial(self, peer: str, address: str) -> None:
         self.plan(peer, ANSWER_S if self.run.near.crowded else 0.0)
