@@ -161,9 +161,11 @@ def test_a_dataset_is_streamed_and_its_position_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A local folder stands for the hub; a later run goes on behind what an earlier one read."""
-    pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Read from the environment when they are imported, which may have been before.
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "dataset"
     folder.mkdir()
     lines = [json.dumps({"text": f"document {n} " * 20}) + "\n" for n in range(100)]
