@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from anabranch.net.wan.places import Place
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.local_swarm.local_swarm import LocalSwarm
 from anabranch.node.local_swarm.peer_process import run_peer
-from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Event, Step
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
@@ -76,9 +77,12 @@ class Swarm(LocalSwarm):
         self.read(lambda: reached(self.seen))
         assert reached(self.seen), f"the swarm ended before: {self.story()}"
 
-    def to_the_end(self) -> list[Event]:
-        """All events, once every process has ended; the leader must have ended well."""
+    def to_the_end(self, *staying: Process) -> list[Event]:
+        """All events, once every process has ended; the leader must have ended well. staying: processes that
+        do not end with the run, and are told to."""
         self.read(lambda: False)
+        for process in staying:
+            process.signal(signal.SIGTERM)
         self.end()
         self.check_leader()
         return self.seen

@@ -66,7 +66,7 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
         busiest = max(carriers, key=lambda process: used.count(carrier_of(process)[:8]))
         assert carrier_of(busiest)[:8] in used, (used, [carrier_of(each) for each in carriers])
         busiest.signal(9)
-        swarm.to_the_end()
+        swarm.to_the_end(*carriers)
         assert any(each not in carrier_of(busiest) for each in carried(swarm)[len(used) :])
         ways = {way for event in swarm.of(Vitals) for way in event.ways.values()}
         assert ways and ways <= {carrier_of(each) for each in carriers}
@@ -94,9 +94,9 @@ def test_a_leader_that_nobody_can_dial_leads_through_a_carrier(
         ticket = parse_ticket(swarm.ticket(), now_s=0.0)
         assert ticket.first_addresses == address
         options = ["--home", str(tmp_path / "carrier"), "--port", str(port)]
-        swarm._spawn("carrier", ["relay", swarm.ticket(), *options])
+        forwarder = swarm._spawn("carrier", ["relay", swarm.ticket(), *options])
         for stage in (1, 2):
             swarm.join(f"relay-{stage}-0", swarm.ticket(), ["--stage", str(stage), "--no-listen"])
-        swarm.to_the_end()
+        swarm.to_the_end(forwarder)
         assert carrier[:8] in carried(swarm)
     check_exact(directory, 4)

@@ -54,5 +54,5 @@ def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervi
         swarm.until(lambda _: len(swarm.of(Step)) > steps)
         assert guest.log.read_text().count("this machine is lent when idle; waiting until then") == 2
         swarm.stop()
-        swarm.to_the_end()
+        swarm.to_the_end(guest)
     check_exact(directory, history_of(directory).t)

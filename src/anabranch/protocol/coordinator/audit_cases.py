@@ -230,7 +230,8 @@ class AuditCases:
         if case.over and not self._overrules(case, peer, message):
             return None
         asked = case.drawn.auditors[:AUDITORS]
-        if peer not in (case.drawn.trusted, *asked) or (peer in asked[1:] and not case.second):
+        drawn = peer == case.drawn.trusted or peer in asked
+        if not drawn or (peer in asked[1:] and not case.second):
             return "an audit that it was not drawn for"
         if peer in asked and case.drawn.trusted and not case.replaced:
             return None  # asked by nobody: it may not know the auditor yet
