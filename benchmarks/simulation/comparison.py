@@ -6,8 +6,8 @@ Ten regions with equal and with unequal machines, and equal machines behind uneq
 Each system at its own published precision, all at fp16, and all at 8 bits: only sizes change. 24 iterations;
 the *early* window is 3 to 8, the *late* one 17 to 24. Settings and cache are those of `policies`; a run that
 was stopped goes on where it was. Seed by seed, so a table has as many seeds as are complete for all its rows.
-`--sections` picks parts. Writes a result for each: `comparison`, `comparison-further`, `unstable-links` and
-`paced`.
+`--sections` picks parts. Writes a result for each: `comparison`, `comparison-further`, `comparison-thin`,
+`unstable-links` and `paced`.
 
 Iteration times are compared seed by seed (same machines, links and crashes). Ratios are summarised by their
 geometric mean and the t-interval of their logarithms, the usual way for ratios (Fleming and Wallace, CACM
@@ -132,10 +132,13 @@ ORDER: tuple[Setting, ...] = (
     *product(MAIN, (STRUCK, CALM), ("8 bits",)),
     *product((HETEROGENEOUS,), (CALM,), ("fp16", "own", "8 bits")),
 )
-#: Settings of the second page, in their order: more churn, unequal lines with churn, ours with fewer bytes.
+#: Settings of the second page: unequal lines with churn, and more churn.
 FURTHER: tuple[Setting, ...] = (
     *product((HETEROGENEOUS,), (STRUCK,), ("fp16", "own", "8 bits")),
     *product(MAIN, (0.2,), ("fp16", "own", "8 bits")),
+)
+#: Settings of the third page: ours with fewer bytes.
+THIN_SETTINGS: tuple[Setting, ...] = (
     *product(MAIN, (STRUCK, CALM, 0.2), ("own, thin",)),
     *product((HETEROGENEOUS,), (CALM, STRUCK), ("own, thin",)),
 )
@@ -442,15 +445,25 @@ def comparison(seeds: int) -> None:
 
 
 def further(seeds: int) -> None:
-    """Second page: the settings of FURTHER, their goals and the ratios of all seeds."""
-    found = measured(FURTHER, seeds, {})
+    """Page of the settings of FURTHER."""
     words = (
-        "The [comparison](comparison.md) with a fifth of the relays crashing in each iteration, with a tenth "
-        "crashing behind unequal lines, and with ours at 8 bits and coarse sums."
+        "The [comparison](comparison.md) with a fifth of the relays crashing in each iteration, and with a "
+        "tenth crashing behind unequal lines."
     )
+    _page("comparison-further", "At the same bytes: more churn, unequal lines", words, FURTHER, seeds)
+
+
+def thin(seeds: int) -> None:
+    """Page of the settings of THIN_SETTINGS."""
+    words = "The [comparison](comparison.md) with ours at 8 bits and coarse sums."
+    _page("comparison-thin", "Ours with fewer bytes, others as published", words, THIN_SETTINGS, seeds)
+
+
+def _page(section: str, title: str, words: str, settings: Sequence[Setting], seeds: int) -> None:
+    found = measured(settings, seeds, {})
     parts = [words, COMMON_WORDS, tables(found, {})]
-    title, data = "At the same bytes: more churn, unequal lines", {"ours_over": ratios_of_seeds(found, {})}
-    write("comparison-further", title, "\n\n".join(parts), seeds, goals_of(found)[0], data)
+    data = {"ours_over": ratios_of_seeds(found, {})}
+    write(section, title, "\n\n".join(parts), seeds, goals_of(found)[0], data)
 
 
 def beside_the_paper(found: Counts) -> str:
@@ -638,6 +651,7 @@ def paced(seeds: int) -> None:
 SECTIONS: dict[str, tuple[tuple[Setting, ...], Mapping[str, Any], Any]] = {
     "comparison": (ORDER, {}, comparison),
     "comparison-further": (FURTHER, {}, further),
+    "comparison-thin": (THIN_SETTINGS, {}, thin),
     "unstable-links": (UNSTABLE_SETTINGS, UNSTABLE, unstable),
     "paced": (PACED_SETTINGS, PACED, paced),
 }
