@@ -18,6 +18,7 @@ from anabranch.config.rules import (
     address_problem,
     check_fleet_holds,
     check_removed_options,
+    device_problem,
     relays_by_stage,
 )
 from anabranch.config.schema import (
@@ -51,6 +52,6 @@ __all__ = [
     "OptimizerSection", "PipelineSection", "Range", "RoundSection", "RoutingSection", "RunConfig",
     "RunSection",
     "SnapshotsSection", "address_problem", "check_fleet_holds", "check_removed_options", "config_from_dict",
-    "config_from_text", "config_to_dict", "is_64_bits", "load_run_file", "relays_by_stage",
+    "config_from_text", "config_to_dict", "device_problem", "is_64_bits", "load_run_file", "relays_by_stage",
     "render_run_file", "WireSection", "with_changes",
 ]  # fmt: skip

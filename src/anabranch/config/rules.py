@@ -34,12 +34,31 @@ def check_rules(config: RunConfig, where: str) -> None:
         _delay_problem(config),
         _round_problem(config),
         _audit_problem(config),
+        _device_problem(config),
         _wire_problem(config),
         address_problem(network.host, network.advertise, "network.host", "network.advertise"),
         _iroh_problem(config),
     ):
         if sentence:
             raise ConfigError(f"{where}: {sentence}")
+
+
+def _device_problem(config: RunConfig) -> str:
+    """Reason why a stage cannot lie on the devices that are named, "" if it can."""
+    if problem := device_problem(config.compute.device):
+        return f"compute.device = {problem}"
+    return ""
+
+
+def device_problem(text: str) -> str:
+    """Clause that says why a stage cannot lie on the devices that a list names (each of the pattern of
+    compute.device), "" if it can."""
+    names = text.split(",")
+    if len({name.partition(":")[0] for name in names}) > 1:
+        return f'"{text}" mixes cpu and cuda, which compute other bits: name devices of one kind'
+    numbers = [int(name.partition(":")[2] or 0) for name in names]
+    twice = [name for name, number in zip(names, numbers, strict=True) if numbers.count(number) > 1]
+    return f'"{text}" names {twice[-1]} twice: name each device once' if twice else ""
 
 
 def _audit_problem(config: RunConfig) -> str:

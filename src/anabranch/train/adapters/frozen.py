@@ -23,6 +23,7 @@ from anabranch.train.adapters.lora import LoraModel, frozen_layout
 from anabranch.train.model.interface import DTYPES, weights_from_tensors
 from anabranch.train.model.layout import Layout, raw_bytes
 from anabranch.train.model.partition import partition
+from anabranch.train.model.placement import Where, put
 
 
 class FrozenError(ValueError):
@@ -67,9 +68,9 @@ class FrozenWeights:
         hasher.update(raw_bytes(self.data))
         return str(hasher.hexdigest())
 
-    def tensors(self, device: torch.device) -> dict[str, Tensor]:
-        """Every tensor by name in its shape: views of one vector on `device`."""
-        return dict(self.layout.views(self.flat.to(device)))
+    def tensors(self, device: Where) -> dict[str, Tensor]:
+        """Every tensor by name in its shape: views of one vector on `device`, or placed on several."""
+        return dict(self.layout.views(put(self.flat, device)))
 
 
 class FrozenStore:

@@ -21,6 +21,7 @@ from anabranch.train.model.linear import Weights
 from anabranch.train.model.partition import StageSpec
 from anabranch.train.model.residual import ResidualStream
 from anabranch.train.model.sizes import ARCHITECTURES, ModelConfig
+from anabranch.train.model.split_model import SplitModel
 
 _WEIGHT = "weight"
 
@@ -140,10 +141,14 @@ def _targets(base: Model, wanted: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f".{target}.{_WEIGHT}" for target in wanted or dict.fromkeys(known))
 
 
-def run_model(run: RunConfig, config: ModelConfig, device: torch.device) -> Model:
+def run_model(
+    run: RunConfig, config: ModelConfig, device: torch.device, at: Mapping[int, torch.device] | None = None
+) -> Model:
     """Model of a run in its compute dtype, with adapters if it has some; their frozen weights are set by
-    `LoraModel.use`. Raises ConfigError if adapters and model do not fit."""
-    model = build(config, device, DTYPES[run.compute.dtype])
+    `LoraModel.use`. at: block -> device, if its blocks are computed on several. Raises ConfigError if adapters
+    and model do not fit."""
+    dtype = DTYPES[run.compute.dtype]
+    model: Model = SplitModel(config, at, dtype) if at else build(config, device, dtype)
     return LoraModel(model, run.lora) if run.lora.rank else model
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from anabranch.train.model.layout import Layout
+from anabranch.train.model.placement import SplitVector, Where, put
 from anabranch.train.numerics.exact import BLOCK, UNIT_EXPONENT, ExactAccumulator, check_range
 
 #: Parameters that share an exponent: a block of `net.scaled_packing`.
@@ -42,18 +43,21 @@ class CoarseAccumulator(ExactAccumulator):
     """
 
     def __init__(
-        self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: torch.device
+        self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
     ) -> None:
         super().__init__(layout, contributions, dtype, device)
-        self._lengths = segments(layout, device).lengths
-        self._unit = torch.ones(layout.elements, dtype=dtype, device=device)
+        # Segments cross the bounds of devices: their units are made in host memory if there are several.
+        self._where = device
+        one = device if isinstance(device, torch.device) else torch.device("cpu")
+        self._lengths = segments(layout, one).lengths
+        self._unit = put(torch.ones(layout.elements, dtype=dtype, device=one), device)
         """Unit of each parameter over 2⁻⁴⁸, a power of two."""
 
     def prepare(self, exponents: Tensor | None) -> None:
         assert exponents is not None, "a coarse sum has the exponents of its state"
-        exponents = exponents.to(self._unit.device)
+        exponents = exponents.to(self._lengths.device)
         units = torch.ldexp(torch.ones_like(exponents, dtype=self._unit.dtype), exponents)
-        self._unit = torch.repeat_interleave(units, self._lengths)
+        self._unit = put(torch.repeat_interleave(units, self._lengths), self._where)
 
     def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
         limit = math.ldexp(1.0, 62 - UNIT_EXPONENT) / most if most else self._limit[name]
@@ -84,6 +88,8 @@ def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int,
     int32 exponent e: the unit is 2^(e - 48). It lies `digits` binary digits below the root mean square of the
     segment's gradient, estimated from Adam's second moment `exp_avg_sq` (flat, of decay rate `beta2`) after
     `steps` steps; e = 0 where Adam has seen no gradient."""
+    if isinstance(exp_avg_sq, SplitVector):
+        exp_avg_sq = exp_avg_sq.cpu()
     found = segments(layout, exp_avg_sq.device)
     # Divisors are tensors: an accelerator multiplies by the reciprocal of a plain number.
     mean = found.sums(exp_avg_sq) / found.lengths

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from anabranch.protocol.interface.tasks import part_bounds
 from anabranch.train.model.layout import Layout, raw_bytes
+from anabranch.train.model.placement import Where, zeros
 
 #: Binary exponent of the unit of exact sums, 2⁻⁴⁸; docs/explanation/numerics.md derives it.
 UNIT_EXPONENT = 48
@@ -82,15 +83,16 @@ class ExactAccumulator:
     """
 
     def __init__(
-        self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: torch.device
+        self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
     ) -> None:
         self._layout = layout
         self._limit = {
             name: math.ldexp(1.0, 62 - UNIT_EXPONENT) / contributions[name] for name in layout.names
         }
-        self._scaled = torch.empty(BLOCK, dtype=dtype, device=device)
-        self._units = torch.empty(BLOCK, dtype=torch.int64, device=device)
-        self.flat = torch.zeros(layout.elements, dtype=torch.int64, device=device)
+        self._dtype = dtype
+        # Device -> scaled values and units of a block.
+        self._scratch: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self.flat = zeros(layout.elements, torch.int64, device)
         # Views of every tensor's blocks, made once: slicing costs as much as adding a small block.
         self._sums: dict[str, tuple[Tensor, ...]] = {
             name: torch.split(layout.flat(self.flat, name), BLOCK) for name in layout.names
@@ -124,7 +126,10 @@ class ExactAccumulator:
         count = values.numel()
         if count > BLOCK:  # a single row that is wider
             return torch.mul(values, 2.0**UNIT_EXPONENT).round_().to(torch.int64)
-        scaled, units = self._scaled, self._units
+        if values.device not in self._scratch:
+            scaled = torch.empty(BLOCK, dtype=self._dtype, device=values.device)
+            self._scratch[values.device] = scaled, torch.empty_like(scaled, dtype=torch.int64)
+        scaled, units = self._scratch[values.device]
         if count < BLOCK:
             scaled, units = scaled[:count], units[:count]
         return units.copy_(torch.mul(values, 2.0**UNIT_EXPONENT, out=scaled).round_())
@@ -139,12 +144,12 @@ class FastAccumulator:
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, contributions: int = 1
+        self, layout: Layout, dtype: torch.dtype, device: Where, contributions: int = 1
     ) -> None:
         self._layout = layout
         exponent = 126 if dtype == torch.float32 else 480  # squares are taken in fp64: 2 · 480 < 1024
         self._limit = math.ldexp(1.0, exponent) / contributions
-        self.flat = torch.zeros(layout.elements, dtype=dtype, device=device)
+        self.flat = zeros(layout.elements, dtype, device)
 
     def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
         check_range(name, gradient, self._limit)

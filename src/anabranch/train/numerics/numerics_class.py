@@ -45,24 +45,53 @@ def configure(threads: int) -> None:
 
 
 def device_of(compute: ComputeSection) -> torch.device:
-    """Torch device that `compute.device` means on this machine."""
+    """Torch device that `compute.device` means on this machine; the first one, if it names several."""
+    return devices_of(compute)[0]
+
+
+def devices_of(compute: ComputeSection) -> tuple[torch.device, ...]:
+    """Torch devices that `compute.device` means on this machine, in the order in which a stage's blocks are
+    laid over them."""
     import torch
 
     if compute.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(compute.device)
+        return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
+    return tuple(map(torch.device, compute.device.split(",")))
+
+
+def size_of(device: torch.device) -> int:
+    """Memory of a device (GiB, at least 1), by which blocks are shared out: that of its kind, whatever is free
+    at the moment. 1 for parts of the host's."""
+    import torch
+
+    if device.type == "cpu":
+        return 1
+    return max(1, torch.cuda.get_device_properties(device).total_memory >> 30)
 
 
 def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[str, dict[str, str]]:
     """(hash, description) of this process's numerics for microbatches of rows × sequence tokens.
 
+    Several devices that are alike are of the class of one: each operation is done on one of them, with the same
+    shapes. Devices that differ are of a class of their own, with their sizes, by which blocks are shared out.
+
     Two processes of one class are taken to compute the same bits from the same inputs. Besides the known
     settings the description holds a probe, the hash of a short computation's bits. It tells many machines
     apart that only look alike, but not all: the bits may differ in shapes that it does not have.
     """
+    found = [_description(device, compute, rows, sequence) for device in devices_of(compute)]
+    description = found[0]
+    if any(one != description for one in found):
+        sizes = [f"{size_of(device)} GiB" for device in devices_of(compute)]
+        description = {"devices": json.dumps(list(zip(sizes, found, strict=True)))}
+    canonical = json.dumps(description, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16], description
+
+
+def _description(device: torch.device, compute: ComputeSection, rows: int, sequence: int) -> dict[str, str]:
+    """Settings and probe of one device."""
     import torch
 
-    device = device_of(compute)
     description = {
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "machine": platform.machine(),
@@ -84,8 +113,7 @@ def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[s
         description["processor"] = _maker()
         description["mkl"] = f"{torch._C.has_mkl} {os.environ.get('MKL_CBWR', '')}"
     description["probe"] = _probe(device, compute.dtype)
-    canonical = json.dumps(description, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16], description
+    return description
 
 
 def _maker() -> str:

@@ -28,6 +28,22 @@ class StepScalars:
     bias_correction2: float
 
 
+class Scratch:
+    """Two blocks of memory on each device of a stage, for intermediate results."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._blocks: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def blocks(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Two vectors of the length and on the device of `like`, which has at most BLOCK elements."""
+        if like.device not in self._blocks:
+            a = torch.empty(BLOCK, dtype=self._dtype, device=like.device)
+            self._blocks[like.device] = a, torch.empty_like(a)
+        a, b = self._blocks[like.device]
+        return a[: len(like)], b[: len(like)]
+
+
 def decays(shape: tuple[int, ...]) -> bool:
     """True if weight decay applies: to matrices (the embedding too), not to norm gains and biases."""
     return len(shape) >= 2
@@ -49,8 +65,7 @@ def adamw(
     step_size = scalars.learning_rate / scalars.bias_correction1
     root2 = scalars.bias_correction2**0.5
     shrink = 1.0 - scalars.learning_rate * optimizer.weight_decay
-    a = torch.empty(BLOCK, dtype=gradient.dtype, device=gradient.device)
-    b = torch.empty_like(a)
+    scratch = Scratch(gradient.dtype)
     for name in state.layout.names:
         if name in leave:
             continue
@@ -59,14 +74,14 @@ def adamw(
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
             w, m, v = state.weights[start:stop], state.exp_avg[start:stop], state.exp_avg_sq[start:stop]
-            g, scratch = a[: stop - start], b[: stop - start]
+            g, a = scratch.blocks(w)
             torch.mul(gradient[start:stop], scalars.clip_factor, out=g)
-            m.mul_(optimizer.beta1).add_(torch.mul(g, 1.0 - optimizer.beta1, out=scratch))
+            m.mul_(optimizer.beta1).add_(torch.mul(g, 1.0 - optimizer.beta1, out=a))
             g.mul_(g).mul_(1.0 - optimizer.beta2)
             v.mul_(optimizer.beta2).add_(g)
             torch.sqrt(v, out=g).div_(root2).add_(optimizer.eps)
-            torch.mul(m, step_size, out=scratch).div_(g)
+            torch.mul(m, step_size, out=a).div_(g)
             if decay:
                 w.mul_(shrink)
-            w.sub_(scratch)
+            w.sub_(a)
     state.adam_step += 1

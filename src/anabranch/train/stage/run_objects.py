@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import ConfigError, RunConfig
+from anabranch.train.adapters.lora import LoraModel
 from anabranch.train.codec.sizes import coarse_digits
 from anabranch.train.model.interface import (
     DTYPES,
@@ -20,10 +21,12 @@ from anabranch.train.model.interface import (
     weights_from_tensors,
 )
 from anabranch.train.model.layout import Layout
-from anabranch.train.model.partition import partition
+from anabranch.train.model.partition import StageSpec, partition
+from anabranch.train.model.placement import Placement, Where, put, shared_out
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.coarse_sums import SEGMENT, CoarseAccumulator, unit_exponents
 from anabranch.train.numerics.exact import Accumulator, ExactAccumulator, FastAccumulator
+from anabranch.train.numerics.numerics_class import size_of
 from anabranch.train.stage.state import StageState
 
 Ids = npt.NDArray[np.int64]
@@ -79,6 +82,36 @@ def check_shape(run: RunConfig, model: ModelConfig) -> None:
         )
 
 
+def check_devices(run: RunConfig, specs: Sequence[StageSpec], devices: int) -> None:
+    """Raise ConfigError if a relay's stage cannot lie on so many devices. specs: stages of the run."""
+    if devices == 1:
+        return
+    least = min(specs[1:], key=lambda spec: len(spec.blocks))
+    if len(least.blocks) < devices:
+        raise ConfigError(
+            f"{run.compute.device} are {devices} devices, and stage {least.stage} of this run has fewer blocks: "
+            f"name at most {len(least.blocks)}, or let one peer join for each (--gpus)"
+        )
+    if run.round.slots:
+        raise ConfigError(f"{run.compute.device}: a run with rounds of islands computes on one device: name one")
+
+
+def share_out(spec: StageSpec, devices: Sequence[torch.device]) -> dict[int, torch.device]:
+    """Device of each block of a stage that lies on several devices, in proportion to their memory; empty for
+    a stage on one, and for one without blocks, which is on the first."""
+    if len(devices) == 1 or not spec.blocks:
+        return {}
+    return shared_out(spec.blocks, devices, [size_of(device) for device in devices])
+
+
+def placement(model: Model, layout: Layout, at: Mapping[int, torch.device]) -> Placement:
+    """Placement of a stage's vectors in `layout`, of trained or of frozen weights. at: device of each block,
+    the first one also that of all other tensors."""
+    models = (model, model.base) if isinstance(model, LoraModel) else (model,)
+    names = {name: at[block] for block in at for one in models for name in one.block_shapes(block)}
+    return Placement(layout, names, next(iter(at.values())))
+
+
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of weights and moments: fp32 at least."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -102,7 +135,7 @@ def initial_state(
     model: Model,
     layout: Layout,
     initial: Mapping[str, Tensor] | None,
-    device: torch.device,
+    device: Where,
 ) -> StageState:
     """State of a stage before the first step, from the tensors `initial` or, if None, from the run's seed.
 
@@ -113,7 +146,7 @@ def initial_state(
         flat = initial_weights(model, layout, run.run.seed, master, run.model.initial_std)
     else:
         flat = weights_from_tensors(layout, initial, master)
-    return StageState.initial(layout, flat.to(device))
+    return StageState.initial(layout, put(flat, device))
 
 
 def initial_states(
@@ -164,7 +197,7 @@ def part_alignment(run: RunConfig) -> int:
     return SEGMENT if is_coarse(run) else 1
 
 
-def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: torch.device) -> Accumulator:
+def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: Where) -> Accumulator:
     """Empty gradient accumulator of the run file's kind: fast, coarse or exact."""
     master = master_dtype(DTYPES[run.compute.dtype])
     limits = {name: contributions(run, model, name) for name in layout.names}

@@ -17,6 +17,7 @@ from anabranch.errors import UserError
 from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from anabranch.train.model.layout import Layout, raw_bytes
+from anabranch.train.model.placement import Where, put
 from anabranch.train.numerics.coarse_sums import MOST_DROPPED
 
 SNAPSHOT_FORMAT = "anabranch-stage-1"
@@ -180,7 +181,7 @@ def parse_snapshot(
     data: bytes,
     layout: Layout,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Where,
     form: SnapshotForm = PLAIN_FORM,
 ) -> StageState:
     """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage, and the
@@ -206,7 +207,7 @@ def parse_snapshot(
                     f"not {dtype} {layout.shapes[name]}: it is of another model or dtype"
                 )
             view.copy_(tensor)
-        vectors.append(vector.to(device))
+        vectors.append(put(vector, device))
     units = tensors.pop(_UNITS, None) if delayed and form.segments else None
     if delayed and form.segments and not _are_units(units, form.segments):
         raise SnapshotError("the snapshot lacks the units of the next iteration's sums")
@@ -232,7 +233,7 @@ def parse_pieces(
     pieces: Sequence[Tensor],
     layout: Layout,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Where,
     form: SnapshotForm = PLAIN_FORM,
 ) -> StageState:
     """State after step t from a snapshot in pieces (flat uint8). Raises SnapshotError as `parse_snapshot`,

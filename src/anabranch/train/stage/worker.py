@@ -25,10 +25,11 @@ from anabranch.train.codec.codecs import BadPayload
 from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
+from anabranch.train.model.placement import Where, put
 from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
-from anabranch.train.numerics.numerics_class import device_of
+from anabranch.train.numerics.numerics_class import devices_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
@@ -36,6 +37,7 @@ from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
+    check_devices,
     check_shape,
     initial_state,
     is_coarse,
@@ -44,6 +46,8 @@ from anabranch.train.stage.run_objects import (
     master_dtype,
     next_units,
     part_alignment,
+    placement,
+    share_out,
     token_ids,
     training_weights,
     units_of,
@@ -89,22 +93,27 @@ class Worker:
         frozen: this machine's store of frozen weights, for a run that trains adapters.
         """
         check_shape(run, model)
+        devices, specs = devices_of(run.compute), partition(model, run.pipeline)
+        check_devices(run, specs, len(devices))
         self._run = run
         self._batches = batches
         self._initial = initial
         self._resident = resident
-        self.device = device_of(run.compute)
+        self.device = devices[0]
+        """Device of what the stage receives and sends."""
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
-        self.model = run_model(run, model, self.device)
-        self._frozen = FrozenLoader(run, self.model, frozen) if isinstance(self.model, LoraModel) else None
-        specs = partition(model, run.pipeline)
         self.spec: StageSpec = specs[stage]
+        self._device_of = share_out(self.spec, devices)
+        self.model = run_model(run, model, self.device, self._device_of)
+        self._frozen = FrozenLoader(run, self.model, frozen) if isinstance(self.model, LoraModel) else None
         # A stage's input crosses cut `_before`, its output cut `_after`; stage 0 embeds before the first cut,
         # and its head is behind the last one.
         self._cuts = Cuts(run, model)
         self._before, self._after = (stage - 1, stage) if stage else (len(specs) - 1, 0)
         self.layout = stage_layout(self.model, self.spec)
+        self.where = self._place(self.layout)
+        """Device of weights, moments and sums, or their placement on several."""
         self._matrices = muon_names(self.model, self.spec, run.optimizer)
         if stage == 0 and batches is None:
             raise ValueError("stage 0 needs the batches")
@@ -185,11 +194,15 @@ class Worker:
     def _working_weights(self, state: StageState) -> dict[str, Tensor]:
         return working_weights(state, self.dtype)
 
+    def _place(self, layout: Layout) -> Where:
+        """Device, or placement on several, of vectors in `layout`, one of this stage's parameters."""
+        return placement(self.model, layout, self._device_of) if self._device_of else self.device
+
     def _make_stage(self) -> Stage:
         return Stage(self.model, self.spec, self._weights, self._make_accumulator())
 
     def _make_accumulator(self) -> exact.Accumulator:
-        return make_accumulator(self._run, self.model, self.layout, self.device)
+        return make_accumulator(self._run, self.model, self.layout, self.where)
 
     # --- forward and backward ---------------------------------------------------------------------
 
@@ -385,7 +398,7 @@ class Worker:
             raise Refused(str(error)) from None
         if inputs:
             self._frozen.keep(found)
-        self.model.use(found.tensors(self.device))
+        self.model.use(found.tensors(self._place(found.layout)))
         return Result(outputs=found.pieces(), fingerprint=found.hash())
 
     def _check_frozen(self, stage: int, inputs: Sequence[Tensor]) -> Result:
@@ -413,14 +426,14 @@ class Worker:
     def _load_state(self, task: tasks.LoadState, inputs: Sequence[Tensor]) -> Result:
         try:
             form = snapshot_form(self._run, self.layout)
-            state = parse_pieces(task.t, inputs, self.layout, self.master, self.device, form)
+            state = parse_pieces(task.t, inputs, self.layout, self.master, self.where, form)
         except SnapshotError as error:
             raise Refused(str(error)) from None
         return self._begin_from(state)
 
     def _init_state(self, task: tasks.InitState, inputs: Sequence[Tensor]) -> Result:
         try:
-            state = initial_state(self._run, self.model, self.layout, self._initial, self.device)
+            state = initial_state(self._run, self.model, self.layout, self._initial, self.where)
         except ValueError as error:
             raise Refused(str(error)) from None
         return self._begin_from(state)
@@ -501,11 +514,11 @@ class Worker:
         return stage_layout(self.model, partition(self.model.config, self._run.pipeline)[stage])
 
     def _flat(self, gradient: Tensor | None, layout: Layout) -> Tensor:
-        """Whole reduced gradient on the device. Raises Refused unless it has the size of `layout` and the
-        master dtype."""
+        """Whole reduced gradient on this stage's devices; on the first one if it is of another stage. Raises
+        Refused unless it has the size of `layout` and the master dtype."""
         if gradient is None or gradient.dtype != self.master or gradient.numel() != layout.elements:
             raise Refused(f"a reduced gradient of this stage is {layout.elements} values of {self.master}")
-        return gradient.reshape(-1).to(self.device)
+        return put(gradient.reshape(-1), self.where if layout is self.layout else self.device)
 
     def _expect_next(self, t: int) -> None:
         if t != self.state.t + 1:
