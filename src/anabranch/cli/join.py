@@ -4,13 +4,17 @@ examples:
   anabranch join anabranch1:...                          nothing more is needed
   anabranch join anabranch1:... --name ada --region London
   anabranch join anabranch1:... --gpus all               one peer for each GPU of this machine
+  anabranch join anabranch1:... --device cuda:0,cuda:1   one peer, whose stage lies on two GPUs
   anabranch join anabranch1:... --hours "when idle"      only while nobody uses this machine
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
 A peer computes on one device: the first GPU unless --device names another. Join again in another terminal to
-add another peer. Behind a router nothing has to be set up: this machine dials those that it can, and meets
-the others through a carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other
-peers take over this machine's work.
+add another peer. Where a stage does not fit into one GPU, --device names several: each holds some of its
+blocks. They compute in turn, so that peer is as fast as one of them; with --gpus each GPU is a peer.
+
+Behind a router nothing has to be set up: this machine dials those that it can, and meets the others through a
+carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other peers take over this
+machine's work.
 
 The ticket may be left out where the environment variable ANABRANCH_TICKET holds it or --ticket-file names a
 file with it: other users of this machine can read a command line.
@@ -86,7 +90,10 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--name", default="", help="name of this peer that others see")
     region = "region of this machine, e.g. London; used to choose neighbours and to estimate links"
     add("--region", default="", help=region)
-    device = '"cpu", "cuda" or "cuda:N" (default: as the run file says; there "auto" is the first GPU)'
+    device = (
+        '"cpu", "cuda", "cuda:N", or GPUs that hold a stage together, e.g. cuda:0,cuda:1 (default: as the '
+        'run file says; there "auto" is the first GPU)'
+    )
     add("--device", default="", help=device)
     add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
     add_listen(parser)

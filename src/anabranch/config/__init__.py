@@ -23,6 +23,8 @@ from anabranch.config.rules import (
 )
 from anabranch.config.schema import (
     CONSTRAINTS,
+    DEVICE,
+    DEVICE_WORDS,
     RUN_FILE_VERSION,
     BatchSection,
     CheckpointSection,
@@ -46,7 +48,8 @@ from anabranch.config.schema import (
 from anabranch.errors import ConfigError
 
 __all__ = [
-    "CONSTRAINTS", "RUN_FILE_VERSION", "BatchSection", "CheckpointSection", "ComputeSection",
+    "CONSTRAINTS", "DEVICE", "DEVICE_WORDS", "RUN_FILE_VERSION",
+    "BatchSection", "CheckpointSection", "ComputeSection",
     "ConfigError", "DataSection", "EvaluationSection", "FleetSection", "IterationSection", "LoraSection",
     "ModelSection", "NetworkSection",
     "OptimizerSection", "PipelineSection", "Range", "RoundSection", "RoutingSection", "RunConfig",

@@ -20,8 +20,8 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, open_low=True)]
 Fraction = Annotated[float, Range(0, 1)]
 Decay = Annotated[float, Range(0, 1, open_high=True)]
-#: Names of a device, or of several of one machine with commas between; "cpu:N" in a list is a part of the host,
-#: which serves to try a list where there is no GPU.
+#: Names of a device, or of several of one machine with commas between; "cpu:N" in a list is a part of the
+#: host, which serves to try a list where there is no GPU.
 DEVICE = r"auto|cpu|cuda(:\d+)?|(cpu|cuda):\d+(,(cpu|cuda):\d+)+"
 DEVICE_WORDS = '"auto", "cpu", "cuda", "cuda:N", or several with commas between, e.g. "cuda:0,cuda:1"'
 #: Microbatches beyond the capacity, as a multiple of it.
@@ -338,8 +338,8 @@ class ComputeSection:
     """Device and precision of a peer's computation."""
 
     device: Annotated[str, Pattern(DEVICE, DEVICE_WORDS)] = "auto"
-    """"auto", "cpu", "cuda", "cuda:1", ...; several, as in "cuda:0,cuda:1", hold the blocks of a relay's stage
-    in order, each a share by its memory."""
+    """"auto", "cpu", "cuda", "cuda:1", ...; several, as in "cuda:0,cuda:1", hold the blocks of a relay's
+    stage in order, each a share by its memory."""
     dtype: Annotated[str, OneOf("fp32", "fp64", "bf16")] = "fp32"
     """"fp32", "fp64", or "bf16" (fp32 master weights and moments)."""
     threads: Annotated[int, Range(1, 1024)] = 1

@@ -114,7 +114,7 @@ def _check_device(config: RunConfig) -> None:
     import torch
 
     found = torch.cuda.device_count()
-    if int(device.partition(":")[2] or 0) >= found:
+    if any(int(name.partition(":")[2] or 0) >= found for name in device.split(",")):
         raise UserError(
             f'compute.device is "{device}", but torch finds {found} CUDA devices here; '
             'set it to "auto" or "cpu"'

@@ -11,6 +11,7 @@ from pathlib import Path
 from anabranch.addresses import parse_addresses
 from anabranch.cli.support.children import PROGRAM, Children
 from anabranch.cli.support.outputs import handled_signals
+from anabranch.config import DEVICE, DEVICE_WORDS, device_problem
 from anabranch.errors import UserError
 
 #: Attributes of the parsed command that are no options, or that differ from child to child.
@@ -21,14 +22,18 @@ _OWN = {
 
 
 def check_device(device: str) -> None:
-    """Raise UserError if `device` is not the name of a device, or is a GPU that torch does not find here."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UserError(f'--device {device}: write "auto", "cpu", "cuda" or "cuda:N"')
+    """Raise UserError if `device` does not name a device, or several on which a stage can lie, or names a GPU
+    that torch does not find here."""
+    if not re.fullmatch(DEVICE, device):
+        raise UserError(f"--device {device}: write {DEVICE_WORDS}")
+    if problem := device_problem(device):
+        raise UserError(f"--device {problem}")
     if not device.startswith("cuda"):
         return
     found = gpu_count()
-    if int(device.partition(":")[2] or 0) >= found:
-        raise UserError(f"--device {device}: torch finds {found} GPUs here; `anabranch doctor` lists them")
+    for name in device.split(","):
+        if int(name.partition(":")[2] or 0) >= found:
+            raise UserError(f"--device {name}: torch finds {found} GPUs here; `anabranch doctor` lists them")
 
 
 def gpu_count() -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anabranch.config import RunConfig
+from anabranch.errors import UserError
 from anabranch.net.tcp.sockets import BBR_REMEDY, bbr_missing
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
@@ -96,7 +97,8 @@ def _devices(run: RunConfig) -> Iterator[CheckResult]:
     import torch
 
     wanted, found = run.compute.device, torch.cuda.device_count()
-    if wanted.startswith("cuda") and int(wanted.partition(":")[2] or 0) >= found:
+    numbers = [int(name.partition(":")[2] or 0) for name in wanted.split(",")]
+    if wanted.startswith("cuda") and max(numbers) >= found:
         repair = 'install a driver and torch for it, or set compute.device to "auto"'
         what = f"{found} GPUs" if found else "no GPU"
         yield CheckResult("device", RED, f"the run needs {wanted}, but torch finds {what}", repair)
@@ -108,7 +110,9 @@ def _devices(run: RunConfig) -> Iterator[CheckResult]:
         name = "device" if found == 1 else f"device cuda:{number}"
         yield CheckResult(name, GREEN, f"{gpu.name}, {_size(free)} of {_size(total)} free")
     if found > 1:
-        yield CheckResult("GPUs", GREEN, f"{found}; `join --gpus all` lends all, one peer for each")
+        several = "`join --device cuda:0,cuda:1` lets two hold a stage that does not fit into one"
+        lend = f"`join --gpus all` lends all, one peer for each; {several}"
+        yield CheckResult("GPUs", GREEN, f"{found}; {lend}")
 
 
 def _amount(name: str, found: int, limits: tuple[int, int], words: str, repair: str) -> CheckResult:
@@ -222,7 +226,7 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     """Measure how many microbatches this machine can hold, and the seconds of one microbatch's forward and
     backward at each relay stage (RED if it fails). Stages of as many blocks are measured once. tell: gets a
     sentence before each measurement."""
-    from anabranch.node.lifecycle.training_machine import measured_capacity, measured_pass_s
+    from anabranch.node.lifecycle.training_machine import check_fit, measured_capacity, measured_pass_s
     from anabranch.train.model.partition import partition
     from anabranch.train.model.sizes import model_config
     from anabranch.train.numerics.numerics_class import configure
@@ -230,6 +234,12 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     tell("measuring how many microbatches fit into memory")
     configure(run.compute.threads)
     model = model_config(run.model, run.model.vocab_size or run.data.vocab_size)
+    try:
+        check_fit(run, model)
+    except UserError as error:
+        repair = "use a machine with more memory, or more stages"
+        yield CheckResult("memory of a stage", RED, str(error), repair)
+        return
     capacity = measured_capacity(run, model)
     verdict, repair = (
         (GREEN, "") if capacity > 1 else (YELLOW, "free memory: it can hold one microbatch at a time")

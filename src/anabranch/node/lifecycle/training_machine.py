@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.config import RunConfig, check_removed_options, config_from_text, with_changes
+from anabranch.errors import UserError
 from anabranch.node.driver.worker_thread import Computer
 from anabranch.operating_system import free_memory_bytes
 from anabranch.protocol.interface.events import Described
@@ -16,6 +18,8 @@ from anabranch.protocol.interface.tasks import Forward, InitState, InputGradient
 from anabranch.protocol.log.records import Genesis, Member
 
 if TYPE_CHECKING:
+    import torch
+
     from anabranch.data.batches import Batches
     from anabranch.data.corpus import Corpus
     from anabranch.train.model.sizes import ModelConfig
@@ -93,6 +97,10 @@ class TrainingMachine:
         check_removed_options(run)
         self.prepare(run, genesis.corpus_fingerprint)
         assert self.model is not None
+        if self._corpus_directory is None:
+            check_fit(run, self.model)
+        elif "," in self._device:
+            raise UserError(f"--device {self._device}: a data node holds no blocks: name one device")
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
         room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
         settings = replace(settings, snapshot_budget_bytes=room)
@@ -146,15 +154,67 @@ def free_host_bytes() -> int:
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
-    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory; at least 1,
-    at most MAX_CAPACITY."""
+    """Number of microbatches whose activations fit in MEMORY_SHARE of the free memory of each device; at
+    least 1, at most MAX_CAPACITY."""
+    fit = [
+        int(free * MEMORY_SHARE) // max(1, blocks * _held_bytes(run, model))
+        for _, free, blocks in _shares(run, model)
+    ]
+    return max(1, min(MAX_CAPACITY, *fit))
+
+
+def check_fit(run: RunConfig, model: ModelConfig) -> None:
+    """Raise UserError if a relay's stage cannot lie on this machine's devices: there are more devices than
+    blocks, or a GPU's free memory does not hold its blocks of the largest stage and one microbatch."""
+    from anabranch.train.model.interface import DTYPES
+    from anabranch.train.model.partition import partition
+    from anabranch.train.model.sizes import block_parameters
+    from anabranch.train.numerics.numerics_class import devices_of
+    from anabranch.train.stage.protocol_inputs import trained_parameters
+    from anabranch.train.stage.run_objects import check_devices, master_dtype
+
+    check_devices(run, partition(model, run.pipeline), len(devices_of(run.compute)))
+    dtype = DTYPES[run.compute.dtype]
+    width, master = dtype.itemsize, master_dtype(dtype).itemsize
+    sums = 8 if run.run.reduction == "exact" else master
+    # Weights, two moments, a reduced gradient, and where they are narrower the weights to compute with.
+    each = 4 * master + sums + (width if width < master else 0)
+    block = trained_parameters(run, model).block * each + _held_bytes(run, model)
+    if run.lora.rank:
+        block += block_parameters(model) * width
+    for device, free, blocks in _shares(run, model):
+        if device.startswith("cuda") and blocks * block > free:
+            raise UserError(
+                f"{device} has {_gib(free)} free, and its {blocks} blocks of the largest stage need at least "
+                f"{_gib(blocks * block)}: let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
+                "end other programs there"
+            )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def _shares(run: RunConfig, model: ModelConfig) -> list[tuple[str, int, int]]:
+    """(name, bytes of free memory, most blocks of a relay's stage) of each device."""
+    from anabranch.train.model.partition import partition
+    from anabranch.train.numerics.numerics_class import devices_of
+    from anabranch.train.stage.run_objects import share_out
+
+    devices = devices_of(run.compute)
+    most: dict[torch.device, int] = {}
+    for spec in partition(model, run.pipeline)[1:]:
+        at = share_out(spec, devices) or dict.fromkeys(spec.blocks, devices[0])
+        for device, blocks in Counter(at.values()).items():
+            most[device] = max(most.get(device, 0), blocks)
+    return [(str(device), free_bytes(device, len(devices)), most[device]) for device in devices]
+
+
+def free_bytes(device: torch.device, parts: int = 1) -> int:
+    """Free memory of a GPU, or of one of `parts` parts of the host."""
     import torch
 
-    from anabranch.train.numerics.numerics_class import device_of
-
-    device = device_of(run.compute)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
-    return max(1, min(MAX_CAPACITY, int(free * MEMORY_SHARE) // _held_bytes(run, model)))
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes() // parts
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
@@ -164,26 +224,37 @@ def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
         return 0
-    fit = int(free_host_bytes() * MEMORY_SHARE) // _held_bytes(run, model)
+    blocks = max(blocks for _, _, blocks in _shares(run, model))
+    fit = int(free_host_bytes() * MEMORY_SHARE) // (blocks * _held_bytes(run, model))
     return max(0, min(int(resident * run.fleet.park), fit, MAX_CAPACITY - resident))
 
 
 def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of activations that a microbatch keeps at the largest stage until its backward pass is done."""
+    """Bytes of activations that a microbatch keeps in a block until its backward pass is done."""
     from anabranch.train.model.sizes import activation_elements_kept
 
-    blocks = -(-model.blocks // run.pipeline.relay_stages)
     width = 8 if run.compute.dtype == "fp64" else 4
-    return max(1, run.batch.rows * run.batch.sequence * blocks * activation_elements_kept(model) * width)
+    return max(1, run.batch.rows * run.batch.sequence * activation_elements_kept(model) * width)
 
 
 def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
     """Seconds of a transformer block's forward and of its backward for one microbatch on this machine, all of
-    its weights trained."""
+    its weights trained; of several devices the mean over the blocks."""
     from anabranch.config import LoraSection, PipelineSection
+    from anabranch.train.numerics.numerics_class import devices_of, size_of
 
     one = replace(run, pipeline=PipelineSection(stages=1), lora=LoraSection())
-    return measured_pass_s(one, replace(model, blocks=1), 1)
+    devices = devices_of(run.compute)
+    sizes = [size_of(device) for device in devices]
+    passes = []
+    for device in devices:
+        there = replace(one, compute=replace(run.compute, device=str(device)))
+        passes.append(measured_pass_s(there, replace(model, blocks=1), 1))
+    forward_s, backward_s = (
+        sum(size * seconds for size, seconds in zip(sizes, part, strict=True)) / sum(sizes)
+        for part in zip(*passes, strict=True)
+    )
+    return forward_s, backward_s
 
 
 def measured_pass_s(

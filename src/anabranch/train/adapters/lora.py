@@ -145,8 +145,8 @@ def run_model(
     run: RunConfig, config: ModelConfig, device: torch.device, at: Mapping[int, torch.device] | None = None
 ) -> Model:
     """Model of a run in its compute dtype, with adapters if it has some; their frozen weights are set by
-    `LoraModel.use`. at: block -> device, if its blocks are computed on several. Raises ConfigError if adapters
-    and model do not fit."""
+    `LoraModel.use`. at: block -> device, if its blocks are computed on several. Raises ConfigError if
+    adapters and model do not fit."""
     dtype = DTYPES[run.compute.dtype]
     model: Model = SplitModel(config, at, dtype) if at else build(config, device, dtype)
     return LoraModel(model, run.lora) if run.lora.rank else model

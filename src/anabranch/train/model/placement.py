@@ -1,8 +1,8 @@
 """Placement of a stage's tensors on several devices of one machine.
 
-The blocks of a stage are laid over the devices in order. A stage's flat vectors (weights, moments, sums, reduced
-gradients) become `SplitVector`s: each tensor is where its block is computed. Offsets, names and their order stay
-those of the whole stage, so that digests, fingerprints and segments do.
+The blocks of a stage are laid over the devices in order. A stage's flat vectors (weights, moments, sums,
+reduced gradients) become `SplitVector`s: each tensor is where its block is computed. Offsets, names and their
+order stay those of the whole stage, so that digests, fingerprints and segments do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from anabranch.train.model.layout import Layout
 ALIGNED = 64
 
 
-def shared_out(blocks: Sequence[int], devices: Sequence[torch.device], sizes: Sequence[int]) -> dict[int, torch.device]:
+def shared_out(
+    blocks: Sequence[int], devices: Sequence[torch.device], sizes: Sequence[int]
+) -> dict[int, torch.device]:
     """Device of each block: contiguous shares in proportion to the devices' sizes, at least one block each.
 
     Needs as many blocks as devices.
@@ -77,7 +79,7 @@ class Placement:
         return SplitVector(runs)
 
 
-#: One device, or the placement of a stage on several.
+#: Device of a stage, or its placement on several.
 Where = torch.device | Placement
 
 
@@ -96,9 +98,9 @@ def zeros(elements: int, dtype: torch.dtype, where: Where) -> Tensor:
 class SplitVector(Tensor):
     """Flat vector of which each run lies on a device.
 
-    A slice within a run is a plain tensor, a view. `to` another dtype, `clone`, `zero_` and `zeros_like` act on
-    each run, `cpu` joins them. All else raises TypeError: there is no device on which it could be done. The
-    vector as a whole says that its device is `meta`.
+    A slice within a run is a plain tensor, a view. `to` another dtype, `clone`, `zero_` and `zeros_like` act
+    on each run, `cpu` joins them. All else raises TypeError: there is no device on which it could be done.
+    The vector as a whole says that its device is `meta`.
     """
 
     runs: tuple[Run, ...]
@@ -129,8 +131,8 @@ class SplitVector(Tensor):
             for run in vector.runs:
                 run.content.zero_()
             return vector
-        copies = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.zeros_like.default)
-        if func not in copies or rest:
+        aten = torch.ops.aten
+        if func not in (aten._to_copy.default, aten.clone.default, aten.zeros_like.default) or rest:
             raise TypeError(f"{func} is not defined for a vector on several devices")
         if kwargs.get("device") == torch.device("cpu"):
             return vector._joined(kwargs.get("dtype") or vector.dtype)

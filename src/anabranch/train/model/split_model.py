@@ -17,9 +17,9 @@ from anabranch.train.model.sizes import ModelConfig
 class SplitModel:
     """Model of which each block is computed on its device; see `interface.Model`.
 
-    Embedding and head are on the device of the first block. There x enters, and there it leaves behind the last
-    block; in between it is moved. A move changes no bit, and every operation has the shapes that it has on one
-    device: so do results and gradients keep their bits, if the devices are alike.
+    Embedding and head are on the device of the first block. There x enters, and there it leaves behind the
+    last block; in between it is moved. A move changes no bit, and every operation has the shapes that it has
+    on one device: so results and gradients keep their bits, if the devices are alike.
     """
 
     def __init__(self, config: ModelConfig, at: Mapping[int, torch.device], dtype: torch.dtype) -> None:
@@ -31,7 +31,7 @@ class SplitModel:
         self.tables: tuple[str, ...] = self._first.tables
         self.embedding_scale: float = self._first.embedding_scale
         self.initial_gain: float = self._first.initial_gain
-        self.loss = getattr(self._first, "loss", None)  # of a user's model
+        self.loss = getattr(self._first, "loss", None)
 
     @property
     def stream(self) -> ResidualStream:

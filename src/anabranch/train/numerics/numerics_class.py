@@ -60,8 +60,8 @@ def devices_of(compute: ComputeSection) -> tuple[torch.device, ...]:
 
 
 def size_of(device: torch.device) -> int:
-    """Memory of a device (GiB, at least 1), by which blocks are shared out: that of its kind, whatever is free
-    at the moment. 1 for parts of the host's."""
+    """Memory of a device (GiB, at least 1), by which blocks are shared out: that of its kind, whatever is
+    free at the moment. 1 for parts of the host's."""
     import torch
 
     if device.type == "cpu":
@@ -72,8 +72,9 @@ def size_of(device: torch.device) -> int:
 def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[str, dict[str, str]]:
     """(hash, description) of this process's numerics for microbatches of rows × sequence tokens.
 
-    Several devices that are alike are of the class of one: each operation is done on one of them, with the same
-    shapes. Devices that differ are of a class of their own, with their sizes, by which blocks are shared out.
+    Several devices that are alike are of the class of one: each operation is done on one of them, with the
+    same shapes. Devices that differ are of a class of their own, with their sizes, by which blocks are shared
+    out.
 
     Two processes of one class are taken to compute the same bits from the same inputs. Besides the known
     settings the description holds a probe, the hash of a short computation's bits. It tells many machines

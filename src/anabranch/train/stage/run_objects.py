@@ -89,11 +89,13 @@ def check_devices(run: RunConfig, specs: Sequence[StageSpec], devices: int) -> N
     least = min(specs[1:], key=lambda spec: len(spec.blocks))
     if len(least.blocks) < devices:
         raise ConfigError(
-            f"{run.compute.device} are {devices} devices, and stage {least.stage} of this run has fewer blocks: "
-            f"name at most {len(least.blocks)}, or let one peer join for each (--gpus)"
+            f"{run.compute.device}: {devices} devices are more than the blocks of stage {least.stage} of "
+            f"this run: name at most {len(least.blocks)}, or let one peer join for each (--gpus)"
         )
     if run.round.slots:
-        raise ConfigError(f"{run.compute.device}: a run with rounds of islands computes on one device: name one")
+        raise ConfigError(
+            f"{run.compute.device}: an island computes on one device: name one, or join for each (--gpus)"
+        )
 
 
 def share_out(spec: StageSpec, devices: Sequence[torch.device]) -> dict[int, torch.device]:
