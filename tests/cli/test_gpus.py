@@ -20,8 +20,10 @@ from anabranch.errors import UserError
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.lifecycle import training_machine
-from anabranch.node.lifecycle.training_machine import TrainingMachine
+from anabranch.node.lifecycle.training_machine import TrainingMachine, check_fit, measured_capacity
 from anabranch.protocol.log.records import Member
+from anabranch.train.devices.placement import SplitVector
+from anabranch.train.model.sizes import ModelConfig, block_parameters, model_config
 from support.local_swarms import created, small_run, write_texts
 
 #: Child process in place of `anabranch`: prints its arguments and ends with the status at the end of them.
@@ -72,6 +74,83 @@ def test_gpus_that_are_not_here_are_named() -> None:
         gpus.check_device("gpu1")
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_several_devices_of_one_peer_are_checked_one_by_one() -> None:
+    gpus.check_device("cuda:0,cuda:1")
+    gpus.check_device("cpu:0,cpu:1")
+    for text, words in (
+        ("cuda:0,cuda:2", "--device cuda:2: torch finds 2 GPUs"),
+        ("cuda:1,cuda:1", "names cuda:1 twice"),
+        ("cpu:0,cuda:0", "mixes cpu and cuda"),
+        ("cuda,cuda:1", "or several with commas"),
+    ):
+        with pytest.raises(UserError, match=words):
+            gpus.check_device(text)
+
+
+#: Bytes.
+GIB = 1 << 30
+
+
+@pytest.fixture
+def gpus_with_memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Free bytes of each GPU, by number, as torch will tell them."""
+    free = {0: 24 * GIB, 1: 24 * GIB}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index or 0], 24 * GIB))
+    alpha = SimpleNamespace(name="Alpha", total_memory=24 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: alpha)
+    return free
+
+
+def large_run(device: str) -> tuple[RunConfig, ModelConfig]:
+    """Run of two stages of eight blocks, and its model."""
+    changes = {"compute.device": device, "pipeline.stages": 2, "batch.rows": 1, "batch.sequence": 64}
+    run = with_changes(RunConfig(), {"model.dim": 4096, "model.ffn": 14336, "model.blocks": 16, **changes})
+    return run, model_config(run.model, 1000)
+
+
+def test_a_stage_must_fit_the_memory_of_its_devices(gpus_with_memory: dict[int, int]) -> None:
+    run, model = large_run("cuda:0")
+    need = block_parameters(model) * 24
+    with pytest.raises(UserError, match=r"cuda:0 has 24.0 GiB free, and its 8 blocks .*cuda:0,cuda:1"):
+        check_fit(run, model)
+    gpus_with_memory[0] = 9 * need
+    check_fit(run, model)
+    run, model = large_run("cuda:0,cuda:1")
+    gpus_with_memory.update({0: 5 * need, 1: 5 * need})
+    check_fit(run, model)
+    gpus_with_memory[1] = 4 * need
+    with pytest.raises(UserError, match=r"cuda:1 has .* its 4 blocks"):
+        check_fit(run, model)
+
+
+def test_the_device_with_least_room_limits_the_microbatches(gpus_with_memory: dict[int, int]) -> None:
+    run, model = large_run("cuda:0,cuda:1")
+    both = measured_capacity(run, model)
+    gpus_with_memory[1] //= 2
+    assert measured_capacity(run, model) == pytest.approx(both / 2, abs=1)
+
+
+def test_a_volunteer_with_several_devices_holds_a_split_stage(tmp_path: Path) -> None:
+    directory = created(tmp_path / "run", small_run(write_texts(tmp_path / "texts")))
+    run = load_run_file(directory.run_file)
+    genesis = SimpleNamespace(config=render_run_file(run), run="run", epoch=1, corpus_fingerprint="")
+    machine = TrainingMachine(Member("p", 1, 1, "", 1), None, "cpu:0,cpu:1")
+    described = machine.describe(genesis)  # type: ignore[arg-type]
+    alone = TrainingMachine(Member("p", 1, 1, "", 1), None, "cpu")
+    assert described.member.numerics_class == alone.describe(genesis).member.numerics_class  # type: ignore[arg-type]
+    split, whole = machine.build(1), alone.build(1)
+    assert split[1] == whole[1]
+    assert isinstance(split[0].state.weights, SplitVector)  # type: ignore[attr-defined]
+    for devices, corpus, words in (
+        ("cpu:0,cpu:1,cpu:2", None, "3 devices are more than the blocks of stage 1"),
+        ("cpu:0,cpu:1", directory.corpus, "a data node holds no blocks"),
+    ):
+        with pytest.raises(UserError, match=words):
+            TrainingMachine(Member("p", 1, 1, "", 1), corpus, devices).describe(genesis)  # type: ignore[arg-type]
+
+
 def test_without_a_gpu_join_refuses_before_it_dials(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +181,26 @@ def test_doctor_shows_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert checks["device cuda:0"].startswith("Alpha, 0.0 GiB of 24.0")
     assert checks["device cuda:1"].startswith("Beta, 1.0 GiB")
     assert "--gpus all" in checks["GPUs"]
+
+
+@pytest.mark.parametrize(
+    ("device", "line", "words"),
+    [
+        ("cuda", "device", "the run needs cuda, but torch finds no GPU"),
+        ("cuda:0,cuda:1", "device", "the run needs cuda:0,cuda:1, but torch finds no GPU"),
+        ("cpu:0,cpu:1,cpu:2", "devices of a stage", "3 devices are more than the blocks of stage 1"),
+    ],
+)
+def test_doctor_names_devices_on_which_no_stage_can_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    device: str, line: str, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    run = with_changes(RunConfig(), {"compute.device": device, "model.blocks": 4, "pipeline.stages": 2})
+    (tmp_path / "run.toml").write_text(render_run_file(run))
+    assert main(["doctor", str(tmp_path / "run.toml"), "--json"]) == 1
+    (check,) = (each for each in json.loads(capsys.readouterr().out) if each["name"] == line)
+    assert check["verdict"] == "red" and words in check["found"]
 
 
 def test_a_volunteers_device_replaces_the_run_files(

@@ -140,6 +140,14 @@ def test_what_is_no_plan_is_refused(text: str, tmp_path: Path, capsys: pytest.Ca
     assert "plan" in capsys.readouterr().err
 
 
+def test_a_plan_with_gpus_that_hold_a_stage_together_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text('{"plans": [{"placement": [{}, {"2xt4 London": 1}]}]}')
+    assert main(["fleet", "slurm", str(tmp_path / "plan.json")]) == 2
+    assert "anabranch join --device cuda:0,cuda:1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("status", "requeued"), [(0, False), (1, False), (2, False), (75, True), ("term", True)]
 )

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from anabranch.train.model import split_model
-from anabranch.train.model.placement import SplitVector
+from anabranch.train.devices import split_model
+from anabranch.train.devices.placement import SplitVector
 
 #: Operations that read one device and write another.
 COPIES = ("aten::_to_copy", "aten::copy_")

@@ -116,6 +116,12 @@ def _group(stage: int, machine: str, count: int) -> Group:
     device, _, region = machine.partition(" ")
     if not re.fullmatch(r"[A-Za-z0-9._-]+", device):
         raise ValueError(device)
+    if together := re.match(r"([2-8])x", device):
+        devices = ",".join(f"cuda:{number}" for number in range(int(together[1])))
+        raise UserError(
+            f"the plan has {device}, GPUs that hold a stage together, and these files start a peer for each "
+            f"GPU: start such machines yourself, with `anabranch join --device {devices}`"
+        )
     return Group(count, stage, device, checked_region(region))
 
 

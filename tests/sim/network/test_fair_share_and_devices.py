@@ -6,12 +6,20 @@ import heapq
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from anabranch.errors import UserError
 from anabranch.protocol.interface import tasks
-from anabranch.sim.cluster.device_model import Device, Machine, Workload, parse_devices, shipped_devices
+from anabranch.sim.cluster.device_model import (
+    Device,
+    Machine,
+    Workload,
+    known_devices,
+    parse_devices,
+    shipped_devices,
+)
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.network.fair_share import Line, SharedLink, Traffic
 from anabranch.train.model.sizes import block_flops, named_size
@@ -300,6 +308,21 @@ def test_memory_gives_capacity() -> None:
         assert Machine(Device("", "x", 1e12, 1e12, memory, 1e9), work).capacity(1) == count
         assert Machine(Device("", "x", 1e12, 1e12, memory - 1, 1e9), work).capacity(1) == count - 1
     assert sum(map(work.blocks, range(1, 7))) == work.model.blocks
+
+
+def test_devices_that_hold_a_stage_together_have_the_room_of_all_and_the_speed_of_one() -> None:
+    devices = known_devices("")
+    assert "2xt4" in devices and not any(name in devices for name in ("1xt4", "9xt4", "2xnone", "2x", "x"))
+    model = named_size("llama-160m")
+    work, half = (Workload(replace(model, blocks=blocks), 3, 2, 512) for blocks in (12, 6))
+    alone, together = (Machine(devices[name], work) for name in ("t4", "2xt4"))
+    assert together.device.name == "2xt4"
+    assert together.seconds(1, tasks.Forward) == alone.seconds(1, tasks.Forward)
+    assert together.capacity(1) == Machine(devices["t4"], half).capacity(1) > 2 * alone.capacity(1)
+    assert together.capacity(0) == alone.capacity(0), "a data node holds no blocks"
+    assert Machine(devices["2xt4"], Workload(model, 12, 2, 512)).capacity(1) == 0, "more devices than blocks"
+    uneven = Machine(devices["2xt4"], Workload(replace(model, blocks=9), 3, 2, 512))
+    assert uneven.capacity(1) == together.capacity(1), "two of three blocks are on one of them"
 
 
 def test_shipped_devices_are_fine_and_cite_a_source() -> None:

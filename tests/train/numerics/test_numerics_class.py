@@ -74,3 +74,23 @@ def test_processors_of_two_makers_are_two_classes(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(numerics_class_module, "_maker", str(maker).__str__)
         found.add(numerics_class(CPU, 1, 8)[0])
     assert len(found) == 2
+
+
+def test_several_devices_are_of_the_class_of_one_if_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = numerics_class(CPU, 4, 128)[0]
+    several = ComputeSection(device="cpu:0,cpu:1")
+    assert numerics_class(several, 4, 128)[0] == alone
+
+    def other(device: torch.device, *_: object) -> dict[str, str]:
+        return {"accelerator": "Alpha" if device.index == 0 else "Beta"}
+
+    monkeypatch.setattr(numerics_class_module, "_description", other)
+    sizes = {0: 24, 1: 12}
+    monkeypatch.setattr(numerics_class_module, "size_of", lambda device: sizes[device.index])
+    first = numerics_class(ComputeSection(device="cpu:0"), 4, 128)[0]
+    mixed, description = numerics_class(several, 4, 128)
+    assert mixed not in (alone, first)
+    assert "24 GiB" in description["devices"] and "Beta" in description["devices"]
+    assert numerics_class(ComputeSection(device="cpu:1,cpu:0"), 4, 128)[0] != mixed, "other blocks on each"
+    sizes[1] = 24
+    assert numerics_class(several, 4, 128)[0] != mixed, "another division of the blocks"

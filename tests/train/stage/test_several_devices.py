@@ -12,8 +12,8 @@ import torch
 from anabranch.config import PipelineSection, RoundSection, RunConfig, with_changes
 from anabranch.errors import ConfigError
 from anabranch.protocol.interface import tasks
+from anabranch.train.devices.placement import Placement, SplitVector, shared_out
 from anabranch.train.model.layout import Layout
-from anabranch.train.model.placement import Placement, SplitVector, shared_out
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.worker import Worker
 from anabranch.train.stage.workers import make_worker
@@ -135,6 +135,25 @@ def test_a_state_moves_between_one_device_and_several() -> None:
     for worker, snapshot in ((one, of_three), (three, of_one)):
         loaded = done(ready(worker._run).run(tasks.LoadState(1), snapshot.outputs))
         assert loaded.fingerprint == of_one.fingerprint
+
+
+def test_an_audit_of_a_split_stage_finds_what_one_device_computed() -> None:
+    """Replicas and auditors may have any number of devices."""
+    one, two = ready(small_run()), ready(split(small_run()))
+    x, dy = torch.randn(2, 2, 12, 32).unbind(0)
+    audits = []
+    for worker in (one, two):
+        done(worker.run(tasks.Forward(1, 0, train=True), (x,)))
+        done(worker.run(tasks.InputGradient(1, 0), (dy,)))
+        done(worker.run(tasks.WeightGradient(1, 0)))
+        frozen = done(worker.run(tasks.Freeze(1, 1))).outputs
+        done(worker.run(tasks.Assemble(1), done(worker.run(tasks.SumPart(1), frozen)).outputs))
+        done(worker.run(tasks.Apply(1, 0.01, 1.0, 0.1, 0.001, keep=True)))
+        again = done(worker.run(tasks.AuditUnit(1, 0, first=True), (x, dy))).outputs
+        (whole,) = done(worker.run(tasks.AuditSum(1, 1))).outputs
+        assert bits_equal(whole, *frozen)
+        audits.append((*again, whole))
+    assert all(bits_equal(a, b) for a, b in zip(*audits, strict=True))
 
 
 def test_a_unit_is_taken_back_and_an_overflow_is_named() -> None:

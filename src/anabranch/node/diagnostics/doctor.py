@@ -44,16 +44,19 @@ def examine(
 ) -> Iterator[CheckResult]:
     """Make all checks of this machine, one after the other.
 
-    run: run file, with which the speed at each stage is measured, too. folder: of the run, for free disk.
-    host, port: address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch doctor --answer`.
+    run: run file, with which the speed at each stage is measured, too, if its device is here. folder: of the
+    run, for free disk. host, port: address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch
+    doctor --answer`.
     tell: gets a sentence before each measurement that takes long.
     """
     yield _python()
     tell("importing torch")
     torch_found = _torch()
     yield torch_found
-    if torch_found.verdict != RED:
-        yield from _devices(run or RunConfig())
+    can_compute = torch_found.verdict != RED
+    for found in _devices(run or RunConfig()) if can_compute else ():
+        yield found
+        can_compute = can_compute and found.verdict != RED
     yield _amount(
         "memory", _free_memory(), MEMORY_BYTES, "free", "end other programs; a large run may need more"
     )
@@ -70,7 +73,7 @@ def examine(
             tell(f"dialling {peer}")
             yield _peer(peer)
     yield from remote_checks([peer for peer in peers if "/" in peer], host, port, tell)
-    if run is not None and torch_found.verdict != RED:
+    if run is not None and can_compute:
         yield from speeds(run, tell)
 
 
@@ -237,8 +240,7 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     try:
         check_fit(run, model)
     except UserError as error:
-        repair = "use a machine with more memory, or more stages"
-        yield CheckResult("memory of a stage", RED, str(error), repair)
+        yield CheckResult("devices of a stage", RED, str(error))
         return
     capacity = measured_capacity(run, model)
     verdict, repair = (

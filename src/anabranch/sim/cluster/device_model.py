@@ -8,6 +8,7 @@ source.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -64,7 +65,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     computer to a rack.
 
     source: publication of the figures. host_link_bytes_per_s: rate of copies between device and host memory,
-    in each direction (0: device and host share one memory).
+    in each direction (0: device and host share one memory). together: number of such devices in one machine
+    that hold a stage together and compute in turn; all figures are those of one.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Bytes
     memory_bytes_per_s: BytesPerSecond
     host_link_bytes_per_s: Annotated[float, Meta(ge=0.0, le=1e13)] = 0.0
+    together: Annotated[int, Meta(ge=1, le=8)] = 1
 
     def flops_per_s(self, dtype: str) -> float:
         return self.fp32_flops_per_s if dtype == "fp32" else self.fp16_flops_per_s
@@ -316,10 +319,15 @@ class Machine:
 
     def capacity(self, stage: int) -> int:
         """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
-        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit."""
-        work = self.work
-        left = self.device.memory_bytes - work.step_bytes(stage) - work.fixed_bytes
-        return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.input_bytes)))
+        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit. Of several devices
+        that hold the stage together, the one with most of its blocks counts."""
+        work, together = self.work, self.device.together if stage else 1
+        blocks = work.blocks(stage) if stage else 1
+        if blocks < together:
+            return 0
+        share = -(-blocks // together) / blocks
+        left = self.device.memory_bytes - work.step_bytes(stage) * share - work.fixed_bytes
+        return max(0, int(left // max(1, work.kept_bytes(stage) * share if stage else work.input_bytes)))
 
 
 def shipped_devices() -> Mapping[str, Device]:
@@ -338,9 +346,25 @@ def read_devices(path: Path) -> Mapping[str, Device]:
     return parse_devices(text, str(path))
 
 
+class KnownDevices(dict[str, Device]):
+    """Devices by name; "2xNAME" to "8xNAME" are so many of NAME that hold a stage together."""
+
+    def __missing__(self, name: str) -> Device:
+        count, _, one = name.partition("x")
+        if not re.fullmatch("[2-8]", count) or not dict.__contains__(self, one):
+            raise KeyError(name)
+        return msgspec.structs.replace(self[one], name=name, together=int(count))
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return bool(self[str(name)])
+        except KeyError:
+            return False
+
+
 def known_devices(more: str) -> Mapping[str, Device]:
     """Devices of the package and, if `more` is not empty, of that file."""
-    return {**shipped_devices(), **(read_devices(Path(more)) if more else {})}
+    return KnownDevices({**shipped_devices(), **(read_devices(Path(more)) if more else {})})
 
 
 def parse_devices(text: str | bytes, where: str) -> Mapping[str, Device]:

@@ -20,10 +20,10 @@ from anabranch.config import RunConfig
 from anabranch.errors import UserError
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from anabranch.train.adapters.lora import LoraModel, frozen_layout
+from anabranch.train.devices.placement import Where, put
 from anabranch.train.model.interface import DTYPES, weights_from_tensors
 from anabranch.train.model.layout import Layout, raw_bytes
 from anabranch.train.model.partition import partition
-from anabranch.train.model.placement import Where, put
 
 
 class FrozenError(ValueError):

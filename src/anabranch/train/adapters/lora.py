@@ -15,13 +15,13 @@ from torch import Tensor
 
 from anabranch.config import LoraSection, RunConfig
 from anabranch.errors import ConfigError
+from anabranch.train.devices.split_model import SplitModel
 from anabranch.train.model.interface import DTYPES, LORA_A, LORA_B, Model, build
 from anabranch.train.model.layout import Layout, Shape
 from anabranch.train.model.linear import Weights
 from anabranch.train.model.partition import StageSpec
 from anabranch.train.model.residual import ResidualStream
 from anabranch.train.model.sizes import ARCHITECTURES, ModelConfig
-from anabranch.train.model.split_model import SplitModel
 
 _WEIGHT = "weight"
 

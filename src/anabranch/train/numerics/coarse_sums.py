@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anabranch.train.devices.placement import SplitVector, Where, put
 from anabranch.train.model.layout import Layout
-from anabranch.train.model.placement import SplitVector, Where, put
 from anabranch.train.numerics.exact import BLOCK, UNIT_EXPONENT, ExactAccumulator, check_range
 
 #: Parameters that share an exponent: a block of `net.scaled_packing`.

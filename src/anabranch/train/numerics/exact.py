@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from anabranch.protocol.interface.tasks import part_bounds
+from anabranch.train.devices.placement import Where, zeros
 from anabranch.train.model.layout import Layout, raw_bytes
-from anabranch.train.model.placement import Where, zeros
 
 #: Binary exponent of the unit of exact sums, 2⁻⁴⁸; docs/explanation/numerics.md derives it.
 UNIT_EXPONENT = 48

@@ -13,6 +13,7 @@ from torch import Tensor
 from anabranch.config import ConfigError, RunConfig
 from anabranch.train.adapters.lora import LoraModel
 from anabranch.train.codec.sizes import coarse_digits
+from anabranch.train.devices.placement import Placement, Where, put, shared_out
 from anabranch.train.model.interface import (
     DTYPES,
     Model,
@@ -22,7 +23,6 @@ from anabranch.train.model.interface import (
 )
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
-from anabranch.train.model.placement import Placement, Where, put, shared_out
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.coarse_sums import SEGMENT, CoarseAccumulator, unit_exponents
 from anabranch.train.numerics.exact import Accumulator, ExactAccumulator, FastAccumulator

@@ -16,8 +16,8 @@ from torch import Tensor
 from anabranch.errors import UserError
 from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.tasks import PIECE_BYTES
+from anabranch.train.devices.placement import Where, put
 from anabranch.train.model.layout import Layout, raw_bytes
-from anabranch.train.model.placement import Where, put
 from anabranch.train.numerics.coarse_sums import MOST_DROPPED
 
 SNAPSHOT_FORMAT = "anabranch-stage-1"

@@ -22,10 +22,10 @@ from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit
 from anabranch.train.adapters.frozen import FrozenError, FrozenLoader, FrozenStore
 from anabranch.train.adapters.lora import LoraModel, run_model
 from anabranch.train.codec.codecs import BadPayload
+from anabranch.train.devices.placement import Where, put
 from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
-from anabranch.train.model.placement import Where, put
 from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact

@@ -1,0 +1,41 @@
+"""A relay whose stage lies on several devices, in a swarm of real processes. The devices are parts of the
+host."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import PeerActive, PeerRemoved, RunFinished
+from support.local_swarms import check_exact, created, history_of, small_run, steps_of, swarm_of
+
+STEPS = 8
+SPLIT = ["--device", "cpu:0,cpu:1"]
+
+
+def test_a_split_relay_is_killed_and_a_split_one_takes_its_place(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """A process of a stage has its blocks on two devices, its fellow all on one: they agree on every bit
+    (I1, I3), and so does the replacement, which loads its state from the fellow (I4)."""
+    run = small_run(texts, run__steps=STEPS, fleet__minimum=2, batch__microbatches=16, checkpoint__every=100)
+    directory = created(tmp_path / "run", run)
+    plan = {"at": "mid_backward", "iteration": 3, "added": 1}
+    with swarm_of(directory, run, supervisor, {"relay-1.0": plan}, leader_only=True) as swarm:
+        for name, stage in (("relay-1.0", 1), ("relay-1.1", 1), ("relay-2.0", 2), ("relay-2.1", 2)):
+            swarm.join(name, swarm.ticket(), ["--stage", str(stage), *(SPLIT if name == "relay-1.0" else [])])
+        swarm.until(lambda seen: isinstance(seen[-1], PeerRemoved))
+        killed = swarm.peer_id("relay-1.0")
+        assert swarm.of(PeerRemoved)[-1].subject == killed
+        assert swarm.processes["relay-1.0"].status == -signal.SIGKILL
+        swarm.join("relay-1.2", swarm.ticket(), ["--stage", "1", *SPLIT])
+        events = swarm.to_the_end()
+        replacement = swarm.peer_id("relay-1.2")
+        active = [event for event in swarm.of(PeerActive) if event.subject == replacement]
+        assert active, swarm.story()
+    assert steps_of(events) == list(range(1, STEPS + 1))
+    assert isinstance(events[-1], RunFinished)
+    commits = history_of(directory).commits
+    assert any(replacement in commit.stages[1].members for commit in commits), "it took part in no step"
+    check_exact(directory, STEPS)
