@@ -44,15 +44,16 @@ def join(
     returns how it ended.
 
     ticket: text that the run's owner gave away. name, region: as others see this peer. device: "" for the run
-    file's. stage: wished stage. host, port, advertise: address to listen on, and the one that others dial.
-    corpus: copy of the run's corpus folder (data nodes only). home: folder for key and log; the default is
-    ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: seconds to
-    leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
-    joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
-    times of the day at which it is lent, as in "22:00-07:00", or "when idle"; "" for always. carry: limits of
-    what it carries for others. transport: "tcp", "iroh", or "auto" for both where they can be had. caps: most
-    bytes per second that it sends and receives. audits: True if the ticket is an auditor's: this machine
-    computes others' work again, and nothing else. say: gets sentences about the progress.
+    file's; several, as in "cuda:0,cuda:1", hold a stage together. stage: wished stage. host, port, advertise:
+    address to listen on, and the one that others dial. corpus: copy of the run's corpus folder (data nodes
+    only). home: folder for key and log; the default is ~/.anabranch/RUN. patience_s: how long to try to reach
+    the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM, 60 by default. once: end
+    with the first part in the run instead of joining again. listens: False to accept no connection: others
+    reach this machine through a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or
+    "when idle"; "" for always. carry: limits of what it carries for others. transport: "tcp", "iroh", or
+    "auto" for both where they can be had. caps: most bytes per second that it sends and receives. audits:
+    True if the ticket is an auditor's: this machine computes others' work again, and nothing else. say: gets
+    sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.

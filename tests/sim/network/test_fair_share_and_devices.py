@@ -22,7 +22,7 @@ from anabranch.sim.cluster.device_model import (
 )
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.network.fair_share import Line, SharedLink, Traffic
-from anabranch.train.model.sizes import block_flops, named_size
+from anabranch.train.model.sizes import block_flops, block_parameters, end_parameters, named_size
 
 MB = 1_000_000
 TINY = 1e-9
@@ -323,6 +323,9 @@ def test_devices_that_hold_a_stage_together_have_the_room_of_all_and_the_speed_o
     assert Machine(devices["2xt4"], Workload(model, 12, 2, 512)).capacity(1) == 0, "more devices than blocks"
     uneven = Machine(devices["2xt4"], Workload(replace(model, blocks=9), 3, 2, 512))
     assert uneven.capacity(1) == together.capacity(1), "two of three blocks are on one of them"
+    whole = Workload(model, 1, 2, 512, whole=True)
+    room = devices["2xt4"].memory_bytes - 24 * (end_parameters(model) + 6 * block_parameters(model))
+    assert Machine(devices["2xt4"], whole).capacity(1) == room // (whole.kept_bytes(1) // 2)
 
 
 def test_shipped_devices_are_fine_and_cite_a_source() -> None:

@@ -167,26 +167,25 @@ def check_fit(run: RunConfig, model: ModelConfig) -> None:
     """Raise UserError if a relay's stage cannot lie on this machine's devices: there are more devices than
     blocks, or a GPU's free memory does not hold its blocks of the largest stage and one microbatch."""
     from anabranch.train.model.interface import DTYPES
-    from anabranch.train.model.partition import partition
-    from anabranch.train.model.sizes import block_parameters
-    from anabranch.train.numerics.numerics_class import devices_of
+    from anabranch.train.model.sizes import block_parameters, end_parameters
     from anabranch.train.stage.protocol_inputs import trained_parameters
-    from anabranch.train.stage.run_objects import check_devices, master_dtype
+    from anabranch.train.stage.run_objects import master_dtype
 
-    check_devices(run, partition(model, run.pipeline), len(devices_of(run.compute)))
     dtype = DTYPES[run.compute.dtype]
     width, master = dtype.itemsize, master_dtype(dtype).itemsize
     sums = 8 if run.run.reduction == "exact" else master
     # Weights, two moments, a reduced gradient, and where they are narrower the weights to compute with.
     each = 4 * master + sums + (width if width < master else 0)
-    block = trained_parameters(run, model).block * each + _held_bytes(run, model)
+    trained = trained_parameters(run, model)
+    block, ends = trained.block * each + _held_bytes(run, model), trained.end * each
     if run.lora.rank:
-        block += block_parameters(model) * width
-    for device, free, blocks in _shares(run, model):
-        if device.startswith("cuda") and blocks * block > free:
+        block, ends = block + block_parameters(model) * width, end_parameters(model) * width
+    for place, (device, free, blocks) in enumerate(_shares(run, model)):
+        needed = blocks * block + (ends if run.pipeline.whole and place == 0 else 0)
+        if device.startswith("cuda") and needed > free:
             raise UserError(
                 f"{device} has {_gib(free)} free, and its {blocks} blocks of the largest stage need at least "
-                f"{_gib(blocks * block)}: let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
+                f"{_gib(needed)}: let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
                 "end other programs there"
             )
 
@@ -196,14 +195,16 @@ def _gib(count: int) -> str:
 
 
 def _shares(run: RunConfig, model: ModelConfig) -> list[tuple[str, int, int]]:
-    """(name, bytes of free memory, most blocks of a relay's stage) of each device."""
+    """(name, bytes of free memory, most blocks of a relay's stage) of each device. Raises ConfigError if
+    there are more devices than blocks."""
     from anabranch.train.model.partition import partition
     from anabranch.train.numerics.numerics_class import devices_of
-    from anabranch.train.stage.run_objects import share_out
+    from anabranch.train.stage.run_objects import check_devices, share_out
 
-    devices = devices_of(run.compute)
+    devices, specs = devices_of(run.compute), partition(model, run.pipeline)
+    check_devices(run, specs, len(devices))
     most: dict[torch.device, int] = {}
-    for spec in partition(model, run.pipeline)[1:]:
+    for spec in specs[1:]:
         at = share_out(spec, devices) or dict.fromkeys(spec.blocks, devices[0])
         for device, blocks in Counter(at.values()).items():
             most[device] = max(most.get(device, 0), blocks)

@@ -326,7 +326,10 @@ class Machine:
         if blocks < together:
             return 0
         share = -(-blocks // together) / blocks
-        left = self.device.memory_bytes - work.step_bytes(stage) * share - work.fixed_bytes
+        # Embedding and head of a whole model are on the first device.
+        ends, all_of_it = end_parameters(work.model) if work.whole else 0, max(1, work.parameters(stage))
+        part = (ends + (all_of_it - ends) * share) / all_of_it if stage else 1.0
+        left = self.device.memory_bytes - work.step_bytes(stage) * part - work.fixed_bytes
         return max(0, int(left // max(1, work.kept_bytes(stage) * share if stage else work.input_bytes)))
 
 

@@ -251,6 +251,8 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         if name not in devices:
             raise UserError(f"{where}: {key}: there is no {name!r}; there are {', '.join(devices)}")
         machine = Machine(devices[name], scenario.work)
+        if machine.device.together > 1 and scenario.round.slots:
+            raise UserError(f"{where}: {key}: {name!r}: an island computes on one device: name one")
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
             raise UserError(f"{where}: fleet.device: {what}")

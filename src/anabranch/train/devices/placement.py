@@ -121,7 +121,7 @@ class SplitVector(Tensor):
         return f"SplitVector({places})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # declared without `cls`
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         vector, rest, kwargs = args[0], args[1:], dict(kwargs or {})
