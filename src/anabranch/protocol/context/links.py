@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
+#: Processes of a peer that may send something false before its later ones get no work either. A choice: one
+#: may have had a fault that its owner repaired; with more, a forger that starts anew would cost its victims
+#: their seats (`coordinator.Coordinator._false_witnesses`).
+FORGIVEN = 1
+
 
 @dataclass(frozen=True)
 class LostLink:
@@ -35,9 +40,9 @@ class LinkTable:
         """Epoch of the run that each linked peer announced."""
         self.suspects: set[str] = set()
         """Peers suspected to have failed: no new work is sent to them (R3)."""
-        self.forgers: set[tuple[str, int]] = set()
-        """(peer, incarnation) of processes that sent a payload which does not have their own seal: no work is
-        shared with them."""
+        self.forgers: dict[str, set[int]] = {}
+        """Peer -> incarnations of its processes that sent a payload that is false, or has not their own
+        seal: no work is shared with them, nor with a peer's later ones after FORGIVEN such processes."""
         self.broken_circuits: Counter[tuple[str, str]] = Counter()
         """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although
         its own link is sound. The counts of a peer begin anew after a direct link."""
@@ -75,12 +80,13 @@ class LinkTable:
         self.up.pop(peer)
 
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` sent a payload without a valid seal (signature); no more
-        work is shared with that process (`forgers`)."""
-        self.forgers.add((peer, self.incarnations.get(peer, 0)))
+        """Record that the linked process of `peer` sent a payload that is false, or without a valid seal
+        (signature); no more work is shared with that process (`forgers`)."""
+        self.forgers.setdefault(peer, set()).add(self.incarnations.get(peer, 0))
 
     def is_forger(self, peer: str) -> bool:
-        return (peer, self.incarnations.get(peer, 0)) in self.forgers
+        forged = self.forgers.get(peer, set())
+        return len(forged) > FORGIVEN or self.incarnations.get(peer, 0) in forged
 
     def announced(self, peer: str, epoch: int) -> None:
         """Record the epoch (number of the voters' replacement by the owner) that `peer` announced."""

@@ -1,0 +1,64 @@
+"""Replicas that keep their reports of a state back: at the end of a run, and where only they have a say."""
+
+from __future__ import annotations
+
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface.settings import Settings
+from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from swarm.byzantine.test_review_stalls import altered, go_on, removed, swarm
+
+
+def silent_from(liar: str, t: int):
+    def withhold(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
+        withheld = isinstance(message, msg.Applied) and sender.id == liar and message.fence.t >= t
+        return None if withheld else message
+
+    return withhold
+
+
+def test_the_report_of_the_last_step_that_one_of_two_keeps_back_does_not_keep_the_run_open() -> None:
+    world = swarm(2, steps=6)
+    altered(world, silent_from("r1.1", 6))
+    world.run(until_s=900.0)
+    assert world.history().t == 6 and set(removed(world)) <= {"r1.1"}
+    assert world.nodes["d0"].stopped is not None
+
+
+def test_a_run_that_its_owner_stops_ends_though_one_of_two_keeps_its_report_back() -> None:
+    world = swarm(2, steps=100)
+    altered(world, silent_from("r1.1", 4))
+
+    def stop() -> None:
+        lead = world.nodes["d0"].peer.lead
+        if lead is not None and lead.t >= 4:
+            lead.stop("its owner wants that")
+        else:
+            world.clock.after(0.05, stop)
+
+    world.clock.after(0.1, stop)
+    world.run(until_s=900.0)
+    assert set(removed(world)) <= {"r1.1"} and world.nodes["d0"].stopped is not None
+
+
+def test_one_that_served_alone_does_not_stop_the_run_once_another_serves() -> None:
+    """Its fellow came to serve with the next iteration, and has the state too."""
+    settings = Settings("review", 1, 1, 6, 12, min_replicas=1)
+    world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1)], 1)
+    Invariants(world)
+    world.add(member_of(Machine("r1.1", 1)), "d0", at=0.5)
+    first: list[int] = []
+
+    def withhold(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
+        if isinstance(message, msg.Applied) and sender.id == "r1.0":
+            serves = world.leading().peer.ctx.run.membership.active_from.get("r1.1", 0)
+            if serves > message.fence.t or first:
+                first.append(message.fence.t)
+            if first and serves:
+                return None
+        return message
+
+    altered(world, withhold)
+    assert go_on(world, 1200.0) == 12
+    assert set(removed(world)) <= {"r1.0"} and wrong_states(world).keys() <= {"r1.0"}
