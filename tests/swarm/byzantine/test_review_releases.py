@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
@@ -9,8 +14,10 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, swarm
 
+Alter = Callable[[Node, str, msg.Message], msg.Message | None]
 
-def silent_from(liar: str, t: int):
+
+def silent_from(liar: str, t: int) -> Alter:
     def withhold(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
         withheld = isinstance(message, msg.Applied) and sender.id == liar and message.fence.t >= t
         return None if withheld else message
@@ -26,9 +33,20 @@ def test_the_report_of_the_last_step_that_one_of_two_keeps_back_does_not_keep_th
     assert world.nodes["d0"].stopped is not None
 
 
-def test_a_run_that_its_owner_stops_ends_though_one_of_two_keeps_its_report_back() -> None:
+def lying_from(liar: str, t: int) -> Alter:
+    def lie(sender: Node, peer: str, message: msg.Message) -> msg.Message:
+        lies = isinstance(message, msg.Applied) and sender.id == liar and message.fence.t >= t
+        return msgspec.structs.replace(message, fingerprint="another") if lies else message
+
+    return lie
+
+
+@pytest.mark.parametrize("deed", [silent_from, lying_from])
+def test_a_run_ends_when_its_owner_stops_it_whatever_one_of_two_reports(
+    deed: Callable[[str, int], Alter],
+) -> None:
     world = swarm(2, steps=100)
-    altered(world, silent_from("r1.1", 4))
+    altered(world, deed("r1.1", 4))
 
     def stop() -> None:
         lead = world.nodes["d0"].peer.lead
@@ -40,6 +58,7 @@ def test_a_run_that_its_owner_stops_ends_though_one_of_two_keeps_its_report_back
     world.clock.after(0.1, stop)
     world.run(until_s=900.0)
     assert set(removed(world)) <= {"r1.1"} and world.nodes["d0"].stopped is not None
+    assert max(world.checkpoints, default=0) == world.history().t and wrong_states(world) == {}
 
 
 def test_one_that_served_alone_does_not_stop_the_run_once_another_serves() -> None:
