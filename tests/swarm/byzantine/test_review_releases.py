@@ -81,3 +81,26 @@ def test_one_that_served_alone_does_not_stop_the_run_once_another_serves() -> No
     altered(world, withhold)
     assert go_on(world, 1200.0) == 12
     assert set(removed(world)) <= {"r1.0"} and wrong_states(world).keys() <= {"r1.0"}
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_run_that_its_owner_stops_ends_though_a_stage_is_lost(claimed: bool) -> None:
+    """Its only replica dies in the open step, or after the last one before it reported its state."""
+    settings = Settings("review", 1, 2, 6, 100, min_replicas=1, snapshot_every=2, checkpoint_every=2)
+    machines = [Machine("d0", 0), Machine("r1.0", 1), Machine("r2.0", 2), Machine("r2.1", 2)]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    altered(world, (lambda *each: each[2]) if claimed else silent_from("r1.0", 7))
+
+    def stop() -> None:
+        lead = world.nodes["d0"].peer.lead
+        claims = lead.round.claims.get(1, {}) if lead is not None and lead.round is not None else {}
+        if lead is not None and lead.t >= 7 and (claims.get("r1.0") or not claimed):
+            lead.stop("its owner wants that")
+            world.crash("r1.0")
+        else:
+            world.clock.after(0.01, stop)
+
+    world.clock.after(0.1, stop)
+    world.run(until_s=900.0)
+    assert world.nodes["d0"].stopped is not None and wrong_states(world) == {}

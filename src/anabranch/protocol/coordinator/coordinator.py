@@ -241,14 +241,14 @@ class Coordinator:
         self._change_members(quiet)
         if self.log.busy:
             return  # a record is being committed, or the lead is being transferred
-        if self.tip.stop_reason is None:
-            restored = self.stage_recovery.decide(self.t, quiet, self.released.applied)
-            settled, applied = quiet and self.released.last, self.released.applied
-            moved = restored or self.rebalancing.decide(self.t, settled, applied)
-            if moved is not None:
-                self.log.append(moved)
-                return
-        elif self.round is not None and not self.round.claims:
+        stops, applied = self.tip.stop_reason is not None, self.released.applied
+        moved = self.stage_recovery.decide(self.t, quiet, applied)
+        if not stops:
+            moved = moved or self.rebalancing.decide(self.t, quiet and self.released.last, applied)
+        if moved is not None and not (stops and isinstance(moved, Members)):
+            self.log.append(moved)
+            return
+        if stops and self.round is not None and not self.round.claims:
             self.tip.round = None
         self._open_round()
         if self.wish is not None and self.tip.stop_reason is None:
