@@ -46,6 +46,9 @@ class LinkTable:
         self.broken_circuits: Counter[tuple[str, str]] = Counter()
         """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although
         its own link is sound. The counts of a peer begin anew after a direct link."""
+        self.tried_carriers: Counter[tuple[str, str]] = Counter()
+        """Number of dials since the last link, by (peer, carrier named): without it the same few carriers
+        would be named for ever, though they never answer."""
         self.carriers: dict[str, str] = {}
         """Carrier of each link that has one, by peer."""
         self._timed: dict[str, set[bool]] = {}
@@ -54,12 +57,12 @@ class LinkTable:
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none)."""
         self.incarnations[peer] = incarnation
+        _forget(self.tried_carriers, peer)
         if via:
             self.carriers[peer] = via
         else:
             self.carriers.pop(peer, None)
-            for pair in [pair for pair in self.broken_circuits if pair[0] == peer]:
-                del self.broken_circuits[pair]
+            _forget(self.broken_circuits, peer)
 
     def add(self, peer: str, silence: AdaptiveTimeout) -> None:
         self.up[peer] = silence
@@ -78,6 +81,11 @@ class LinkTable:
     def close(self, peer: str) -> None:
         """Remove the link to a peer that was removed from the run, but keep its measurements."""
         self.up.pop(peer)
+
+    def forget_carriers(self, peer: str) -> None:
+        """Drop the counts about carriers to a peer that is no member any more: keys cost nothing."""
+        _forget(self.tried_carriers, peer)
+        _forget(self.broken_circuits, peer)
 
     def forged(self, peer: str) -> None:
         """Record that the linked process of `peer` sent a payload that is false, or without a valid seal
@@ -105,3 +113,8 @@ class LinkTable:
     def in_use(self) -> set[str]:
         """Peers with which any component of this peer exchanges work now, neighbours or not."""
         return {peer for partners in self._users for peer in partners()}
+
+
+def _forget(counts: Counter[tuple[str, str]], peer: str) -> None:
+    for pair in [pair for pair in counts if pair[0] == peer]:
+        del counts[pair]
