@@ -290,6 +290,7 @@ class Iterations(Timer):
         if t > 0 and t == self._progress.committed and ctx.me in ctx.run.membership.members:
             self.applied = self._applied_report({})
         self.repeat()
+        self.auditor.repeat()
 
     def _applied_report(self, timing: dict[str, float]) -> msg.Applied:
         ctx, replica = self._ctx, self.replica
