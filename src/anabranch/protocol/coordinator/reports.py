@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol.context.peer_context import PeerContext
@@ -110,10 +111,16 @@ class Reports:
             sources.append(source)
         serving = self.ctx.run.membership.live(stage, current.t)
         heard = [other for other in found if other in serving]
-        enough = peer == self.ctx.me or 2 * len(heard) > len(serving)
+        enough = peer == self.ctx.me or len(heard) >= self._needed(serving)
         if enough and not self._one_source(current, stage, index):
             current.witness = Witness(peer=heard[0], stage=stage, index=index, tensor=found[heard[0]])
         return None
+
+    def _needed(self, serving: Sequence[str]) -> int:
+        """Number of replicas that must find an overflow before the step is skipped: more than half of those
+        that serve, so that a few liars that agree skip nothing. (No other replica embeds a data node's part
+        of the batch: `take_unanswered`.)"""
+        return len(serving) // 2 + 1
 
     def _one_source(self, current: Round, stage: int, index: int) -> bool:
         """True if a microbatch overflowed with inputs of one relay only, but for replicas of its stage that
