@@ -104,3 +104,39 @@ def test_a_run_that_its_owner_stops_ends_though_a_stage_is_lost(claimed: bool) -
     world.clock.after(0.1, stop)
     world.run(until_s=900.0)
     assert world.nodes["d0"].stopped is not None and wrong_states(world) == {}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "deed", "phase"),
+    [
+        (3, lying_from, "committed"),
+        (3, lying_from, "reported"),
+        (3, lying_from, "released"),
+        (2, silent_from, "committed"),
+        (2, silent_from, "released"),
+    ],
+)
+def test_a_new_leader_decides_as_the_one_that_died(
+    replicas: int, deed: Callable[[str, int], Alter], phase: str
+) -> None:
+    """It died when step 5 was committed, when two replicas had reported it, or when it was released: no other
+    honest replica loses its seat, no false state is believed, and all steps are taken."""
+    settings = Settings("review", 1, 2, 6, 12, min_replicas=2, voters=3)
+    machines = [*(Machine(f"d{n}", 0) for n in range(3)), Machine("r2.0", 2), Machine("r2.1", 2)]
+    world = counting_world(settings, [*machines, *(Machine(f"r1.{n}", 1) for n in range(replicas))], 1)
+    Invariants(world)
+    altered(world, deed("r1.0", 4))
+    died: list[str] = []
+
+    def watch(node: Node, event: object) -> None:
+        lead = node.peer.lead
+        if lead is None or lead.t != 5 or died:
+            return
+        reported = len(lead.released.applied.get(1, {})) > 1
+        if {"committed": True, "reported": reported, "released": lead.released.last}[phase]:
+            died.append(node.id)
+            world.clock.after(0.0, lambda: world.crash(node.id))
+
+    world.watchers.append(watch)
+    assert go_on(world, 900.0) == 12 and died
+    assert set(removed(world)) <= {"r1.0", *died} and wrong_states(world).keys() <= {"r1.0"}
