@@ -130,7 +130,7 @@ class Reports:
         sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
         for source in {source for each in sources.values() for source in each if source}:
             others = [peer for peer in serving if sources.get(peer, [source]) != [source]]
-            if me in (source, *others) or 2 * len(others) >= len(serving):
+            if me == source or me in others or 2 * len(others) >= len(serving):
                 continue
             beside = self._beside(stage, source)
             if beside and any(peer != source for peer in membership.live(beside, current.t)):
