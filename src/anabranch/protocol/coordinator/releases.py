@@ -40,7 +40,7 @@ class Releases:
     applied: dict[int, dict[str, str]] = field(default_factory=dict)
     unopened: Round | None = None
     """Round that counts the stalls of the last step's release while no step is open."""
-    _unchecked: list[tuple[str, int]] = field(default_factory=list)
+    _unchecked: dict[tuple[str, int], None] = field(default_factory=dict)
     """(peer, stage) of reports that are not compared with the agreed fingerprint yet."""
     _agreed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Iteration -> agreed fingerprint of each stage."""
@@ -72,7 +72,7 @@ class Releases:
         if self.ctx.run.membership.stage_of(peer) == message.stage:
             self.applied.setdefault(message.stage, {})[peer] = message.fingerprint
             self.admission.ways.told(peer, message.links)
-            self._unchecked.append((peer, message.stage))
+            self._unchecked[peer, message.stage] = None
             self.admission.absent.back(peer)
             self.stage_recovery.forget(peer)
 
@@ -177,7 +177,7 @@ class Releases:
         bit (I2). They have to join again."""
         if not self.last:
             return
-        unchecked, self._unchecked = self._unchecked, []
+        unchecked, self._unchecked = self._unchecked, {}
         for peer, stage in unchecked:
             fingerprint = self.applied.get(stage, {}).get(peer)
             if fingerprint is not None and fingerprint != self.tip.fingerprints[stage]:
