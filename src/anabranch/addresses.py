@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 #: Most addresses of one peer. A choice: local, overlay and public ones of both IP versions, and two carriers.
 MOST_ADDRESSES = 8
+#: Most addresses of one dial: those of the peer, and some at carriers (`protocol.context.carriers`).
+MOST_DIALLED = 16
 _ID = re.compile("[0-9a-f]{64}")
 #: Kinds of addresses at which a peer is reached by its key, through iroh.
 IROH_KINDS = ("iroh", "iroh+http", "udp")
@@ -71,11 +73,11 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port), carrier)
 
 
-def parse_addresses(text: str) -> tuple[Address, ...]:
+def parse_addresses(text: str, most: int = MOST_ADDRESSES) -> tuple[Address, ...]:
     """Parse the addresses of a peer, "" if it has none. Raises ValueError."""
     texts = text.split(",") if text else []
-    if len(texts) > MOST_ADDRESSES:
-        raise ValueError(f"{len(texts)} addresses; give at most {MOST_ADDRESSES}")
+    if len(texts) > most:
+        raise ValueError(f"{len(texts)} addresses; give at most {most}")
     return tuple(parse_address(one) for one in texts)
 
 

@@ -227,6 +227,20 @@ def test_a_circuit_inside_a_circuit_is_refused(backend: Backend) -> None:
     backend.run(scenario)
 
 
+def test_a_carrier_that_is_gone_is_no_sign_that_the_peer_is(backend: Backend) -> None:
+    """Its leader would remove a member at whose only address nobody listens any more."""
+
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await world.peer("anna"), await behind(world, "bert", carrier)
+        await carrier.transport.close()
+        with pytest.raises(DialError, match="cannot reach") as failed:
+            await anna.dial(bert)
+        assert failed.value.__cause__ is None
+
+    backend.run(scenario)
+
+
 def test_a_carried_peer_can_offer_no_circuit(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         _, here, there = await carried(world)

@@ -206,7 +206,9 @@ class _Accounts:
         one commit wrong or withheld, or a member that only audits, whom the owner trusts, found it wrong."""
         accusers: dict[tuple[str, str], set[str]] = {}
         passed = set()
-        for audit in audits:
+        # Auditors repeat their reports to a new leader.
+        told = {(each.base, each.stage, each.subject, each.auditor, each.verdict): each for each in audits}
+        for audit in told.values():
             key = audit.base, audit.stage, audit.subject
             source, units = self._units.get(key) or (self._source(audit.subject, audit.stage), 0)
             row = self._row(source)

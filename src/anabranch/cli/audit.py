@@ -23,7 +23,8 @@ from anabranch.cli import join
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    join.add_machine(parser)
+    stage = "stage to audit, 1 or more (default: one with the fewest auditors)"
+    join.add_machine(parser, "read the auditor's ticket from this file, once it is there", stage)
     join.add_stay(parser)
     parser.set_defaults(audits=True, gpus="", carry=None, max_up=0.0, max_down=0.0, hours="", corpus=None)
 

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 IDLE_NICE = 10
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
+#: Help of --ticket-file and --stage.
+TICKET_FILE = "read the ticket from this file, once it is there; from a run's tickets.json that for relays"
+STAGE = "stage to serve (default: the run chooses)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(audits=False)
 
 
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a machine that takes part in a run: ticket, name, device, stage, addresses."""
+def add_machine(
+    parser: argparse.ArgumentParser, ticket_file: str = TICKET_FILE, stage: str = STAGE
+) -> None:
+    """Add the arguments of a machine that takes part in a run: ticket, name, device, stage, addresses.
+    ticket_file, stage: help of these options."""
     add = parser.add_argument
     add("ticket", nargs="*", metavar="TICKET", help="ticket that the run's owner gave away, spaces or not")
-    text = "read the ticket there, waiting for the file; of a run's tickets.json the one for relays"
-    add("--ticket-file", type=Path, metavar="FILE", help=text)
+    add("--ticket-file", type=Path, metavar="FILE", help=ticket_file)
     add("--name", default="", help="name of this peer that others see")
     region = "region of this machine, e.g. London; used to choose neighbours and to estimate links"
     add("--region", default="", help=region)
@@ -95,7 +100,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         'run file says; there "auto" is the first GPU)'
     )
     add("--device", default="", help=device)
-    add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
+    add("--stage", type=int, metavar="N", help=stage)
     add_listen(parser)
     advertise = "addresses at which other peers can dial this one, the best first, with commas between"
     add("--advertise", default="", metavar="HOST:PORT", help=advertise)

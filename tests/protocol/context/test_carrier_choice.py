@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from anabranch.addresses import MOST_ADDRESSES, parse_addresses
+from anabranch.addresses import MOST_ADDRESSES, MOST_DIALLED, parse_addresses
+from anabranch.protocol.context.carriers import ADDRESSES_TRIED
 from anabranch.protocol.context.peer_context import PeerContext, make_context
+from anabranch.protocol.failure_detection.connections import Connections
+from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 
@@ -42,10 +45,50 @@ def test_each_carrier_is_tried_before_the_second_address_of_any() -> None:
     assert hosts[4:] == ["l3.example"]
 
 
-def test_no_dial_has_more_addresses_than_a_peer_may() -> None:
-    """A dial with more would be refused as malformed, each time anew, and the peer never reached."""
-    own = ",".join(f"far{number}.example:1" for number in range(MOST_ADDRESSES))
-    ctx = context("l1.example:1,l2.example:1", own)
-    addresses = parse_addresses(ctx.dialer.addresses(FAR, again=True))
-    assert len(addresses) == MOST_ADDRESSES
-    assert [address.host for address in addresses if address.carrier] == ["l1.example", "l2.example"]
+def test_a_dial_through_carriers_tries_all_addresses_of_the_peer_too() -> None:
+    """A peer that did not answer once may be there again, at any of them. No dial has more addresses than
+    the driver takes: it would be refused as malformed, each time anew, and the peer never reached."""
+    own = [f"far{number}.example:1" for number in range(MOST_ADDRESSES)]
+    theirs = [",".join(f"{name}{number}.example:1" for number in range(MOST_ADDRESSES)) for name in "lo"]
+    ctx = context(theirs[0], ",".join(own), theirs[1])
+    dialled = ctx.dialer.addresses(FAR, again=True)
+    addresses = parse_addresses(dialled, MOST_DIALLED)
+    assert dialled.split(",")[:MOST_ADDRESSES] == own
+    assert len(addresses) == MOST_ADDRESSES + ADDRESSES_TRIED <= MOST_DIALLED
+
+
+def carried(ctx: PeerContext) -> list[str]:
+    """Hosts of the carriers through which the next dial to FAR goes."""
+    addresses = parse_addresses(ctx.dialer.addresses(FAR, again=True), MOST_DIALLED)
+    return [address.host for address in addresses if address.carrier]
+
+
+def test_carriers_that_never_answer_do_not_keep_others_from_being_tried() -> None:
+    """Anybody with a relay ticket can offer some. After a link all counts begin anew."""
+    ctx = context("l1.example:1", "", "o1.example:1")
+    ctx.run.carriers = {number * 64: f"c{number}.example:1" for number in "12345"}
+    first, second, third = carried(ctx), carried(ctx), carried(ctx)
+    assert len({*first, *second, *third}) == 7 and len(first) == len(second) == 3
+    assert {"l1.example", "o1.example"} <= {*second, *third}
+    ctx.links.opened(FAR, 1, NEAR)
+    assert carried(ctx) == first
+
+
+def test_a_carrier_at_no_plain_address_spoils_no_dial() -> None:
+    ctx = context("l1.example:1", "")
+    ctx.run.carriers = {"1" * 64: "c1.example:1/iroh", "2" * 64: "c2.example:1/udp,c2.example:2"}
+    assert carried(ctx) == ["c2.example", "l1.example"]
+    offers = CarrierList(ctx)
+    assert offers.offered("3" * 64, "c3.example:1/iroh") is not None and offers.record() is None
+    assert offers.offered("3" * 64, "c3.example:1") is None
+
+
+def test_counts_about_carriers_end_with_the_member() -> None:
+    ctx = context("l1.example:1", "")
+    carried(ctx)
+    ctx.links.opened(FAR, 1, LEADER)
+    ctx.links.drop(FAR)
+    carried(ctx)
+    assert ctx.links.tried_carriers and ctx.links.broken_circuits
+    Connections(ctx).forget(FAR)
+    assert not ctx.links.tried_carriers and not ctx.links.broken_circuits

@@ -113,6 +113,14 @@ def test_half_against_half_is_a_dispute(names: str) -> None:
     assert stage.released.disputed() == (1, sorted(stage.names)) and not stage.removed
 
 
+def test_reports_repeated_in_a_dispute_take_no_memory() -> None:
+    """The next return of the log may be an hour away."""
+    stage = Stage("h1 z1")
+    for _ in range(100):
+        assert stage.report(["h1", "z1"]) is None
+    assert len(stage.released._unchecked) == 3
+
+
 def test_replicas_that_a_new_leader_hears_late_count() -> None:
     """Liars report to it at once, and would be all that are heard."""
     stage = Stage("z1 z2 h1 h2 h3")

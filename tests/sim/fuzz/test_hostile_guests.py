@@ -10,6 +10,7 @@ from anabranch.sim.fuzz.fault_kinds import PROFILES
 from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, cells
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
+from anabranch.sim.fuzz.trial import SeedTrial
 from support.grids import first_of
 
 soak = partial(pytest.param, marks=pytest.mark.soak)
@@ -36,6 +37,25 @@ def test_guests_are_survived(seed: int) -> None:
     outcome = run_seed(seed, "hostile")
     assert not outcome.violation and not outcome.unmet
     assert outcome.faults
+
+
+def test_seeds_with_audits_draw_auditors() -> None:
+    """In some seeds; without them and in turns none are drawn."""
+    drawn = [draw(seed, "hostile") for seed in range(8_300_000, 8_300_100)]
+    assert {len(each.auditors) for each in drawn} >= {0, 1, 2}
+    assert not any(each.auditors for each in drawn if not each.settings.audit_share)
+    assert not any(draw(seed, name).auditors for seed in range(40) for name in PROFILES if name != "hostile")
+
+
+@pytest.mark.parametrize("seed", [8300012, 8300068, 8300092])
+def test_seeds_with_auditors_hold(seed: int) -> None:
+    """Auditors find what is false and accuse nobody else."""
+    trial = SeedTrial(draw(seed, "hostile"))
+    outcome, auditors = trial.run(), {machine.id for machine in trial.drawn.auditors}
+    found = [fields for _, _, kind, fields in trial.world.notes if kind == "audit"]
+    different = [each["subject"] for each in found if each["verdict"] == "different"]
+    assert auditors & {each["auditor"] for each in found} and not outcome.violation
+    assert set(different) <= trial.world.liars
 
 
 @pytest.mark.parametrize(

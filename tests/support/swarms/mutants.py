@@ -446,7 +446,7 @@ def lowest_id_decides(patch: Patch) -> None:
 
 def one_word_skips(patch: Patch) -> None:
     """A step is skipped on a single report of an overflow."""
-    patch.setattr(Reports, "_needed", lambda self, stage, t: 1)
+    patch.setattr(Reports, "_needed", lambda self, serving: 1)
 
 
 def possession_unproven(patch: Patch) -> None:

@@ -3,6 +3,7 @@ believed."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -298,3 +299,21 @@ def test_an_auditor_takes_silence_for_no_proof() -> None:
             ctx.clock.advance(ctx.clock.now + WAIT_S)
         sent = [effect.message for effect in ctx.outbox.effects if isinstance(effect, ev.Send)]
         assert [message.verdict for message in sent if isinstance(message, Audited)] == [verdict]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_slow_auditor_drops_the_audits_that_nobody_waits_for_any_more(trusted: bool) -> None:
+    """A subject that answers slowly would keep a replica from all later audits, and its queue would grow."""
+    [first, *_] = drawn(committed(), "hash", 1.0)
+    me = AUDITOR.id if trusted else first.auditors[0]
+    ctx = context(me, 1)
+    ctx.run.membership.apply(Members(2, joined=(AUDITOR,)))
+    auditor = Auditor(ctx, KeptWork(ctx))
+    for t in range(1, 6 * AUDIT_STEPS):
+        each = dataclasses.replace(first, t=t, base=f"hash {t}", trusted=me if trusted else "")
+        assert auditor.committed(t, [each])
+        auditor.applied(t)
+        auditor.tick()
+        sent = [effect.message for effect in ctx.outbox.effects if isinstance(effect, ev.Send)]
+        assert all(t - AUDIT_STEPS < message.t for message in sent[-1:] if isinstance(message, FetchWork))
+    assert len(auditor._queue) < AUDIT_STEPS and len(auditor._drawn) <= AUDIT_STEPS

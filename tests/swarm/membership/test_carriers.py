@@ -7,6 +7,7 @@ import pytest
 
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.messages import Carry, JoinRequest, encode
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.grids import first_of
@@ -93,4 +94,29 @@ def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:
     world = counting_world(settings, machines)
     world._blocked[frozenset(("r1.0", "r2.0"))] = float("inf")
     world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+
+
+def test_carriers_that_nobody_finds_do_not_cut_two_members_apart() -> None:
+    """Strangers with a relay ticket offer to carry, at addresses where nobody listens, and keep a link with
+    the leader. Each pair meets through a member all the same."""
+    settings = Settings("run", 1, 2, 4, STEPS)
+    world = counting_world(settings, [Machine("d0", 0)], 1)
+    offers = [f"s{number}" for number in range(5)]
+    for name in offers:
+        world.mouths[name] = lambda message: None if isinstance(message, JoinRequest) else message
+        world.add(member_of(Machine(name, 1)), "d0")
+
+    def offer() -> None:
+        for name in offers:
+            world.carry(world.nodes[name], "d0", encode(Carry(f"{name}.nowhere:1")), None)
+        world.clock.after(2.0, offer)
+
+    world.clock.after(0.5, offer)
+    for machine in [Machine(f"r{s}.0", s, reachable=False) for s in (1, 2)]:
+        world.add(member_of(machine), "d0", at=2.0)
+    listed: set[str] = set()
+    world.watchers.append(lambda node, event: listed.update(node.peer.ctx.run.carriers))
+    world.run(600.0)
+    assert listed == set(offers)
     assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)

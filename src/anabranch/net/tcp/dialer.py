@@ -128,7 +128,8 @@ class Dialer:
             raise DialError(f"{what} does not use TLS 1.3 ({error.reason or error})") from error
         except OSError as error:
             why = error.strerror or str(error) or "the connection broke"
-            raise DialError(f"cannot reach {what}: {why}") from error
+            # A carrier that nobody finds says nothing about the peer: its refusal is not the cause.
+            raise DialError(f"cannot reach {what}: {why}") from (None if address.carrier else error)
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
         try:

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 
-from anabranch.addresses import foreign_block_of, parse_addresses
+from anabranch.addresses import MOST_DIALLED, foreign_block_of, parse_addresses
 from anabranch.background import background
 from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
@@ -219,7 +219,9 @@ class Connections:
 
     async def _dial(self, peer: str, address: str) -> None:
         try:
-            link = await self.transport.dial_any(peer, parse_addresses(address), self.credential)
+            link = await self.transport.dial_any(
+                peer, parse_addresses(address, MOST_DIALLED), self.credential
+            )
         except Exception as error:  # other errors than NetError are defects, which cost this dial alone
             self._dialling.pop(peer, None)
             self.refusals.pop(peer, None)

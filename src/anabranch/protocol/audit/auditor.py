@@ -110,6 +110,11 @@ class Auditor(Timer):
         self._kept = kept
         self._drawn: dict[tuple[int, str], Drawn] = {}
         """(step, subject) -> contribution for which this replica keeps the weights."""
+        self.recent: dict[int, Sequence[Drawn]] = {}
+        """Step -> contributions of all stages that are audited, of the last AUDIT_STEPS steps: a peer that
+        comes to lead follows their audits."""
+        self._reports: dict[tuple[int, str], Audited] = {}
+        """(step, subject) -> this peer's report, for a new leader."""
         self._queue: list[_Job] = []
         self._job: _Job | None = None
         self._applied_t = -1
@@ -121,12 +126,15 @@ class Auditor(Timer):
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
         """Note the audits that were drawn for step t, just before the step is applied, and begin those of
         which this replica is the first auditor. Returns True if it must keep its weights."""
-        ctx, keeps = self._ctx, False
+        ctx, keeps, oldest = self._ctx, False, t - AUDIT_STEPS
+        self.recent = {k: each for k, each in self.recent.items() if k > oldest} | {t: audited}
         if not ctx.run.stage:
             return False
-        oldest, me = t - AUDIT_STEPS, ctx.me
         self._drawn = {key: each for key, each in self._drawn.items() if key[0] > oldest}
-        self._queue = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t > oldest]
+        self._reports = {key: report for key, report in self._reports.items() if key[0] > oldest}
+        self._queue = [job for job in self._queue if job.drawn.t > oldest]
+        if self._job is not None and self._job.drawn.t <= oldest:  # its inputs are dropped, and its case is
+            self._job = None
         for each in audited:
             asked = each.trusted, *each.auditors[:AUDITORS]
             if each.stage == ctx.run.stage and ctx.me in asked:
@@ -149,7 +157,14 @@ class Auditor(Timer):
         """Drop all audits, because the steps are void or this replica lost its state."""
         self._drawn.clear()
         self._queue.clear()
+        self.recent.clear()
+        self._reports.clear()
         self._job, self._applied_t = None, -1
+
+    def repeat(self) -> None:
+        """Send the leader all reports again: it is new, or its link was down."""
+        for report in self._reports.values():
+            self._ctx.outbox.send(self._ctx.log.leader, report)
 
     # --- fetching ------------------------------------------------------------------------------
 
@@ -352,5 +367,6 @@ class Auditor(Timer):
             self._kept.keep(each.t, each.subject, job.data, job.got)
         receipt = job.data if verdict == "different" else b""
         about = each.t, each.base, each.stage, each.subject
-        self._ctx.outbox.send(self._ctx.log.leader, Audited(*about, verdict, what, found, claimed, receipt))
+        report = self._reports[each.t, each.subject] = Audited(*about, verdict, what, found, claimed, receipt)
+        self._ctx.outbox.send(self._ctx.log.leader, report)
         self._job = None

@@ -49,19 +49,19 @@ class CarrierChoice:
     def ways(self, peer: str) -> list[str]:
         """Addresses of `peer` through carriers, at most ADDRESSES_TRIED, in the order to try them: the first
         address of each carrier, then the second of each, and so on. Carriers are ordered by the number of
-        circuits to `peer` that broke, then dedicated ones first and the log's leader last, then by the
-        measured cost of the link to the carrier. Suspected carriers are left out."""
-        candidates = dict(self.run.carriers)
+        circuits to `peer` that broke and of dials that named them in vain, then dedicated ones first and the
+        log's leader last, then by the measured cost of the link to the carrier. Suspected carriers are left
+        out."""
+        candidates = {c: direct for c, a in self.run.carriers.items() if (direct := direct_addresses(a))}
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):
                 candidates.setdefault(other, address)
         left_out = {self.me, peer, *self.links.suspects}
         candidates = {c: a for c, a in candidates.items() if c not in left_out}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
-        broken = self.links.broken_circuits
-        keys = {
-            c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)
-        }
+        broken, tried = self.links.broken_circuits, self.links.tried_carriers
+        vain = {c: broken[peer, c] + tried[peer, c] for c in candidates}
+        keys = {c: (vain[c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
         each = [[f"{address}/{carrier}" for address in candidates[carrier].split(",")] for carrier in best]
         turns = itertools.zip_longest(*each)

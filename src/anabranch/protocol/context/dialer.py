@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.addresses import MOST_ADDRESSES, direct_addresses
+from anabranch.addresses import direct_addresses
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.carriers import CarrierChoice
@@ -95,16 +95,16 @@ class Dialer:
                 self.cancel(peer)
 
     def addresses(self, peer: str, again: bool = False) -> str:
-        """Addresses of `peer` in order of preference ("" if there is none); through carriers if it has none
-        of its own, or if `again`: it did not answer at its own."""
+        """Addresses of `peer` to dial now, in order of preference ("" if there is none); through carriers if
+        it has none of its own, or if `again`: it did not answer at its own."""
         member = self.run.membership.members.get(peer)
         if member is None:
             return self.carriers.listed().get(peer) or self.fellows.get(peer, "")
         if not again and direct_addresses(member.address):
             return member.address
         carried = self.carriers.ways(peer)
-        own = member.address.split(",")[: MOST_ADDRESSES - len(carried)]
-        return ",".join(filter(None, [*own, *carried]))
+        self.links.tried_carriers.update({(peer, way.rpartition("/")[2]) for way in carried})
+        return ",".join(filter(None, [member.address, *carried]))
 
     def _dial(self, peer: str, address: str) -> None:
         self.plan(peer, ANSWER_S if self.run.near.crowded else 0.0)

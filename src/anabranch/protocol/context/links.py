@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
+#: Processes of a peer that may send something false before its later ones get no work either. A choice: one
+#: may have had a fault that its owner repaired; with more, a forger that starts anew would cost its victims
+#: their seats (`coordinator.Coordinator._false_witnesses`).
+FORGIVEN = 1
+
 
 @dataclass(frozen=True)
 class LostLink:
@@ -35,12 +40,15 @@ class LinkTable:
         """Epoch of the run that each linked peer announced."""
         self.suspects: set[str] = set()
         """Peers suspected to have failed: no new work is sent to them (R3)."""
-        self.forgers: set[tuple[str, int]] = set()
-        """(peer, incarnation) of processes that sent a payload which does not have their own seal: no work is
-        shared with them."""
+        self.forgers: dict[str, set[int]] = {}
+        """Peer -> incarnations of its processes that sent a payload that is false, or has not their own
+        seal: no work is shared with them, nor with a peer's later ones after FORGIVEN such processes."""
         self.broken_circuits: Counter[tuple[str, str]] = Counter()
         """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although
         its own link is sound. The counts of a peer begin anew after a direct link."""
+        self.tried_carriers: Counter[tuple[str, str]] = Counter()
+        """Number of dials since the last link, by (peer, carrier named): without it the same few carriers
+        would be named for ever, though they never answer."""
         self.carriers: dict[str, str] = {}
         """Carrier of each link that has one, by peer."""
         self._timed: dict[str, set[bool]] = {}
@@ -49,12 +57,12 @@ class LinkTable:
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none)."""
         self.incarnations[peer] = incarnation
+        _forget(self.tried_carriers, peer)
         if via:
             self.carriers[peer] = via
         else:
             self.carriers.pop(peer, None)
-            for pair in [pair for pair in self.broken_circuits if pair[0] == peer]:
-                del self.broken_circuits[pair]
+            _forget(self.broken_circuits, peer)
 
     def add(self, peer: str, silence: AdaptiveTimeout) -> None:
         self.up[peer] = silence
@@ -74,13 +82,19 @@ class LinkTable:
         """Remove the link to a peer that was removed from the run, but keep its measurements."""
         self.up.pop(peer)
 
+    def forget_carriers(self, peer: str) -> None:
+        """Drop the counts about carriers to a peer that is no member any more: keys cost nothing."""
+        _forget(self.tried_carriers, peer)
+        _forget(self.broken_circuits, peer)
+
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` sent a payload without a valid seal (signature); no more
-        work is shared with that process (`forgers`)."""
-        self.forgers.add((peer, self.incarnations.get(peer, 0)))
+        """Record that the linked process of `peer` sent a payload that is false, or without a valid seal
+        (signature); no more work is shared with that process (`forgers`)."""
+        self.forgers.setdefault(peer, set()).add(self.incarnations.get(peer, 0))
 
     def is_forger(self, peer: str) -> bool:
-        return (peer, self.incarnations.get(peer, 0)) in self.forgers
+        forged = self.forgers.get(peer, set())
+        return len(forged) > FORGIVEN or self.incarnations.get(peer, 0) in forged
 
     def announced(self, peer: str, epoch: int) -> None:
         """Record the epoch (number of the voters' replacement by the owner) that `peer` announced."""
@@ -99,3 +113,8 @@ class LinkTable:
     def in_use(self) -> set[str]:
         """Peers with which any component of this peer exchanges work now, neighbours or not."""
         return {peer for partners in self._users for peer in partners()}
+
+
+def _forget(counts: Counter[tuple[str, str]], peer: str) -> None:
+    for pair in [pair for pair in counts if pair[0] == peer]:
+        del counts[pair]

@@ -10,8 +10,9 @@ audit in its place if it cannot.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.auditor import AUDITORS, WAIT_S
@@ -53,7 +54,8 @@ class Case:
     (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
     process number of the audited peer when the step was committed. verdicts: by auditor. second: True once
     the second auditor was asked. gone: True once the audited peer left its stage. replaced: True once
-    replicas were asked in place of the trusted auditor."""
+    replicas were asked in place of the trusted auditor. inherited: True if another leader opened the case,
+    and may have asked the second auditor."""
 
     drawn: Drawn
     receipt: bytes
@@ -64,6 +66,7 @@ class Case:
     second: bool = False
     gone: bool = False
     replaced: bool = False
+    inherited: bool = False
 
 
 @dataclass(eq=False)
@@ -188,6 +191,18 @@ class AuditCases:
             over = not each.first
             self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
 
+    def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
+        """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
+        An audited peer that has come to serve its stage since may have dropped what it kept."""
+        membership, due_at = self.ctx.run.membership, self.ctx.clock.now + PATIENCE_S
+        for each in itertools.chain.from_iterable(steps):
+            member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
+            case = Case(each, b"", due_at, not each.first, inherited=True)
+            case.gone = member is None or member.stage != each.stage or since is None or since > each.t
+            case.incarnation = -1 if member is None else member.incarnation
+            case.replaced = bool(each.trusted) and each.trusted not in membership.auditors
+            self._cases[each.t, each.subject] = case
+
     def ended(self) -> bool:
         """Close the cases that are still open when the run ends. True if the log has to go back for one."""
         had = self.returns
@@ -230,6 +245,7 @@ class AuditCases:
         if case.over and not self._overrules(case, peer, message):
             return None
         asked = case.drawn.auditors[:AUDITORS]
+        case.second |= case.inherited and peer in asked[1:]
         drawn = peer == case.drawn.trusted or peer in asked
         if not drawn or (peer in asked[1:] and not case.second):
             return "an audit that it was not drawn for"
@@ -351,7 +367,7 @@ class AuditCases:
                 if not self._ask_second(case, sources):
                     self._alone(case, peer, message, about)
                 return
-        elif asked[0] not in verdicts and message.verdict != "same":
+        elif asked[0] not in verdicts and (message.verdict != "same" or case.inherited):
             return  # the first one, which is late, is heard before anything follows
         self._by_two(case, peer, message, about)
 

@@ -241,14 +241,14 @@ class Coordinator:
         self._change_members(quiet)
         if self.log.busy:
             return  # a record is being committed, or the lead is being transferred
-        if self.tip.stop_reason is None:
-            restored = self.stage_recovery.decide(self.t, quiet, self.released.applied)
-            settled, applied = quiet and self.released.last, self.released.applied
-            moved = restored or self.rebalancing.decide(self.t, settled, applied)
-            if moved is not None:
-                self.log.append(moved)
-                return
-        elif self.round is not None and not self.round.claims:
+        stops, applied = self.tip.stop_reason is not None, self.released.applied
+        moved = self.stage_recovery.decide(self.t, quiet, applied)
+        if not stops:
+            moved = moved or self.rebalancing.decide(self.t, quiet and self.released.last, applied)
+        if moved is not None and not (stops and isinstance(moved, Members)):
+            self.log.append(moved)
+            return
+        if stops and self.round is not None and not self.round.claims:
             self.tip.round = None
         self._open_round()
         if self.wish is not None and self.tip.stop_reason is None:
@@ -257,19 +257,21 @@ class Coordinator:
                 self.log.append(record)
                 return
         self.released.release()
-        returns = self._returns() if self.tip.stop_reason is None else None
+        returns = self._returns()
         if returns is not None:
             self.log.append(returns)
             return
         if self.round is not None and self._step(self.round):
             return
+        self._await_reports()
         self.checkpoints.due()
         self._finish()
 
     def _returns(self) -> Rollback | None:
         """Record that returns the log to a snapshot: after a dispute the newest, after a conviction the
-        newest from before the false step. None without a reason, if none is left, or if it is not due yet."""
-        audits = self.audits
+        newest from before the false step. None without a reason, if none is left, or if it is not due yet: at
+        the run's end it is due at once, so that the run ends with states that are agreed."""
+        audits, ends = self.audits, self.tip.stop_reason is not None
         if audits.returns:
             if self.catalog.newest(audits.returns_before) is None:
                 lost = f"no state before iteration {audits.returns_before} is left to go back to"
@@ -277,8 +279,12 @@ class Coordinator:
                 audits.rolled_back(self.t)
                 return None
             advice, before = "lend a third replica", audits.returns_before
-            return self.disputes.go_back(audits.returns, advice, before, audits.settled)
-        return self.disputes.decide(self.released.disputed())
+            return self.disputes.go_back(audits.returns, advice, before, audits.settled or ends)
+        dispute = self.released.disputed()
+        if dispute is not None and ends:
+            reason = f"the run ends in a dispute about stage {dispute[0]} after iteration {self.t}"
+            return self.disputes.go_back(reason, "resume the run with a third replica", settled=True)
+        return self.disputes.decide(dispute)
 
     def _change_members(self, quiet: bool) -> None:
         """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
@@ -297,6 +303,22 @@ class Coordinator:
         if change is not None:
             self.log.append(change)
 
+    def _await_reports(self) -> None:
+        """Remove replicas that keep back their report of the last step while no step is open that could stall
+        for it: at the end of the run, and in a pause."""
+        now, current = self.ctx.clock.now, self.released.unopened
+        if self.round is not None or self.released.last:
+            return
+        if current is None or current.base != self.base:
+            current = self.released.unopened = Round(self.t + 1, self.base, now, progress_at=now)
+        if now >= current.progress_at + self.reducing.patience_s(current):
+            current.progress_at, current.stalls = now, current.stalls + 1
+        self._remove_withholding(current)
+
+    def _remove_withholding(self, current: Round) -> None:
+        for peer, reason in self.released.withheld(current).items():
+            self.admission.remove(peer, reason)
+
     def _step(self, current: Round) -> bool:
         """Advance the open iteration: order reduces, and propose the record of its step. True if that was
         proposed."""
@@ -307,8 +329,7 @@ class Coordinator:
         current.witness = current.witness or self.rounds.stranded(current)
         self.reducing.attempt(current)
         self.reports.take_unanswered(current)
-        for peer, reason in self.released.withheld(current).items():
-            self.admission.remove(peer, reason)
+        self._remove_withholding(current)
         step = self.proposing.record(current)
         if step is not None:
             self.log.append(step)
@@ -551,9 +572,10 @@ class Coordinator:
         changes_at = self.telling.changes_at() if self.admission.waiting else 0.0
         if changes_at > self.ctx.clock.now:
             times.append(changes_at)
-        if self.round is not None and not self.log.busy:
-            times.append(self.round.progress_at + self.reducing.patience_s(self.round))
-            times.append(self.rounds.deadline(self.round))
+        current = self.round or (None if self.released.last else self.released.unopened)
+        if current is not None and not self.log.busy:
+            times.append(current.progress_at + self.reducing.patience_s(current))
+            times.append(self.rounds.deadline(current))
         return min(times)
 
     def tick(self) -> None:

@@ -38,7 +38,9 @@ class Releases:
     stage_recovery: StageRecovery
     t: int = 0
     applied: dict[int, dict[str, str]] = field(default_factory=dict)
-    _unchecked: list[tuple[str, int]] = field(default_factory=list)
+    unopened: Round | None = None
+    """Round that counts the stalls of the last step's release while no step is open."""
+    _unchecked: dict[tuple[str, int], None] = field(default_factory=dict)
     """(peer, stage) of reports that are not compared with the agreed fingerprint yet."""
     _agreed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Iteration -> agreed fingerprint of each stage."""
@@ -70,7 +72,7 @@ class Releases:
         if self.ctx.run.membership.stage_of(peer) == message.stage:
             self.applied.setdefault(message.stage, {})[peer] = message.fingerprint
             self.admission.ways.told(peer, message.links)
-            self._unchecked.append((peer, message.stage))
+            self._unchecked[peer, message.stage] = None
             self.admission.absent.back(peer)
             self.stage_recovery.forget(peer)
 
@@ -150,7 +152,8 @@ class Releases:
         A replica that claimed units of the open step has applied the last one, and an honest one repeats its
         report: it is named after WITHHELD_STALLS stalls of the step. Any other may still be fetching the
         state: it is named after AWAITED_STALLS, and then has to fetch it as a joiner, for which the run does
-        not wait.
+        not wait. Nobody is named while no replica of the stage has reported, also of those that serve only
+        from the next iteration on.
         """
         if self.last or current.stalls < WITHHELD_STALLS:
             return {}
@@ -159,7 +162,10 @@ class Releases:
             live, applied = self._reported(stage)
             silent = [peer for peer in live if peer not in applied and peer != self.ctx.me]
             enough = len(applied) >= min(2, len(live))
-            if not applied or (enough and self._majority(live, applied) is not None):
+            later = self.ctx.run.membership.live(stage, self.tip.t + 1)
+            if self.applied.get(stage, {}).keys().isdisjoint((*live, *later)):
+                continue
+            if enough and self._majority(live, applied) is not None:
                 continue
             for peer in silent:
                 if current.claims.get(stage, {}).get(peer) or current.stalls >= AWAITED_STALLS:
@@ -171,7 +177,7 @@ class Releases:
         bit (I2). They have to join again."""
         if not self.last:
             return
-        unchecked, self._unchecked = self._unchecked, []
+        unchecked, self._unchecked = self._unchecked, {}
         for peer, stage in unchecked:
             fingerprint = self.applied.get(stage, {}).get(peer)
             if fingerprint is not None and fingerprint != self.tip.fingerprints[stage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol.context.peer_context import PeerContext
@@ -104,32 +105,37 @@ class Reports:
         found = current.witnesses.setdefault((stage, index), {})
         if peer not in found:
             found[peer] = message.tensor
-            current.suppliers[stage, index, peer] = message.sender
             current.progress_at = self.ctx.clock.now
-        current.sources.setdefault((stage, index), set()).add(message.sender)
-        enough = peer == self.ctx.me or len(found) >= self._needed(stage, current.t)
+        sources = current.sources.setdefault((stage, index), {}).setdefault(peer, [])
+        if (source := self._supplier(stage, message.sender)) not in sources:
+            sources.append(source)
+        serving = self.ctx.run.membership.live(stage, current.t)
+        heard = [other for other in found if other in serving]
+        enough = peer == self.ctx.me or len(heard) >= self._needed(serving)
         if enough and not self._one_source(current, stage, index):
-            first = next(iter(found))
-            current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
+            current.witness = Witness(peer=heard[0], stage=stage, index=index, tensor=found[heard[0]])
         return None
 
-    def _needed(self, stage: int, t: int) -> int:
-        """Number of replicas that must find an overflow before the step is skipped: more than half of
-        those of the stage that can be reached, so that a few liars that agree skip nothing. (No other replica
-        embeds a data node's part of the batch: `take_unanswered`.)"""
-        ctx = self.ctx
-        able = [p for p in ctx.run.membership.live(stage, t) if p == ctx.me or ctx.reachable(p)]
-        return len(able) // 2 + 1
+    def _needed(self, serving: Sequence[str]) -> int:
+        """Number of replicas that must find an overflow before the step is skipped: more than half of those
+        that serve, so that a few liars that agree skip nothing. (No other replica embeds a data node's part
+        of the batch: `take_unanswered`.)"""
+        return len(serving) // 2 + 1
 
     def _one_source(self, current: Round, stage: int, index: int) -> bool:
-        """True if all inputs with which a microbatch overflowed came from one relay, and another replica of
-        its stage could send them: that relay may have made them up, and one peer's word skips no step."""
-        sources = current.sources.get((stage, index), set())
-        source = self._supplier(stage, next(iter(sources))) if len(sources) == 1 else ""
-        if not source or source == self.ctx.me:
-            return False
-        live = self.ctx.run.membership.live(self.ctx.run.membership.members[source].stage, current.t)
-        return any(p == self.ctx.me or self.ctx.reachable(p) for p in live if p != source)
+        """True if a microbatch overflowed with inputs of one relay only, but for replicas of its stage that
+        are so few that they may lie together, although another relay could send inputs: the one may have made
+        them up. The coordinator's own finding is believed."""
+        membership, me = self.ctx.run.membership, self.ctx.me
+        sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
+        for source in {source for each in sources.values() for source in each if source}:
+            others = [peer for peer in serving if sources.get(peer, [source]) != [source]]
+            if me == source or me in others or 2 * len(others) >= len(serving):
+                continue
+            beside = self._beside(stage, source)
+            if beside and any(peer != source for peer in membership.live(beside, current.t)):
+                return True
+        return False
 
     def take_unanswered(self, current: Round) -> None:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
@@ -138,11 +144,12 @@ class Reports:
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
+            serving = self.ctx.run.membership.live(stage, current.t)
+            first = next((peer for peer in found if peer in serving), None)
             units = {index} if stage else {head_unit(index), embed_unit(index)}
             claimed = units <= frozenset().union(*current.claims.get(stage, {}).values())
             long = current.stalls >= ONE_SOURCE_STALLS or not self._one_source(current, stage, index)
-            if long and not claimed and index not in current.evaluations:
-                first = next(iter(found))
+            if first is not None and long and not claimed and index not in current.evaluations:
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 
@@ -161,11 +168,17 @@ class Reports:
                 classes = {current.classes[stage][attempt.owners[index]]}
             for peer in found:
                 if peer in members and classes == {members[peer].numerics_class}:
-                    false.setdefault(peer, self._supplier(stage, current.suppliers[stage, index, peer]))
+                    false.setdefault(peer, current.sources[stage, index][peer][0])
         return false
 
     def _supplier(self, stage: int, peer: str) -> str:
         """`peer`, which sent the input of a microbatch that overflowed at `stage`, if it is a relay of an
         adjacent stage; else ""."""
-        found, stages = self.ctx.run.membership.stage_of(peer), self.ctx.run.settings.stages
-        return peer if found and found in (stage - 1 if stage else stages, stage + 1) else ""
+        return peer if self._beside(stage, peer) else ""
+
+    def _beside(self, stage: int, peer: str) -> int:
+        """Stage adjacent to `stage` of which `peer` is a relay, or was one when the iteration was opened: who
+        sends false inputs may leave before they are reported. 0: there is none."""
+        membership, stages = self.ctx.run.membership, self.ctx.run.settings.stages
+        found = {membership.stage_of(peer), membership.gone.get(peer, (0, ""))[0]}
+        return next((s for s in (stage - 1 if stage else stages, stage + 1) if s and s in found), 0)

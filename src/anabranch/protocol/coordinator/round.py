@@ -47,10 +47,9 @@ class Round:
     manifest: str = ""
     witnesses: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     """(stage, microbatch) -> tensor that overflowed there, by the peer that reported it."""
-    suppliers: dict[tuple[int, int, str], str] = field(default_factory=dict)
-    """(stage, microbatch, peer that reported its overflow) -> peer that it got the last input from."""
-    sources: dict[tuple[int, int], set[str]] = field(default_factory=dict)
-    """(stage, microbatch) -> peers that sent the inputs with which it overflowed there."""
+    sources: dict[tuple[int, int], dict[str, list[str]]] = field(default_factory=dict)
+    """(stage, microbatch) -> peer that reported its overflow -> relays that sent it the last input, the first
+    report first; "": no relay of an adjacent stage."""
     witness: Witness | None = None
     """Overflow that enough replicas found, or end of a stranded round: the step is skipped for it."""
     progress_at: float = 0.0

@@ -343,6 +343,7 @@ class Connections:
     def forget(self, peer: str) -> None:
         """Drop what is known of `peer`, no longer a member: planned dials, timeout, others' statements."""
         self.ctx.dialer.cancel(peer)
+        self.ctx.links.forget_carriers(peer)
         self._known.pop(peer, None)
         if self._listened is not None:
             self._listened.pop(peer, None)

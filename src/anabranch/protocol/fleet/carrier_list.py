@@ -33,7 +33,7 @@ class CarrierList:
             parsed = parse_addresses(address)
         except ValueError as error:
             return str(error)
-        if not parsed or len(address) > _TEXT_BYTES or any(one.carrier for one in parsed):
+        if not parsed or len(address) > _TEXT_BYTES or any(one.carrier or one.kind for one in parsed):
             return "a carrier needs an address of its own"
         if peer in self._ctx.run.membership.members:
             return "a member carries without an offer"

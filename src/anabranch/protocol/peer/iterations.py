@@ -171,10 +171,11 @@ class Iterations(Timer):
         part, me = record.stages[ctx.run.stage], ctx.run.membership.members.get(ctx.me)
         for index, overflow in iteration.claims.overflows.items():
             owner = part.owners[index] if index < len(part.owners) else -1
-            if not ctx.run.membership.stage_of(overflow.sender):
+            membership, sender = ctx.run.membership, overflow.sender
+            if not (membership.stage_of(sender) or membership.gone.get(sender, (0, ""))[0]):
                 continue  # nobody, or a data node
             if owner >= 0 and me is not None and part.classes[owner] == me.numerics_class:
-                ctx.links.forged(overflow.sender)
+                ctx.links.forged(sender)
 
     def _keep_work(self, record: Commit, audited: list[Drawn]) -> None:
         """Keep what audited contributions were computed from: this replica's own, and what it sent others."""
@@ -289,6 +290,7 @@ class Iterations(Timer):
         if t > 0 and t == self._progress.committed and ctx.me in ctx.run.membership.members:
             self.applied = self._applied_report({})
         self.repeat()
+        self.auditor.repeat()
 
     def _applied_report(self, timing: dict[str, float]) -> msg.Applied:
         ctx, replica = self._ctx, self.replica

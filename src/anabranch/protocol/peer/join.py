@@ -330,6 +330,7 @@ class JoinProcess(Timer):
             self.leader_up()
             self._snapshots.report()
             self._iterations.repeat()
+            self._iterations.auditor.repeat()
         elif self._ctx.run.membership.stage_of(peer) == self._ctx.run.stage:
             self.report()  # a joiner may have waited for that link
 

@@ -147,6 +147,7 @@ class Leadership:
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
         lead.take_over(t, progress.base, adam_step, fingerprints, summary.skips, progress.closed)
+        lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
         ctx.outbox.note("note", text=f"leads the log from term {ctx.log.leads} on")

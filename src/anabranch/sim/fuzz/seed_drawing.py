@@ -68,6 +68,9 @@ GUEST_AUDITS = (0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 1.0, 1.0, 1.0, 1.0)
 #: Beginning of the text that seeds the lots of deeds that came later: one with which these miss all seeds
 #: that tests kept before, so that those draw what they drew.
 LATER_SALT = "later 2937"
+#: Share of the audited seeds with guests in which auditors of the owner's join, and the beginning of the text
+#: that seeds their lots: one with which they miss the seeds that tests kept before.
+WITH_AUDITORS, AUDITORS_SALT = 0.3, "auditors 27360"
 #: Share of the seeds without audits, guests and rounds in which two iterations are in flight, and the last
 #: synchronous steps that these draw.
 DELAYED, DELAY_STARTS = 0.1, (LEAST_START, LEAST_START, LEAST_START, 4)
@@ -111,7 +114,8 @@ class FaultTarget:
 class DrawnSeed:
     """Swarm and faults that a seed draws. torch: True if the workers compute with tensors. slow: (machine,
     machine, factor on the delays between them). aims: planned faults. first_t: committed steps before the
-    first fault. guests: hostile guests; seeds that draw some draw no other faults."""
+    first fault. guests: hostile guests; seeds that draw some draw no other faults.
+    auditors: machines that only audit, which join after the start."""
 
     seed: int
     profile: FaultProfile
@@ -123,6 +127,7 @@ class DrawnSeed:
     aims: tuple[FaultTarget, ...]
     first_t: int = 0
     guests: tuple[GuestPlan, ...] = ()
+    auditors: tuple[Machine, ...] = ()
 
     def describe(self) -> str:
         settings, relays = self.settings, [m for m in self.machines if m.stage]
@@ -170,7 +175,17 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
     if any(DEEDS[plan.deed].hides for plan in guests) and not drawn.torch:
         machines = list(_hidden(seed, tuple(machines), share=1.0))
     settings = replace(drawn.settings, audit_share=share, delay=NO_DELAY)
-    return replace(drawn, settings=settings, machines=tuple(machines), guests=guests)
+    auditors = _auditors(seed, settings.stages) if share and not profile.undefended else ()
+    return replace(drawn, settings=settings, machines=tuple(machines), guests=guests, auditors=auditors)
+
+
+def _auditors(seed: int, stages: int) -> tuple[Machine, ...]:
+    """Auditors of a seed with audits: none in most, one, or one for each stage."""
+    rng = random.Random(f"{AUDITORS_SALT} {seed}")
+    if rng.random() >= WITH_AUDITORS:
+        return ()
+    names = [f"auditor{number}" for number in range(rng.choice([1, stages]))]
+    return tuple(Machine(name, -1, slowness=rng.choice([0.5, 1.0, 4.0])) for name in names)
 
 
 def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:

@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 
 from msgspec import structs
 
+from anabranch.protocol.fleet.auditors import ROLE as AUDITOR
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Member
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
@@ -19,6 +20,9 @@ from anabranch.sim.kernel.swarm_world import World
 
 #: Messages per peer that are remembered for a replay.
 HEARD = 60
+#: Credential of auditors, and time (s) at which they join: soon after the start.
+AUDITORS_TICKET = ev.VerifiedCredential(AUDITOR, ev.NEVER_EXPIRES_S, "auditors")
+AUDITORS_AT_S = 0.5
 
 
 class SwarmUnderTest:
@@ -60,6 +64,15 @@ class SwarmUnderTest:
         )
         self.world.add(member, self.world.leading().id, self.world.clock.now)
         return name
+
+    def auditors(self) -> None:
+        """Let the auditors of the seed join, with the owner's ticket for it, as soon as there is a leader."""
+        like = next(self.world.nodes[m.id].member for m in self.drawn.machines if m.stage)
+        for machine in self.drawn.auditors:
+            name = machine.id
+            member = structs.replace(like, id=name, name=name, address=f"{name}:1", stage=machine.stage)
+            self.world.tickets[name] = AUDITORS_TICKET
+            self.world.add(member, self.world.genesis.leader, AUDITORS_AT_S, machine.slowness)
 
     def newcomer_later(self, stage: int, wait_s: float) -> None:
         self.world.clock.after(wait_s, lambda: self.newcomer(stage))

@@ -57,6 +57,7 @@ class SeedTrial:
         self.drawn = drawn
         self.world, truth = build(drawn)
         self.swarm = SwarmUnderTest(drawn, self.world)
+        self.swarm.auditors()
         self.invariants = Invariants(self.world, truth)
         self.world.watchers.append(self._watch)
         self.waste = WastedCompute(self.world)
