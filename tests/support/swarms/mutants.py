@@ -454,6 +454,16 @@ def possession_unproven(patch: Patch) -> None:
     patch.setattr(Vouchers, "proves", lambda self, t, stage, proof: True)
 
 
+def initial_state_unproven(patch: Patch) -> None:
+    """A joiner with the initial state comes to serve at any time, as it did before the first step."""
+    proves = Vouchers.proves
+
+    def initially(self: Vouchers, t: int, stage: int, proof: str) -> bool | None:
+        return True if t == 0 else proves(self, t, stage, proof)
+
+    patch.setattr(Vouchers, "proves", initially)
+
+
 def budget_by_key(patch: Patch) -> None:
     """Budgets and bans are by key alone: not by ticket, nor by address block."""
     patch.setattr(RateLimits, "_shared", lambda self, peer: ())
@@ -788,6 +798,7 @@ MUTANTS: dict[str, Mutant] = {
     "one word skips a step": Mutant(one_word_skips, "hostile", ("G1",)),
     "overdue microbatches stay": Mutant(overdue_stays, "hostile", ("G1", "I4")),
     "possession unproven": Mutant(possession_unproven, "hostile", ("G4",)),
+    "the initial state unproven": Mutant(initial_state_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
     "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
     "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),
