@@ -19,6 +19,7 @@ QUICK = {
     "the lowest id decides": 15,
     "a majority of the absent": 205,
     "possession unproven": 127,
+    "the initial state unproven": 21,
     "the role of the link": 84,
     "audits that find nothing": 19,
     "one auditor convicts": 547,

@@ -70,8 +70,8 @@ def test_a_fingerprint_that_the_log_told_is_no_proof() -> None:
 
 @pytest.mark.parametrize("lie", ["initial", "first", "last"])
 def test_a_joiner_that_never_shows_a_state_loses_its_seat(lie: str) -> None:
-    """It reports the initial state of the run, the one after the first step, with the fingerprints that the log
-    tells, or a false one after the last step and that it has followed nothing of the log. So nobody can say
+    """It reports the run's initial state, or the one after the first step, with the fingerprint that the log
+    tells; or a false one after the last step, and that it has followed nothing of the log. So nobody can say
     that its proof is false."""
     steps = 8 + SHOWN_WITHIN
     settings = Settings("early", 1, 1, 6, steps, min_replicas=2)
