@@ -444,6 +444,16 @@ def lowest_id_decides(patch: Patch) -> None:
     patch.setattr(Releases, "_majority", lowest)
 
 
+def workers_alone_decide(patch: Patch) -> None:
+    """More than half of those that work decide on a gradient, however many standbys there are."""
+
+    def enough(self: ReduceAttempts, members: list[str], agreeing: set[str]) -> bool:
+        working = self.admission.absent.jury(members)
+        return 2 * len(agreeing & working) > len(working)
+
+    patch.setattr(ReduceAttempts, "_enough", enough)
+
+
 def one_word_skips(patch: Patch) -> None:
     """A step is skipped on a single report of an overflow."""
     patch.setattr(Reports, "_needed", lambda self, stage, t: 1)
