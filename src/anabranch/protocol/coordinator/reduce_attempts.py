@@ -313,6 +313,7 @@ class ReduceAttempts:
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
+        current.waited_s += self.ctx.clock.now - current.progress_at
         current.progress_at = self.ctx.clock.now
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
