@@ -26,6 +26,7 @@ QUICK = {
     "doubles kept": 36,
     "commit with one PREPARED": 8,
     "the lowest id decides": 15,
+    "the late are waited for without end": 0,
     "a majority of the absent": 205,
     "possession unproven": 127,
     "the initial state unproven": 21,

@@ -333,16 +333,23 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it."""
+        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it; or go
+        on with it, if all that block it are given more time."""
         stage = attempt.stage
+        prepared = current.prepared.get(stage, {})
+        blocking = self.witnessing.at_fault(current, attempt, prepared)
+        at_fault, late = blocking or ({}, [])
+        if late and not at_fault:
+            names = " and ".join(peer[:8] for peer in late)
+            text = f"iteration {current.t} waits for {names} of stage {stage}"
+            self.ctx.outbox.note("waiting", reason=text)
+            return
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
-        prepared = current.prepared.get(stage, {})
-        at_fault = self.witnessing.at_fault(current, attempt, prepared)
-        for peer, reason in (at_fault or {}).items():
+        for peer, reason in at_fault.items():
             self.admission.expel(peer, reason)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
