@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.vouchers import Vouchers
+from anabranch.protocol.coordinator.vouchers import SHOWN_WITHIN, SHOWN_WITHIN_S, Vouchers
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
@@ -15,7 +15,7 @@ class Led:
     """Vouchers of a leader whose log is `length` entries long; replicas a, b and c serve stage 1, x joins."""
 
     def __init__(self) -> None:
-        ctx = make_context("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
+        ctx = self.ctx = make_context("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
         joined = tuple(Member(name, int(name != "d"), 1, "", 4, name=name) for name in "dabcx")
         ctx.run.membership.apply(Members(1, joined=joined))
         ctx.run.membership.apply(Members(2, active_from=dict.fromkeys("dabc", 1)))
@@ -77,3 +77,43 @@ def test_only_heartbeats_of_joiners_are_noted() -> None:
     led.vouchers.gone("x")
     led.vouchers.on_ready("x")
     assert led.vouchers.outdated("x", 3)
+
+
+def test_the_initial_state_needs_no_proof_only_while_it_is_the_last() -> None:
+    led = Led()
+    led.vouchers.moved(0, "genesis")
+    assert led.vouchers.proves(0, 1, "") is True
+    led.vouchers.moved(1, "entry")
+    assert led.vouchers.proves(0, 1, "") is None
+
+
+def test_a_joiner_has_steps_and_time_to_show_its_proof() -> None:
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    for name in "axx":  # a serves already
+        led.vouchers.on_ready(name)
+    led.ctx.clock.now = SHOWN_WITHIN_S
+    led.vouchers.moved(2 + SHOWN_WITHIN, "entry")
+    assert led.vouchers.overdue() == []
+    led.vouchers.moved(3 + SHOWN_WITHIN, "entry")
+    assert led.vouchers.overdue() == ["x"]
+    led.ctx.clock.now -= 1.0
+    assert led.vouchers.overdue() == []
+    led.ctx.clock.now += 1.0
+    led.vouchers.shown("x")
+    assert led.vouchers.overdue() == []
+
+
+def test_the_time_of_a_joiner_out_of_reach_begins_anew() -> None:
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    led.vouchers.on_ready("x")
+    led.ctx.clock.now = SHOWN_WITHIN_S
+    led.vouchers.moved(3 + SHOWN_WITHIN, "entry")
+    link = led.ctx.links.up.pop("x")
+    assert led.vouchers.overdue() == []
+    led.ctx.links.up["x"] = link
+    assert led.vouchers.overdue() == []
+    led.vouchers.moved(3 + 2 * SHOWN_WITHIN, "entry")
+    led.ctx.clock.now *= 2.0
+    assert led.vouchers.overdue() == ["x"]

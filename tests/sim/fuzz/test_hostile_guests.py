@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from anabranch.protocol.messages import Claim
 from anabranch.sim.fuzz.fault_kinds import PROFILES
-from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, cells
+from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, Deed, GuestRole, _drops, cells
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
 from anabranch.sim.fuzz.trial import SeedTrial
@@ -80,6 +82,19 @@ def test_seeds_with_auditors_hold(seed: int) -> None:
 )
 def test_seeds_that_once_failed(seed: int) -> None:
     assert not run_seed(seed, "hostile").violation
+
+
+@pytest.mark.parametrize("seed", [46, 52])
+def test_a_relay_that_claims_nothing_makes_no_wait_longer_than_the_last(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader waits for several times the last step's duration, of which its former wait was a part."""
+    serves = GuestRole.SERVES
+    monkeypatch.setitem(DEEDS, "no claims", Deed("no claims", frozenset({serves}), _drops(Claim)))
+    drawn = draw(seed, "hostile")
+    first = replace(drawn.guests[0], deed="no claims", role=serves, stage=drawn.guests[0].stage or 1)
+    outcome = SeedTrial(replace(drawn, guests=(first, *drawn.guests[1:]))).run()
+    assert not outcome.violation, outcome.violation
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from anabranch.protocol.membership.view import Membership
-from support.swarms.mutants import MUTANTS, SEEDS, Mutant, Patch, budget_by_key, caught, predictable_draw
+from support.swarms.mutants import (
+    MUTANTS,
+    SEEDS,
+    Mutant,
+    Patch,
+    budget_by_key,
+    caught,
+    predictable_draw,
+    workers_alone_decide,
+)
 
 #: Mutants that a small seed of their profile catches.
 QUICK = {
@@ -17,8 +26,10 @@ QUICK = {
     "doubles kept": 36,
     "commit with one PREPARED": 8,
     "the lowest id decides": 15,
+    "the late are waited for without end": 0,
     "a majority of the absent": 205,
     "possession unproven": 127,
+    "the initial state unproven": 21,
     "the role of the link": 84,
     "audits that find nothing": 19,
     "one auditor convicts": 547,
@@ -72,6 +83,16 @@ def test_budgets_by_key_are_caught_by_their_test() -> None:
             test_rate_limits.test_strangers_share_the_allowance_of_their_ticket()
         with pytest.raises(AssertionError):
             test_rate_limits.test_a_ban_outlives_a_new_key(("ab" * 32, ""))
+
+
+def test_a_gradient_of_the_working_alone_is_caught_by_its_test() -> None:
+    """Seeds draw no two liars that agree on a digest and are most of those that work."""
+    from protocol.coordinator import test_prepared
+
+    with pytest.MonkeyPatch.context() as patch:
+        workers_alone_decide(patch)
+        with pytest.raises(AssertionError):
+            test_prepared.test_fewer_liars_than_honest_replicas_decide_nothing()
 
 
 def test_a_draw_that_can_be_foreseen_is_caught_by_its_test() -> None:

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
+from anabranch.protocol.coordinator.witnessed_reduces import WitnessedReduces
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, StageBuilt, VerifiedCredential
 from anabranch.protocol.interface.tasks import (
@@ -444,6 +446,27 @@ def lowest_id_decides(patch: Patch) -> None:
     patch.setattr(Releases, "_majority", lowest)
 
 
+def workers_alone_decide(patch: Patch) -> None:
+    """More than half of those that work decide on a gradient, however many standbys there are."""
+
+    def enough(self: ReduceAttempts, members: list[str], agreeing: set[str]) -> bool:
+        working = self.admission.absent.jury(members)
+        return 2 * len(agreeing & working) > len(working)
+
+    patch.setattr(ReduceAttempts, "_enough", enough)
+
+
+def late_without_end(patch: Patch) -> None:
+    """A member that blocks a reduce that the coordinator sums is given more time again and again."""
+    at_fault = WitnessedReduces.at_fault
+
+    def patient(self: WitnessedReduces, current: Round, *of_attempt: Any) -> Any:
+        found = at_fault(self, current, *of_attempt)
+        return found and ({}, [*found[0], *found[1]])
+
+    patch.setattr(WitnessedReduces, "at_fault", patient)
+
+
 def one_word_skips(patch: Patch) -> None:
     """A step is skipped on a single report of an overflow."""
     patch.setattr(Reports, "_needed", lambda self, serving: 1)
@@ -452,6 +475,16 @@ def one_word_skips(patch: Patch) -> None:
 def possession_unproven(patch: Patch) -> None:
     """A joiner comes to serve with the right hash of its state, which it was told, and no proof."""
     patch.setattr(Vouchers, "proves", lambda self, t, stage, proof: True)
+
+
+def initial_state_unproven(patch: Patch) -> None:
+    """A joiner with the initial state comes to serve at any time, as it did before the first step."""
+    proves = Vouchers.proves
+
+    def initially(self: Vouchers, t: int, stage: int, proof: str) -> bool | None:
+        return True if t == 0 else proves(self, t, stage, proof)
+
+    patch.setattr(Vouchers, "proves", initially)
 
 
 def budget_by_key(patch: Patch) -> None:
@@ -785,9 +818,11 @@ MUTANTS: dict[str, Mutant] = {
     "anybody leads": Mutant(anybody_leads, "hostile", ("I4", "I7")),
     "a majority of the absent": Mutant(absent_members_vote, "hostile", ("G1", "G2", "G3", "I2", "I3", "I4")),
     "the lowest id decides": Mutant(lowest_id_decides, "hostile", ("G2", "G3", "I2", "I3")),
+    "the late are waited for without end": Mutant(late_without_end, "undefended", ("G1",)),
     "one word skips a step": Mutant(one_word_skips, "hostile", ("G1",)),
     "overdue microbatches stay": Mutant(overdue_stays, "hostile", ("G1", "I4")),
     "possession unproven": Mutant(possession_unproven, "hostile", ("G4",)),
+    "the initial state unproven": Mutant(initial_state_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
     "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
     "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),

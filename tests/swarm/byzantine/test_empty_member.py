@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
+from anabranch.protocol.coordinator.vouchers import SHOWN_WITHIN, SHOWN_WITHIN_S
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, ProveState, Result
 from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
 from anabranch.protocol.state.possession import PossessionProof
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import Model
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 
 STEPS = 12
@@ -63,6 +66,54 @@ def test_a_fingerprint_that_the_log_told_is_no_proof() -> None:
     assert "x" not in served
     assert any("x" in r.removed for line in world.log if isinstance(r := decode_entry(line).record, Members))
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+@pytest.mark.parametrize("lie", ["initial", "first", "last"])
+def test_a_joiner_that_never_shows_a_state_loses_its_seat(lie: str) -> None:
+    """It reports the run's initial state, or the one after the first step, with the fingerprint that the log
+    tells; or a false one after the last step, and that it has followed nothing of the log. So nobody can say
+    that its proof is false."""
+    steps = 8 + SHOWN_WITHIN
+    settings = Settings("early", 1, 1, 6, steps, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(2))]
+    model = Model(task_s={"Apply": SHOWN_WITHIN_S / SHOWN_WITHIN})
+    world = counting_world(settings, machines, 1, model)
+    Invariants(world)
+    carry, told = world.carry, list[int]()
+
+    def ready(t: int) -> msg.Ready:
+        if lie == "initial":
+            return msg.Ready(0, 1, world.genesis.fingerprints[1])
+        if lie == "last":
+            return msg.Ready(t, 1, "false", proof="false")
+        commits = [r for line in world.log if isinstance(r := decode_entry(line).record, Commit)]
+        return msg.Ready(1, 1, commits[1].stages[1].fingerprint_before, proof="false")
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id == "x" and isinstance(said, msg.Ping):
+            message = msg.encode(msg.Ping(said.number, 0))
+        if sender.id != "x" or not isinstance(said, msg.Ready | msg.FetchState):
+            carry(sender, peer, message, payload)
+
+    def come(node: Node, event: object) -> None:
+        t = world.history().t if world.log else 0
+        if "x" not in world.nodes and t >= 3:
+            world.add(member_of(Machine("x", 1)), "d0", world.clock.now)
+        guest = world.nodes.get("x")
+        if guest is None or not guest.running or "d0" not in guest.links or t in told:
+            return
+        if "x" in world.leading().peer.ctx.run.membership.members:
+            told.append(t)
+            carry(guest, "d0", msg.encode(ready(t)), None)
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.watchers.append(come)
+    world.run(until_s=4000.0)
+    records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
+    assert told and not any("x" in record.active_from for record in records)
+    assert [why for record in records for peer, why in record.removed.items() if peer == "x"]
+    assert world.history().t == steps and wrong_states(world) == {}
 
 
 def test_a_peer_that_moves_proves_the_state_of_its_new_stage() -> None:

@@ -18,10 +18,10 @@ from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_s
 STEPS = 6
 
 
-def swarm(late: type[msg.Message], late_s: float) -> tuple[World, list[int]]:
+def swarm(late: type[msg.Message], late_s: float, longer: float = 1.0) -> tuple[World, list[int]]:
     """Stage of two whose reduce of iteration 2 lost a part, so that the coordinator sums the next ones.
-    r1.1's messages of type `late` are late by `late_s` seconds from iteration 4 on. Returns the iterations of
-    the late messages, too."""
+    r1.1's messages of type `late` are late by `late_s` seconds from iteration 4 on, and in each later one
+    `longer` times as much. Returns the iterations of the late messages, too."""
     settings = Settings("late", 1, 1, 6, STEPS, min_replicas=2)
     world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r1.1", 1)], 1)
     Invariants(world)
@@ -33,7 +33,8 @@ def swarm(late: type[msg.Message], late_s: float) -> tuple[World, list[int]]:
             lost.append(peer)
         elif sender.id == "r1.1" and isinstance(said, late) and said.fence.t > 3:  # type: ignore[attr-defined]
             told.append(said.fence.t)  # type: ignore[attr-defined]
-            world.clock.after(late_s, partial(carry, sender, peer, message, payload))
+            delay_s = late_s * longer ** (said.fence.t - 4)  # type: ignore[attr-defined]
+            world.clock.after(delay_s, partial(carry, sender, peer, message, payload))
         else:
             carry(sender, peer, message, payload)
 
@@ -46,7 +47,6 @@ def removed(world: World) -> dict[str, str]:
     return {peer: reason for record in records for peer, reason in record.removed.items()}
 
 
-@pytest.mark.xfail(strict=True, reason="open: it is removed at the first stall (docs/lab/seeds.md)")
 @pytest.mark.parametrize("late", [msg.Prepared, msg.ReducePart])
 def test_an_honest_replica_that_is_late_keeps_its_seat(late: type[msg.Message]) -> None:
     """Its report, or its sum, takes longer than a stall, but comes."""
@@ -54,6 +54,15 @@ def test_an_honest_replica_that_is_late_keeps_its_seat(late: type[msg.Message]) 
     world.run(until_s=600.0)
     assert {4, STEPS} <= set(told) and removed(world) == {}
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_a_replica_that_is_late_again_and_again_loses_its_seat() -> None:
+    """It waits a little longer in each step than the leader's patience, which grows with the steps."""
+    world, told = swarm(msg.Prepared, 9.0, longer=8.0)
+    world.run(until_s=600.0)
+    assert set(told) == {4, 5} and set(removed(world)) == {"r1.1"}
+    assert world.history().t == STEPS and wrong_states(world) == {}
+    assert world.clock.now < 120.0
 
 
 def test_a_replica_whose_report_never_comes_loses_its_seat() -> None:

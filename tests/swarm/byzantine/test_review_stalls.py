@@ -189,6 +189,25 @@ def test_a_replica_that_neither_works_nor_reports_stops_nothing() -> None:
     assert go_on(world, 900.0) == 12
 
 
+def test_a_wait_for_claims_makes_the_next_one_no_longer() -> None:
+    """Two of three replicas of one stage, and one of another, claim nothing, and their work is missed one
+    after the other. Each wait was a part of the last step's duration: seven steps came in 900 s."""
+    world = swarm(3, stages=2, steps=14)
+    liars, at = ("r1.1", "r1.2", "r2.1"), dict[int, float]()
+    altered(
+        world,
+        lambda sender, peer, message: (
+            None
+            if isinstance(message, msg.Claim) and sender.id in liars and message.fence.t >= 3
+            else message
+        ),
+    )
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    assert go_on(world, 900.0) == 14
+    assert max(at[t + 1] - at[t] for t in range(14)) < 60.0
+    assert wrong_states(world) == {}
+
+
 @pytest.mark.xfail(
     strict=True,
     reason="with the third one silent it is one word against one: both states match their own hashes, and "

@@ -13,6 +13,7 @@ from anabranch.protocol.fleet import standbys as standby_view
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages import ReducePart
+from anabranch.protocol.reduce import deferred_delivery
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model
@@ -27,8 +28,8 @@ SPARED = ("r1.1", "r1.2", "r2.0", "r2.1")
 
 
 class Swarm:
-    """Two data nodes and two stages of three, of whom the leader spares some, or (spared: none) whom chance
-    says. owners: iteration -> units that each owns."""
+    """Two data nodes and two stages of three (`replicas`), of whom the leader spares some, or (spared: none)
+    whom chance says. owners: iteration -> units that each owns."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Swarm:
         spared: Collection[str] = SPARED,
         wait_s: float = LONG_S,
         voters: int = 1,
+        replicas: int = 3,
     ) -> None:
         def told(relays: Sequence[str], t: int, before: object, rng: CounterRng) -> Mapping[str, float]:
             return {peer: wait_s for peer in relays if peer in spared}
@@ -46,15 +48,21 @@ class Swarm:
         settings = Settings(
             "spared", 1, 2, 8, STEPS, spare="always", min_replicas=2, snapshot_every=2, voters=voters
         )
-        names = [(f"d{n}", 0) for n in range(2)] + [(f"r{s}.{n}", s) for s in (1, 2) for n in range(3)]
+        names = [(f"d{n}", 0) for n in range(2)] + [(f"r{s}.{n}", s) for s in (1, 2) for n in range(replicas)]
         self.world = counting_world(settings, [Machine(name, stage) for name, stage in names], seed, SLOW)
         self.sent: set[tuple[str, int]] = set()
+        self.reduced_at: dict[int, float] = {}
+        self.committed_at: dict[int, float] = {}
+        """Iteration -> time at which the first part of a gradient arrived; at which its step was
+        committed."""
         Invariants(self.world)
         self.world.watchers.append(self._watch)
 
     def _watch(self, node: Node, event: ev.Event) -> None:
+        self.committed_at.setdefault(self.world.history().t, self.world.clock.now)
         if isinstance(event, ev.Received) and isinstance(event.message, ReducePart):
             self.sent.add((event.peer, event.message.fence.t))
+            self.reduced_at.setdefault(event.message.fence.t, self.world.clock.now)
 
     def owned(self, t: int) -> Counter[str]:
         """Units of stages 1 and 2 in a step, by who owns them."""
@@ -88,6 +96,16 @@ def test_who_is_spared_sends_nothing_and_takes_every_step(monkeypatch: pytest.Mo
         assert swarm.owned(t).total() == 16
     assert not [pair for pair in swarm.sent if pair[0] in SPARED and pair[1] > 1]
     assert {swarm.world.nodes[peer].peer.replica.t for peer in SPARED} == {STEPS}
+
+
+def test_where_most_are_spared_half_of_all_get_the_gradient_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a stage have to agree on the gradient, and a step does not wait for the delivery that is put
+    off for those who are spared."""
+    swarm = Swarm(monkeypatch, 70, spared=("r1.2", "r1.3", "r1.4"), replicas=5)
+    swarm.run()
+    reduced_s = [swarm.committed_at[t] - at for t, at in swarm.reduced_at.items()]
+    assert len(reduced_s) == STEPS and max(reduced_s) < deferred_delivery.DELAY_S
+    assert not {"r1.2", "r1.3", "r1.4"} & set(swarm.owned(STEPS))
 
 
 @pytest.mark.parametrize("seed", first_of(range(3), 1))

@@ -499,12 +499,15 @@ class Coordinator:
         if self.round is not None and record.verdict == "step":
             self._false_witnesses(self.round)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
-            self.reducing.step_s = self.ctx.clock.now - self.round.opened_at
+            took_s = self.ctx.clock.now - self.round.opened_at
+            self.reducing.step_s = took_s - self.round.waited_s  # else a wait makes the next one longer
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))
         self.tip.t, self.tip.base, self.tip.adam_step = record.t, base, record.adam_step
         self.vouchers.moved(record.t, base)
+        for peer in self.vouchers.overdue():
+            self.admission.remove(peer, "it reports itself ready, and has not shown that it has the state")
         self.audits.committed(record, base, self.round)
         self.rounds.committed(record, self.round)
         self.released.committed()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
@@ -34,10 +34,14 @@ def attempt_units(attempt: Attempt) -> frozenset[int]:
     return frozenset(unit for unit, owner in enumerate(attempt.owners) if owner >= 0)
 
 
+def _comparable(digest: str, squares: Mapping[str, float]) -> tuple[object, ...]:
+    """Result of a reduce, comparable between reports: the gradient's digest and sums of squares."""
+    return (digest, *sorted(squares.items()))
+
+
 def _result(message: Prepared) -> tuple[object, ...]:
-    """Result of a reduce as a PREPARED report states it, comparable between reports: the gradient's digest
-    and sums of squares."""
-    return (message.digest, *sorted(message.squares.items()))
+    """Result of a reduce as a PREPARED report states it."""
+    return _comparable(message.digest, message.squares)
 
 
 class ReduceAttempts:
@@ -175,8 +179,8 @@ class ReduceAttempts:
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
         """A PREPARED report of the stage if its reduce has ended, else None. It has if min(2, live) replicas
-        agree on the gradient's digest, and they are more than half of its members that are heard, or of those
-        of them that are no standbys (`Stragglers.jury`).
+        agree on the gradient's digest, and they are enough (`_enough`). Where this peer summed all parts and
+        found another result, one replica has to confirm that, or all have to contradict it.
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -186,8 +190,8 @@ class ReduceAttempts:
         if attempt is None or not prepared:
             return None
         torn, silent = stage in current.torn, self.admission.absent.silent()
-        _, result = self.witnessing.result(attempt)
-        seen = len(prepared) + len(attempt.members) * (result is not None)
+        _, summed = self.witnessing.result(attempt)
+        seen = len(prepared) + len(attempt.members) * (summed is not None)
         found = (attempt.attempt, seen, self.ctx.run.membership.version, torn, silent)
         known = current.agreed.get(stage)
         if known is not None and known[0] == found:
@@ -198,20 +202,38 @@ class ReduceAttempts:
         left = set(attempt.members) & set(self.admission.absent.present(stage, current.t)) if torn else set()
         if len(agreeing) < min(2, len(live)) or not agreeing or not left <= prepared.keys():
             return None
-        members = [peer for peer in live if peer in attempt.members]
-        juries = self.admission.absent.jury(members), set(members) - silent
-        if all(2 * len(jury & prepared.keys()) <= len(jury) for jury in juries):
-            return None
         if not self._cases.complete(attempt, prepared):
             return None
         if len({_result(message) for message in agreeing}) > 1:
             return self._contradicted(current, attempt, prepared)
+        members = [peer for peer in live if peer in attempt.members]
+        doubted = summed is not None and _result(agreeing[0]) != _comparable(*summed)
+        if doubted and not self._all_reported(current, attempt, prepared):
+            return None  # nobody has confirmed the sum that this peer made yet
+        if not self._enough(members, prepared.keys() & set(members)):
+            return None
         current.agreed[stage] = (found, agreeing[0])
         ordered_at = current.ordered_at.pop(stage, None)
         if ordered_at is not None and len(set(attempt.owners)) == len(attempt.members):
             seconds, spread = self.ctx.clock.now - ordered_at, bool(attempt.sums)
             self.spreading.took(stage, current.t, attempt.members, spread, seconds)
         return agreeing[0]
+
+    def _enough(self, members: list[str], agreeing: set[str]) -> bool:
+        """True if those of a reduce's `members` that agree on its result decide it, so that liars fewer than
+        the others do not: more than half of those that are heard; or of those that work, where the others
+        could not outvote them. So standbys, which get the gradient later, are waited for only where they are
+        more than half, or one that works has not reported."""
+        working, heard = self.admission.absent.jury(members), set(members) - self.admission.absent.silent()
+        if 2 * len(agreeing & heard) > len(heard):
+            return True
+        most = 2 * len(agreeing & working) > len(working)
+        return most and 2 * len(heard - agreeing) <= len(heard)
+
+    def _all_reported(self, current: Round, attempt: Attempt, prepared: Collection[str]) -> bool:
+        """True if all members of a reduce that are present are PREPARED."""
+        present = self.admission.absent.present(attempt.stage, current.t)
+        return set(present).intersection(attempt.members) <= set(prepared)
 
     def _contradicted(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
@@ -235,8 +257,7 @@ class ReduceAttempts:
             known = current.agreed[stage]
             current.agreed[stage] = (known[0], next(m for m in prepared.values() if _result(m) == result))
             return current.agreed[stage][1]
-        present = set(self.admission.absent.present(stage, t))
-        if not present.intersection(attempt.members) <= prepared.keys():
+        if not self._all_reported(current, attempt, prepared):
             return None
         who = " and ".join(peer[:8] for peer in sorted(attempt.members))
         text = f"stage {stage}: digests of {who} in iteration {t} differ; once more, summed here"
@@ -257,7 +278,7 @@ class ReduceAttempts:
         computed."""
         if result is None:
             return
-        true = (result[0], *sorted(result[1].items()))
+        true = _comparable(*result)
         for peer, message in prepared.items():
             if _result(message) != true and peer != self.ctx.me:
                 what = f"the gradient of iteration {attempt.fence.t} that it reported is not the sum"
@@ -292,6 +313,7 @@ class ReduceAttempts:
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
+        current.waited_s += self.ctx.clock.now - current.progress_at
         current.progress_at = self.ctx.clock.now
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
@@ -311,16 +333,23 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it."""
+        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it; or go
+        on with it, if all that block it are given more time."""
         stage = attempt.stage
+        prepared = current.prepared.get(stage, {})
+        blocking = self.witnessing.at_fault(current, attempt, prepared)
+        at_fault, late = blocking or ({}, [])
+        if late and not at_fault:
+            names = " and ".join(peer[:8] for peer in late)
+            text = f"iteration {current.t} waits for {names} of stage {stage}"
+            self.ctx.outbox.note("waiting", reason=text)
+            return
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
-        prepared = current.prepared.get(stage, {})
-        at_fault = self.witnessing.at_fault(current, attempt, prepared)
-        for peer, reason in (at_fault or {}).items():
+        for peer, reason in at_fault.items():
             self.admission.expel(peer, reason)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)

@@ -55,6 +55,8 @@ class Round:
     progress_at: float = 0.0
     worked_s: float = 0.0
     """Seconds from the opening until the units of a first stage were all claimed."""
+    waited_s: float = 0.0
+    """Seconds without news before the stalls of the round."""
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)

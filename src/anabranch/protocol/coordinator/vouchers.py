@@ -11,6 +11,10 @@ from anabranch.protocol.messages import Vouch
 #: Iterations whose proofs are remembered: a joiner reports the state that it has, which may be a few steps
 #: old. Plain choice.
 VOUCHED_KEPT = 16
+#: Steps, and time (s), within which a linked joiner that reports itself ready must show the proof of its
+#: state. Choices: an honest one shows it within a few steps, and fetches a newer state after `PENDING_MAX`
+#: (64); a step may take less time than a report.
+SHOWN_WITHIN, SHOWN_WITHIN_S = 64, 300.0
 
 
 class Vouchers:
@@ -31,13 +35,18 @@ class Vouchers:
         """Member that does not serve -> length of its log at its last heartbeat."""
         self._reported_at: dict[str, int] = {}
         """Joiner -> length of its log when it sent its last `Ready`, at least."""
+        self._claimed: dict[str, tuple[int, float]] = {}
+        """Joiner whose reports have shown no proof -> iteration after which it made the first one, and time
+        (s)."""
+        self._t = 0
+        """Last committed iteration."""
         self._proofs: dict[tuple[int, int], dict[str, str]] = {}
         """(iteration, stage) -> replica -> proof."""
 
     def moved(self, t: int, base: str) -> None:
         """Note that the log stands at iteration t, whose entry has the hash `base`; drop proofs of much
         earlier iterations, and of t and later ones (after a rollback)."""
-        kept = range(t - VOUCHED_KEPT, t)
+        self._t, kept = t, range(t - VOUCHED_KEPT, t)
         self._bases = {k: known for k, known in self._bases.items() if k in kept} | {t: base}
         length = self._log_length()
         self._lengths = {k: known for k, known in self._lengths.items() if k in kept} | {t: length}
@@ -52,11 +61,31 @@ class Vouchers:
     def on_ready(self, peer: str) -> None:
         """Note that a joiner's `Ready` came now."""
         self._reported_at[peer] = self._followed.get(peer, 0)
+        if peer not in self.ctx.run.membership.active_from:
+            self._claimed.setdefault(peer, (self._t, self.ctx.clock.now))
+
+    def shown(self, peer: str) -> None:
+        """Note that a joiner showed the proof of its state."""
+        self._claimed.pop(peer, None)
+
+    def overdue(self) -> list[str]:
+        """Joiners that report themselves ready and have shown no proof within SHOWN_WITHIN steps and
+        SHOWN_WITHIN_S seconds: they report states of which nobody can vouch any more, or claim that they have
+        not followed the log. The time of one that is out of reach begins anew."""
+        now = self.ctx.clock.now
+        for peer in filter(lambda peer: not self.ctx.reachable(peer), self._claimed):
+            self._claimed[peer] = self._t, now
+        return [
+            peer
+            for peer, (t, since) in self._claimed.items()
+            if self._t >= t + SHOWN_WITHIN and now >= since + SHOWN_WITHIN_S
+        ]
 
     def gone(self, peer: str) -> None:
         """Forget a joiner that serves now, or that was removed."""
         self._followed.pop(peer, None)
         self._reported_at.pop(peer, None)
+        self._claimed.pop(peer, None)
 
     def outdated(self, peer: str, t: int) -> bool:
         """True if the joiner's last `Ready` may be from before it knew the log entry of iteration t, so that
@@ -75,11 +104,11 @@ class Vouchers:
     def proves(self, t: int, stage: int, proof: str) -> bool | None:
         """True if a joiner's `proof` shows that it has the stage's state after iteration t: a serving replica
         reported the same one, or none is needed, since no serving replica can be reached or the state is the
-        initial one. False if more than half of those that can be reached reported, all of them others; None:
-        not known yet."""
+        initial one and still the last. False if more than half of those that can be reached reported, all of
+        them others; None: not known yet."""
         ctx = self.ctx
         serving = [p for p in ctx.run.membership.serving(stage) if p == ctx.me or ctx.reachable(p)]
         proofs = self._proofs.get((t, stage), {})
-        if t == 0 or not serving or proof in proofs.values():
+        if t == self._t == 0 or not serving or proof in proofs.values():
             return True
         return False if 2 * len(proofs.keys() & set(serving)) > len(serving) else None

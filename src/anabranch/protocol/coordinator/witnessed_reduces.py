@@ -5,7 +5,8 @@ fault: a member may withhold its part from one other, or claim that it cannot re
 their parts to the coordinator, which they all reach, and get the sums back from it. It then knows at first
 hand who sent nothing, whose contribution is no gradient, and what the result is. Only these are removed.
 Members that merely cannot reach each other keep their seats, and their stage is reduced in this way for a
-while.
+while. A member whose part or report is late may be honest and slow: it is given more time, once in
+WITNESSED_FOR iterations, unless the reduce is a repeated one, whose time is doubled already.
 
 Not here: whether a contribution is the right one.
 """
@@ -29,7 +30,7 @@ WITNESSED_FOR = 50
 MOST_BYTES = 4 << 30
 #: Witnessed attempts in one iteration after which members are removed whose parts did not all come, or that
 #: did not report the result. Those that sent nothing at all, or alone did not report, are removed after the
-#: first.
+#: first. The time that a late member is given comes on top.
 TRIES_LATE = 2
 
 
@@ -43,6 +44,8 @@ class WitnessedReduces:
     account: Callable[[Attempt], ReduceAccount | None]
     _until: dict[int, int] = field(default_factory=dict)
     """Stage -> iteration up to which it is reduced in this way."""
+    _late: dict[str, int] = field(default_factory=dict)
+    """Member that was given more time -> iteration up to which it gets no more."""
 
     def failed(self, stage: int, t: int) -> None:
         """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
@@ -79,18 +82,19 @@ class WitnessedReduces:
 
     def at_fault(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
-    ) -> dict[str, str] | None:
-        """Members to remove, with reasons, because they block a witnessed attempt; None if this attempt is
-        not witnessed. Members that are silent to this peer are judged elsewhere."""
+    ) -> tuple[dict[str, str], list[str]] | None:
+        """Members that block a stalled witnessed attempt: those to remove, with reasons, and those that are
+        given more time; None if this attempt is not witnessed. Members that are silent to this peer are
+        judged elsewhere."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage
         tries = current.witnessed[stage] = current.witnessed.get(stage, 0) + 1
         if account is None:
-            return {}
+            return {}, []
         silent, has_last = self.admission.absent.silent(), self.admission.has_last
         heard = [p for p in attempt.members if p not in silent and self.ctx.reachable(p) and has_last(p)]
-        others, gone = bool(prepared.keys() - {self.ctx.me}), dict[str, str]()
+        others, gone, late = bool(prepared.keys() - {self.ctx.me}), dict[str, str](), dict[str, str]()
         for peer in heard:
             if peer == self.ctx.me:
                 continue
@@ -98,7 +102,10 @@ class WitnessedReduces:
             if peer in account.unusable:
                 gone[peer] = f"its sum in iteration {current.t} is no gradient of stage {stage}"
             elif came is not None and (not came or tries >= TRIES_LATE):
-                gone[peer] = f"it sent {came} of {PARTS} parts of its sum in iteration {current.t}"
+                late[peer] = f"it sent {came} of {PARTS} parts of its sum in iteration {current.t}"
             elif account.summed and peer not in prepared and (others or tries >= TRIES_LATE):
-                gone[peer] = f"it was sent the whole gradient of iteration {current.t} and reported no result"
-        return gone
+                late[peer] = f"it was sent the whole gradient of iteration {current.t} and reported no result"
+        self._late = {peer: t for peer, t in self._late.items() if t >= current.t}
+        first = [] if current.retries.get(stage) else sorted(late.keys() - self._late.keys())
+        self._late.update(dict.fromkeys(first, current.t + WITNESSED_FOR))
+        return gone | {peer: why for peer, why in late.items() if peer not in first}, first

@@ -184,6 +184,8 @@ class MessageHandlers:
         lead = self._lead
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
         proven = lead.vouchers.proves(message.t, message.stage, message.proof)
+        if proven:
+            lead.vouchers.shown(peer)
         if lead.vouchers.outdated(peer, message.t):
             fingerprint = fingerprint if message.fingerprint == fingerprint else None
             proven = proven or None

@@ -45,16 +45,22 @@ class DeferredDelivery:
         self._committed_at = self.ctx.clock.now
 
     def first(self, reduce: ReduceAttempt, committed: bool) -> Collection[int]:
-        """Positions of the members that get the reduced parts at once: all but standbys that own no unit.
-        Every member gets the parts at once if fewer than two would remain, in a reduce by cells, in a later
-        attempt of the iteration, and if the step is `committed` already."""
+        """Positions of the members that get the reduced parts at once: all but standbys that own no unit;
+        and if these standbys are most of the members, as many of them as are lacking to half of these, since
+        half have to agree on the result. Every member gets the parts at once if fewer than two would remain,
+        in a reduce by cells, in a later attempt of the iteration, and if the step is `committed` already."""
         spared, again = self.ctx.standby_view.waits, self._tried or committed
         self._tried = True
         owners = contributors(reduce.message)
         members = enumerate(reduce.members)
         first = {at for at, peer in members if at in owners or peer not in spared}
         several = len(reduce.cells.bounds) > 1
-        return reduce.fellows if several or again or len(first) < 2 else first
+        if several or again or len(first) < 2:
+            return reduce.fellows
+        later = sorted(set(reduce.fellows) - first, key=lambda at: (spared[reduce.members[at]], at))
+        if len(later) > len(first):
+            first.update(later[: (len(reduce.members) + 1) // 2 - len(first)])
+        return first
 
     def assembled(self, reduce: ReduceAttempt) -> None:
         """Set the latest time at which the standbys get the reduced parts, as this replica holds the whole

@@ -214,11 +214,14 @@ def _tell_false_digest(guest: Guest) -> None:
 
 
 def _tell_ready(guest: Guest) -> None:
-    """Deed: report ready without the state, by repeating the hash that the Welcome message told."""
+    """Deed: report ready without the state, by repeating the hash that the Welcome message told; and with the
+    initial state, which anyone can make."""
     joining, announced = guest.node.peer.joining, guest.node.peer.joining.fetching.announced
     if joining.step is Step.FETCHING and not guest.serves:
         ready = msg.Ready(announced.t, guest.stage, announced.fingerprint)
         guest.tell_leader(ready, once=("ready", announced.t, round(guest.world.clock.now)))
+        initial = guest.world.genesis.fingerprints[guest.stage]
+        guest.tell_leader(msg.Ready(0, guest.stage, initial), once=("initial", round(guest.world.clock.now)))
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:

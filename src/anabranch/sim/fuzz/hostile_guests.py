@@ -235,11 +235,14 @@ class HostileGuests:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
 
     def _heard(self, node: Node, event: ev.Event) -> None:
-        """Raise Violation if a guest that serves nothing gets a piece of the state of another stage (G4)."""
+        """Raise Violation if a guest that serves nothing gets a piece of the state of another stage (G4). A
+        stranger that applies may have been admitted, and serve, before it began its deed."""
         if not isinstance(event, ev.Received) or not isinstance(event.message, Piece):
             return
+        members = self.world.leading().peer.ctx.run.membership.members
         for guest in self.guests:
-            needs = guest.role is GuestRole.ADMITTED and event.message.stage == guest.stage
+            admitted = guest.role is GuestRole.ADMITTED or guest.name in members
+            needs = guest.serves or (admitted and event.message.stage == guest.stage)
             if guest.name == node.id and guest.role in APART and not needs:
                 raise Violation("G4", f"{node.id} gets the state of stage {event.message.stage}")
 
