@@ -176,6 +176,18 @@ def test_a_machine_answers_over_both_ip_versions() -> None:
             assert far.dials_back(server.getsockname()[1])
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket of both IP versions")
+def test_a_machine_that_answers_at_a_name_of_ipv6_alone_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return honest("::1" if host == "six.example" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with answers("::1") as port:
+        assert LinkTestClient("six.example", port, "c0de").hello().host == "::1"
+
+
 def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(
     answering: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
