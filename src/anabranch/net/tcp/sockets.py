@@ -10,7 +10,7 @@ import socket
 from typing import Any
 
 from anabranch.addresses import Address, host_port, on_loopback, plain_host
-from anabranch.net.address_race import first_of
+from anabranch.net.address_race import first_of, resolved
 from anabranch.net.errors import DialError, ListenError, PortInUseError
 from anabranch.net.lane import Lane
 
@@ -68,11 +68,7 @@ async def connect(host: str, port: int) -> socket.socket:
     """Socket that is connected to the first address of a host that answers. A name may have several: those of
     the two IP versions take turns (RFC 8305, 4), so that a machine whose IPv6 leads nowhere is not held up.
     Raises OSError if the only address fails, or the name has none, and DialError about several."""
-    kind = socket.SOCK_STREAM
-    try:
-        found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:  # a name: the system asks others
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=kind)
+    found = await resolved(host, port, socket.SOCK_STREAM)
     version = found[0][0]
     turns = itertools.zip_longest(
         [each for each in found if each[0] == version], [each for each in found if each[0] != version]
