@@ -26,7 +26,7 @@ sys.exit(pytest.main([*options, *sys.argv[1:]]))
 @pytest.mark.slow
 def test_tests_of_other_systems_are_collected_without_unix() -> None:
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8")
-    [line] = [line for line in workflow.splitlines() if "python -m pytest" in line]
+    [line] = [line for line in workflow.partition("  others:")[2].splitlines() if "-m pytest" in line]
     folders = [word for word in line.split() if word.startswith("tests/")]
     assert folders
     done = subprocess.run(

@@ -218,7 +218,7 @@ async def run() -> None:
 
     outcome = quicken()
     relays = config["relays"]
-    builder = EndpointBuilder()
+    builder = EndpointBuilder()  # type: ignore[no-untyped-call]
     builder.apply_minimal()
     builder.secret_key(bytes.fromhex(config["key"]))
     builder.alpns([ALPN])
