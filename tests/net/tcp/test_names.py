@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.addresses import Address
+from anabranch.addresses import MOST_ADDRESSES, Address
 from anabranch.net.errors import DialError
 from support.network.net_world import Backend, Inbox, Peer, World, backends, certificate, soon
 
@@ -108,5 +108,20 @@ def test_an_error_tells_each_address_of_a_name(backend: Backend, monkeypatch: py
         assert told.startswith(f"cannot reach {NAME}:{bert.port} (") and "[::1]" in told
         assert "127.0.0.1" in told
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+    backend.run(scenario)
+
+
+def test_a_name_makes_this_machine_dial_few_addresses(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner's name may stand for a thousand addresses of others, which each member would dial (I7)."""
+
+    async def scenario(world: World) -> None:
+        anna, bert = await world.peer("anna"), await world.peer("bert")
+        stands_for(monkeypatch, *[("127.0.0.1", closed_port()) for _ in range(40)])
+        with pytest.raises(DialError) as caught:
+            await dialled(world, anna, bert)
+        assert str(caught.value).count("127.0.0.1:") == MOST_ADDRESSES
 
     backend.run(scenario)

@@ -9,7 +9,7 @@ import itertools
 import socket
 from typing import Any
 
-from anabranch.addresses import Address, host_port, on_loopback, plain_host
+from anabranch.addresses import MOST_ADDRESSES, Address, host_port, on_loopback, plain_host
 from anabranch.net.address_race import first_of, resolved
 from anabranch.net.errors import DialError, ListenError, PortInUseError
 from anabranch.net.lane import Lane
@@ -74,6 +74,8 @@ async def connect(host: str, port: int) -> socket.socket:
         [each for each in found if each[0] == version], [each for each in found if each[0] != version]
     )
     ends = {Address(*each[4][:2]): each for turn in turns for each in turn if each is not None}
+    # A stranger's name may stand for any number of addresses, also of others.
+    ends = dict(itertools.islice(ends.items(), MOST_ADDRESSES))
     if len(ends) == 1:
         return await _connected(found[0])
 
