@@ -129,7 +129,8 @@ def test_a_machine_with_ipv6_alone_has_a_network(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(doctor, "own_address", own_address)
     assert doctor._reachability("::").verdict == "green"
-    assert doctor._reachability("0.0.0.0").verdict == "red"
+    refused = doctor._reachability("0.0.0.0")
+    assert (refused.verdict, refused.repair) == ("red", "listen there: --host ::")
 
 
 def test_little_room_is_doubtful_and_none_is_too_little() -> None:
