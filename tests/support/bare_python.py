@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 #: Modules that ask for the system when they are imported, so that they do so before.
@@ -38,6 +40,11 @@ def no_uvloop() -> None:
 
 
 def no_proc() -> None:
+    """No /proc; `platform` tells the processor's maker, as it does elsewhere."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    maker = next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+    platform.processor = lambda: maker
+
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and str(arguments[0]).startswith("/proc/"):
             raise FileNotFoundError(2, "No such file or directory", arguments[0])
