@@ -61,11 +61,13 @@ def main() -> None:
         killed = measure(MOSTLY_NAT, args.steps, args.mbit, kill=True)
     except UserError as error:
         sys.exit(str(error))
-    write(args.steps, args.mbit, direct, carried, killed)
+    write(args.steps, args.mbit, direct, carried, killed, args.dry)
 
 
-def write(steps: int, mbit: float, direct: list[Found], carried: list[Found], killed: Found) -> None:
-    """Write the result."""
+def write(
+    steps: int, mbit: float, direct: list[Found], carried: list[Found], killed: Found, dry: bool
+) -> None:
+    """Print the result, and write it unless `dry`."""
     exact = all(found.exact for found in (*direct, *carried, killed))
     of_direct, of_carried = (statistics.median(map(step_s, side)) for side in (direct, carried))
     per_step = statistics.median(sum(found.carried_mb) / found.steps for found in carried)
@@ -102,6 +104,7 @@ def write(steps: int, mbit: float, direct: list[Found], carried: list[Found], ki
             "killed_gaps_s": killed.gaps_s,
             "relinked_s": killed.relinked_s,
         },
+        dry=dry,
     )
 
 

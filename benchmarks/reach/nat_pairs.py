@@ -458,6 +458,7 @@ def main() -> None:
             harness.goal("bits that differ by verify", "0", "0" if found.exact else "some", found.exact),
         ],
         data={f"{one} - {other}": way for (one, other), way in found.ways.items()},
+        dry=args.dry,
     )
 
 

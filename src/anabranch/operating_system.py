@@ -1,36 +1,72 @@
-"""Facts and locks of the operating system, on Linux, macOS and Windows. The Windows parts were never run."""
+"""Facts, files and locks of the operating system, on Linux, macOS and Windows. The Windows parts were never
+run there; tests run most of them on Linux with what Windows lacks switched off
+(`tests/support/bare_python.py`)."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 #: Descriptors of a process on systems that state no limit: Windows gives a process far more handles.
 _DESCRIPTORS = 8192
 
 
+#: Byte of a file that Windows locks, and then lets nobody else read: behind the data, and below 2 GiB, where
+#: its C library ends.
+_LOCKED_BYTE = (1 << 31) - 2
+
+
 def lock(handle: int, wait: bool = False) -> None:
     """Lock an open file for this process; the kernel releases it when the process ends. Raises OSError if
     another process holds the lock; wait: True to wait for it."""
-    if sys.platform == "win32":
-        import msvcrt
-
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        msvcrt: Any = importlib.import_module("msvcrt")
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
     else:
-        import fcntl
-
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def flush_folder(path: Path) -> None:
+    """Flush a folder to the disk, which makes the renames in it durable."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_at(handle: int, data: bytes | memoryview, offset: int) -> int:
+    """Write to an open file at an offset; returns the number of bytes that were written. The position in the
+    file is undefined afterwards."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(handle, data, offset)
+    os.lseek(handle, offset, os.SEEK_SET)
+    return os.write(handle, data)
+
+
+def open_to_others(mode: int) -> bool:
+    """True if other users may read or write a file of this mode. Windows has other rights, which modes do not
+    tell: False."""
+    return hasattr(os, "getuid") and bool(mode & 0o077)
 
 
 def descriptor_limit() -> int:
     """Most descriptors that this process may have open."""
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return _DESCRIPTORS
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft in (resource.RLIM_INFINITY, -1) else soft
 

@@ -481,6 +481,29 @@ def test_a_carrier_that_alters_bytes_breaks_the_link_and_nothing_else(
     backend.run(scenario)
 
 
+def test_a_carrier_that_looks_on_reads_nothing(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier, here, there = await carried(world)
+        seen = bytearray()
+
+        def forwarded(lane: Lane, other: Lane, count: int) -> None:
+            seen.extend(lane._buffer[:count])
+            honest(lane, other, count)
+
+        honest = Lane._forwarded
+        for circuit in circuits(carrier):
+            for lane in (circuit.near, circuit.far):
+                lane._forwarded = lambda other, count, lane=lane: forwarded(lane, other, count)  # type: ignore
+        here.link.send(b"a secret of sixteen bytes and more", Blob("uint8", (len(BODY),), BODY))
+        there.link.send(b"another secret of the other end", None)
+        await there.count(1)
+        await here.count(1)
+        assert len(seen) > len(BODY)
+        assert b"secret" not in seen and all(BODY[at : at + 16] not in seen for at in range(0, 256, 16))
+
+    backend.run(scenario)
+
+
 def test_a_carrier_in_the_middle_cannot_take_the_place_of_a_peer(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         carrier = await world.peer("carrier")

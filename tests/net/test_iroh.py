@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 
 import pytest
 
-from anabranch.addresses import Address, carrier_ways, direct_addresses, parse_address
+from anabranch.addresses import Address, carrier_ways, direct_addresses, host_port, parse_address
 from anabranch.config import ConfigError, RunConfig, with_changes
+from anabranch.errors import UserError
 from anabranch.net import errors
 from anabranch.net.errors import DialError, ListenError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.iroh import engine as iroh_engine
 from anabranch.net.iroh.engine import IrohEngine, installed
-from anabranch.node.lifecycle.addresses import relay_address, relay_of
+from anabranch.node.lifecycle.addresses import relay_address, relay_of, started_engine
 from support.network.iroh_relay import Relay
 from support.network.net_world import Backend, World, certificate, identity, iroh_backends, soon, until
 
 BODY = bytes(range(256)) * 4096
+#: An iroh relay that nobody runs: peers find each other by their UDP addresses alone.
+NO_RELAY = Address("127.0.0.1", 9, kind="iroh+http")
 needs_iroh = pytest.mark.skipif(not installed(), reason="iroh is not installed")
 BACKENDS = [pytest.param(each, marks=[pytest.mark.slow, needs_iroh]) for each in iroh_backends()[:1]]
 
@@ -130,3 +134,48 @@ def test_another_process_of_the_machine_cannot_speak_for_a_peer(backend: Backend
         assert caught.value is not None and errors.SERVER_KEY
 
     backend.run(scenario)
+
+
+@needs_iroh
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_udp_address_is_of_either_ip_version_or_a_name(host: str) -> None:
+    """The port that a user forwards, or opens in a firewall, is that of the socket of its IP version."""
+
+    async def scenario(world: World) -> None:
+        peers = []
+        for name in ("anna", "bert"):
+            peer = await world.peer(name)
+            place = f"{host_port(host, free_udp_port())}/udp"
+            engine = await started_engine(peer.identity, NO_RELAY, f"192.0.2.1:1,{place}", True, print)
+            assert engine is not None and peer.transport.engine is not None
+            await peer.transport.engine.close()
+            peer.transport.engine = peer.transport.end.engine = engine
+            engine.on_incoming = peer.transport.listener.take_iroh
+            peers.append((peer, parse_address(place)))
+        (anna, _), (bert, where) = peers
+        link = await soon(anna.transport.dial_any(bert.identity.peer_id, [where], certificate(anna.identity)))
+        link.start(lambda message, blob: None, lambda reason: None)
+        link.send(b"by UDP")
+        await (await bert.incoming()).count(1)
+
+    iroh_backends()[0].run(scenario)
+
+
+@needs_iroh
+@pytest.mark.slow
+def test_a_name_of_no_address_is_refused_with_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **kwargs: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UserError, match=r"my\.host:7701/udp: Name or service not known"):
+        asyncio.run(started_engine(identity("anna"), NO_RELAY, "my.host:7701/udp", True, print))
+
+
+def free_udp_port() -> int:
+    """Port that is free in both IP versions."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        probe.bind(("::", 0))
+        return int(probe.getsockname()[1])

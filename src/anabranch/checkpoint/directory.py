@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from anabranch import RUN_DIRECTORY_VERSION
 from anabranch.errors import UserError, os_errors_named
+from anabranch.operating_system import flush_folder, lock
 
 #: Version of a checkpoint's manifest.
 CHECKPOINT_VERSION = 1
@@ -145,19 +146,14 @@ class RunDirectory:
     def led(self) -> Iterator[None]:
         """Context manager that holds the lock of the process that leads the run, since two such processes
         would write one log. The kernel releases the lock at exit. Raises UserError if another process holds
-        it. Without file locks (Windows) nothing is checked."""
+        it."""
         with open(self._version_file, "rb") as file:
             try:
-                import fcntl
-            except ImportError:  # Windows
-                pass
-            else:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise UserError(
-                        f"another process leads the run in {self.path} already; end that one (Ctrl+C) first"
-                    ) from None
+                lock(file.fileno())
+            except OSError:
+                raise UserError(
+                    f"another process leads the run in {self.path} already; end that one (Ctrl+C) first"
+                ) from None
             yield
 
     def peer(self, name: str) -> Path:
@@ -220,7 +216,7 @@ class RunDirectory:
                 os.rename(final, replaced)
             os.rename(temporary, final)
             shutil.rmtree(replaced, ignore_errors=True)
-            _flush_folder(self.checkpoints_path)
+            flush_folder(self.checkpoints_path)
         return final
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
@@ -299,7 +295,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> StageFile:
@@ -314,12 +310,3 @@ def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> Stage
         file.flush()
         os.fsync(file.fileno())
     return StageFile(name=path.name, size_bytes=size, blake3=digest.hexdigest(), fingerprint=fingerprint)
-
-
-def _flush_folder(path: Path) -> None:
-    """Flush a folder to the disk, which makes the renames in it durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

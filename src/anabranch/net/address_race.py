@@ -1,10 +1,12 @@
-"""Connection to the first of several addresses that answers (Happy Eyeballs, RFC 8305)."""
+"""Addresses that a name stands for, and connection to the first of several that answers (Happy Eyeballs,
+RFC 8305)."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anabranch.addresses import Address
 from anabranch.net.errors import DialError, NetError, Refused
@@ -14,6 +16,15 @@ from anabranch.net.errors import DialError, NetError, Refused
 STAGGER_S, CARRIER_STAGGER_S = 0.25, 1.0
 
 _T = TypeVar("_T")
+
+
+async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
+    """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them. Raises OSError if
+    the name stands for none."""
+    try:
+        return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
+    except socket.gaierror:  # a name: the system asks others
+        return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=kind))
 
 
 async def first_of(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import stat
 import tempfile
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from anabranch.net.errors import IdentityError
-from anabranch.operating_system import lock
+from anabranch.operating_system import flush_folder, lock, open_to_others
 
 SIGNATURE_BYTES = 64
 _PEER_ID = re.compile(r"[0-9a-f]{64}")
@@ -79,7 +78,7 @@ class Identity:
             pem = path.read_bytes()
         except OSError as error:
             raise IdentityError(f"cannot read the key file {path}: {error.strerror}") from error
-        if stat.S_IMODE(mode) & 0o077:
+        if open_to_others(mode):
             raise IdentityError(f"the key file {path} can be read by other users: run chmod 600 {path}")
         try:
             key = load_pem_private_key(pem, password=None)
@@ -202,8 +201,4 @@ def _write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename must survive a power loss, too
-    finally:
-        os.close(folder)
+    flush_folder(path.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import socket
@@ -164,6 +163,7 @@ def test_lower_priority_numbers_go_first(backend: Backend) -> None:
 def test_little_is_past_being_overtaken(direct: Backend) -> None:
     """The kernel and the transport hold less than 600 kB of a payload that are not on their way, if the other
     side does not read: an urgent payload comes before the rest. On a line of 5 Mbit/s that is a second."""
+    import fcntl
 
     async def scenario(world: World) -> None:
         here, there = await world.pair()

@@ -129,7 +129,8 @@ def test_a_machine_with_ipv6_alone_has_a_network(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(doctor, "own_address", own_address)
     assert doctor._reachability("::").verdict == "green"
-    assert doctor._reachability("0.0.0.0").verdict == "red"
+    refused = doctor._reachability("0.0.0.0")
+    assert (refused.verdict, refused.repair) == ("red", "listen there: --host ::")
 
 
 def test_little_room_is_doubtful_and_none_is_too_little() -> None:
@@ -174,6 +175,18 @@ def test_a_machine_answers_over_both_ip_versions() -> None:
             far = LinkTestClient(host, port, "c0de")
             assert far.hello().host == host
             assert far.dials_back(server.getsockname()[1])
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket of both IP versions")
+def test_a_machine_that_answers_at_a_name_of_ipv6_alone_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return honest("::1" if host == "six.example" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with answers("::1") as port:
+        assert LinkTestClient("six.example", port, "c0de").hello().host == "::1"
 
 
 def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(

@@ -10,13 +10,13 @@ from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 
-LEADER, OTHER, NEAR, FAR = (letter * 64 for letter in "abcd")
+LEADER, OTHER, NEAR, FAR, CARRIER = (letter * 64 for letter in "abcde")
 
 
-def context(leader: str, far: str, other: str = "") -> PeerContext:
+def context(leader: str, far: str, other: str = "", near: str = "10.78.0.2:1") -> PeerContext:
     """Context of relay NEAR, of a run with data nodes LEADER and OTHER and relay FAR, at these addresses."""
     ctx = make_context(NEAR, 1, 1, Settings("run", 1, 2, 1, 1), LEADER)
-    stages = {LEADER: (0, leader), OTHER: (0, other), NEAR: (1, "10.78.0.2:1"), FAR: (2, far)}
+    stages = {LEADER: (0, leader), OTHER: (0, other), NEAR: (1, near), FAR: (2, far)}
     members = [
         Member(peer, stage, 1, "class", 4, address=address)
         for peer, (stage, address) in stages.items()
@@ -92,3 +92,10 @@ def test_counts_about_carriers_end_with_the_member() -> None:
     assert ctx.links.tried_carriers and ctx.links.broken_circuits
     Connections(ctx).forget(FAR)
     assert not ctx.links.tried_carriers and not ctx.links.broken_circuits
+
+
+def test_a_carrier_that_a_peer_names_at_two_addresses_is_dialled_at_both() -> None:
+    """A leader at home names its carrier's addresses of both IP versions; it may have a route to one only."""
+    ctx = context("l1.example:1", "", near=f"[fd00:77::1]:7700/{CARRIER},10.78.0.1:7700/{CARRIER}")
+    assert ctx.dialer.carriers.listed() == {CARRIER: "[fd00:77::1]:7700,10.78.0.1:7700"}
+    assert ctx.dialer.addresses(CARRIER) == "[fd00:77::1]:7700,10.78.0.1:7700"

@@ -183,7 +183,7 @@ class World:
         who = identity(name)
         engine = None
         if self._iroh:
-            engine = IrohEngine(who, bind="127.0.0.1:0")
+            engine = IrohEngine(who, bind=["127.0.0.1:0"])
             await engine.start()
         make = functools.partial(self._make, who, incarnation, its_gate or gate(), engine)
         peer = Peer(who, lambda on_link: make(on_link, limits or Limits()), start)

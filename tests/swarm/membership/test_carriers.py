@@ -3,11 +3,16 @@ dies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages import Carry, JoinRequest, encode
+from anabranch.sim.kernel.simulated_peer import Link, Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.grids import first_of
@@ -65,11 +70,64 @@ def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
 def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) -> None:
     """Its own links are sound, so nobody suspects it; no step is lost (I3, I4). Either end of a pair finds it
     out for itself."""
+    world, fault, ways = two_carriers(lambda world, node: world.swallows.add(node.id), seed)
+    world.run(600.0)
+    assert fault.delivered and any(seen[0] == "d1" for seen in ways.values()), "d1 carried nothing"
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
+
+
+@pytest.mark.parametrize(("slow", "delay_s"), [("d1", 0.5), ("d1", 5.0), ("d0 d1", 0.7)])
+def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, delay_s: float) -> None:
+    """Its bytes keep coming, so it is no silence; round trips tell. If all are slow, each is tried once. No
+    step is lost (I3, I4)."""
+    world, fault, ways = two_carriers(lambda world, node: None)
+    honest = world._deliver
+
+    def late(sender: Node, link: Link, peer: str, *message: Any) -> None:
+        if not fault.delivered or link.via not in slow.split():
+            honest(sender, link, peer, *message)
+        elif link.via:
+            ready = partial(honest, sender, link, peer, *message)
+            world._at(world.clock.now + delay_s, lambda: ready() if link.open else None)
+
+    world._deliver = late  # type: ignore[method-assign]
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert {seen[0] for seen in ways.values()} == {"d1"}
+    used = [[carrier for carrier in seen if carrier] for seen in ways.values()]
+    if slow == "d1":
+        assert all(seen == ["d1", "d0"] for seen in used), ways
+    else:
+        assert all(seen in (["d1", "d0"], ["d1", "d0", "d1"]) for seen in used), ways
+
+
+def test_a_carrier_that_breaks_whatever_it_carries_is_left_for_another() -> None:
+    """Flipped or repeated bytes break a circuit, as its two ends run TLS in it. No step is lost (I3, I4)."""
+    world, fault, ways = two_carriers(lambda world, node: None)
+
+    def watch(node: object, event: object) -> None:
+        if fault.delivered and world.carries("d1"):
+            world.end_circuits("d1")
+
+    world.watchers.append(watch)
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert {seen[0] for seen in ways.values()} == {"d1"}
+    assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
+
+
+def two_carriers(
+    strike: Callable[[World, Node], None], seed: int = 0
+) -> tuple[World, Fault, dict[tuple[str, str], list[str | None]]]:
+    """World of two data nodes, d0 and d1, that carry for four relays which nobody can dial; the fault hits d1
+    in step 4. Returns world, fault, and the carriers that each pair used from then on, the first one
+    included (None: no link)."""
     settings = Settings("run", 1, 2, 4, 60, min_replicas=2)
     world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0)], seed)
     for machine in [Machine(f"r{s}.{n}", s, reachable=False) for s in (1, 2) for n in (0, 1)]:
         world.add(member_of(machine), "d0", at=1.0)
-    fault = Fault(world, ("d1",), ended(tasks.Head, 4), lambda world, node: world.swallows.add(node.id))
+    fault = Fault(world, ("d1",), ended(tasks.Head, 4), strike)
     pairs = [(f"r1.{n}", f"r2.{m}") for n in (0, 1) for m in (0, 1)]
     ways: dict[tuple[str, str], list[str | None]] = {pair: [] for pair in pairs}
 
@@ -81,10 +139,7 @@ def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) 
                 seen.append(via(world, *pair))
 
     world.watchers.append(watch)
-    world.run(600.0)
-    assert fault.delivered and any(seen[0] == "d1" for seen in ways.values()), "d1 carried nothing"
-    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
-    assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
+    return world, fault, ways
 
 
 def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from anabranch.addresses import Address
+from anabranch.addresses import Address, host_port
 from anabranch.background import background
+from anabranch.net.address_race import resolved
 from anabranch.net.errors import DialError, ListenError
 from anabranch.net.identity import Identity
 from anabranch.net.iroh.wire import HEADER_BYTES, SECRET_BYTES, line, parse
@@ -34,10 +35,17 @@ def installed() -> bool:
     return find_spec("iroh") is not None
 
 
+async def udp_ends(address: Address) -> list[str]:
+    """IP:PORT of each address that a peer's UDP address stands for: iroh knows no names. Raises OSError."""
+    found = await resolved(address.host, address.port, socket.SOCK_DGRAM)
+    return [host_port(str(end[0]), address.port) for *_, end in found]
+
+
 class IrohEngine:
     """iroh endpoint of one peer, in a process of its own that is started again if it ends. relays: URLs of
     iroh relays, through which peers find each other ([]: only known UDP addresses are used). bind: IP:PORT of
-    its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers, before anything
+    its UDP sockets, at most one of each IP version; iroh takes a free port for a version that is not named.
+    on_incoming(connection, peer, path): gets the connections of other peers, before anything
     but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not known yet.
     sockets: IP:PORT of its UDP sockets."""
 
@@ -45,10 +53,10 @@ class IrohEngine:
         self,
         identity: Identity,
         relays: Sequence[str] = (),
-        bind: str = "0.0.0.0:0",
+        bind: Sequence[str] = (),
         external: Sequence[str] = (),
     ) -> None:
-        """relays, bind: as in the class. external: public IP:PORT addresses of the UDP socket that the user
+        """relays, bind: as in the class. external: public IP:PORT addresses of the UDP sockets that the user
         knows; iroh also learns its public address from an iroh relay."""
         self.on_incoming: OnIncoming = lambda connection, peer, path: connection.close()
         #: Called when the path to a peer changes: "relay", or its UDP address.
@@ -60,7 +68,7 @@ class IrohEngine:
         self._identity, self._relays, self._bind, self._external = (
             identity,
             list(relays),
-            bind,
+            list(bind),
             list(external),
         )
         self._secret = secrets.token_hex(SECRET_BYTES)
@@ -94,17 +102,18 @@ class IrohEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def connect(self, peer: str, address: Address) -> socket.socket:
-        """Connection to the iroh process of a peer; nothing but the peer's key is proved. Raises DialError.
+        """Connection to the iroh process of a peer; nothing but the peer's key is proved. Raises DialError,
+        and OSError for a name without an address.
 
         A dial ends within `engine_process.DIAL_S`; callers bound it too.
         """
         process = self._process
         if process is None or process.stdin is None:
             raise DialError("iroh's process is being started again")
+        addresses = await udp_ends(address) if address.kind == "udp" else []
         dial = next(self._numbers)
         met: asyncio.Future[socket.socket]
         met = self._dials[dial] = asyncio.get_running_loop().create_future()
-        addresses = [address.where] if address.kind == "udp" else []
         command = {"dial": dial, "peer": peer, "relay": address.relay_url, "addresses": addresses}
         try:
             process.stdin.write(line(command))

@@ -205,7 +205,7 @@ def say(message: dict[str, Any]) -> None:
 
 
 async def run() -> None:
-    from iroh import Endpoint, EndpointOptions, RelayMode, preset_minimal
+    from iroh import EndpointBuilder, RelayMode
 
     commands = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -218,14 +218,14 @@ async def run() -> None:
 
     outcome = quicken()
     relays = config["relays"]
-    options = EndpointOptions(
-        preset=preset_minimal(),
-        bind_addr=config["bind"],
-        secret_key=bytes.fromhex(config["key"]),
-        alpns=[ALPN],
-        relay_mode=RelayMode.custom_from_urls(relays) if relays else RelayMode.disabled(),
-    )
-    endpoint = await Endpoint.bind(options)
+    builder = EndpointBuilder()  # type: ignore[no-untyped-call]
+    builder.apply_minimal()
+    builder.secret_key(bytes.fromhex(config["key"]))
+    builder.alpns([ALPN])
+    builder.relay_mode(RelayMode.custom_from_urls(relays) if relays else RelayMode.disabled())
+    for address in config["bind"]:  # iroh has one socket of each IP version
+        builder.bind_addr(address)
+    endpoint = await builder.bind()
     for address in config["external"]:
         await endpoint.add_external_addr(address)
     say({"ready": endpoint.bound_sockets(), "iroh": outcome})

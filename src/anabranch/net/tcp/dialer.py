@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from anabranch.net.link import Link, Way
 from anabranch.net.resource_manager import Reservation, ResourceRefused
 from anabranch.net.tcp.endpoint import Endpoint, carried_name
 from anabranch.net.tcp.link_table import LinkTable
-from anabranch.net.tcp.sockets import host_of, tune
+from anabranch.net.tcp.sockets import connect, host_of, tune
 from anabranch.net.tcp.tls import channel_binding, proved_key, tls_timeouts
 
 _T = TypeVar("_T")
@@ -153,23 +154,24 @@ class Dialer:
         """TLS connection to a peer through iroh. Raises DialError and OSError."""
         if self._end.engine is None:
             raise DialError(f"{_named(address)}: iroh is not in use here")
-        connection = await self._end.engine.connect(peer_id, address)
-        try:
-            return await self._secure(sock=connection, server_hostname="")
-        except BaseException:
-            connection.close()
-            raise
+        return await self._secure(await self._end.engine.connect(peer_id, address))
 
     async def _connect_tls(self, address: Address) -> Lane:
-        lane = await self._secure(host=address.host, port=address.port)
+        lane = await self._secure(await connect(address.host, address.port), address.host)
         tune(lane)
         return lane
 
-    async def _secure(self, **where: Any) -> Lane:
-        """TLS connection; `where` as for `loop.create_connection`."""
+    async def _secure(self, connection: socket.socket, name: str = "") -> Lane:
+        """TLS connection over a connected socket. name: host name that is told to the other end; "": none."""
         end, loop = self._end, asyncio.get_running_loop()
-        where |= tls_timeouts(end.limits)
-        _, lane = await loop.create_connection(Lane, ssl=end.client_context, **where)
+        options = {"server_hostname": name, **tls_timeouts(end.limits)}
+        try:
+            _, lane = await loop.create_connection(
+                Lane, ssl=end.client_context, sock=connection, **options
+            )
+        except BaseException:
+            connection.close()
+            raise
         return lane
 
     async def _dial(self, peer_id: str, address: Address, control: Lane, credential: Credential) -> Link:

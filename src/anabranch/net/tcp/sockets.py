@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import socket
+from typing import Any
 
-from anabranch.addresses import on_loopback, plain_host
-from anabranch.net.errors import ListenError, PortInUseError
+from anabranch.addresses import MOST_ADDRESSES, Address, host_port, on_loopback, plain_host
+from anabranch.net.address_race import first_of, resolved
+from anabranch.net.errors import DialError, ListenError, PortInUseError
 from anabranch.net.lane import Lane
 
 #: Connections that the kernel queues while the event loop is busy; a plain choice above any swarm's burst.
@@ -59,6 +62,47 @@ async def bind(host: str, port: int) -> socket.socket:
             raise PortInUseError(f"port {port} on {host} is in use") from error
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+async def connect(host: str, port: int) -> socket.socket:
+    """Socket that is connected to the first address of a host that answers. A name may have several: those of
+    the two IP versions take turns (RFC 8305, 4), so that a machine whose IPv6 leads nowhere is not held up.
+    Raises OSError if the only address fails, or the name has none, and DialError about several."""
+    found = await resolved(host, port, socket.SOCK_STREAM)
+    version = found[0][0]
+    turns = itertools.zip_longest(
+        [each for each in found if each[0] == version], [each for each in found if each[0] != version]
+    )
+    ends = {Address(*each[4][:2]): each for turn in turns for each in turn if each is not None}
+    # A stranger's name may stand for any number of addresses, also of others.
+    ends = dict(itertools.islice(ends.items(), MOST_ADDRESSES))
+    if len(ends) == 1:
+        return await _connected(found[0])
+
+    async def attempt(address: Address) -> socket.socket:
+        try:
+            return await _connected(ends[address])
+        except OSError as error:
+            raise DialError(f"{address}: {error.strerror or error}") from error
+
+    try:
+        _, connection = await first_of(list(ends), attempt, socket.socket.close)
+    except DialError as error:
+        raise DialError(f"cannot reach {host_port(host, port)} ({error})") from error.__cause__
+    return connection
+
+
+async def _connected(end: tuple[Any, ...]) -> socket.socket:
+    """Connected socket to an address as `getaddrinfo` returns it. Raises OSError."""
+    family, kind, protocol, _, address = end
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def host_of(lane: Lane) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import re
 import secrets
@@ -18,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anabranch.net.wan.shape import WanError
+
+with contextlib.suppress(ImportError):  # Windows, where no network is emulated
+    import fcntl
 
 DEVICE = "wan0"
 TUN = Path("/dev/net/tun")

@@ -189,6 +189,8 @@ def _reachability(host: str) -> CheckResult:
             repair,
         )
     own = _own_addresses(listens.version) if listens.is_unspecified else [listens]
+    if not own and listens.version == 4 and _own_addresses(6):
+        return CheckResult("reachability", RED, "this machine has IPv6 alone", "listen there: --host ::")
     if not own:
         return CheckResult("reachability", RED, "there is no network", "connect this machine to a network")
     if any(address.is_global for address in own):

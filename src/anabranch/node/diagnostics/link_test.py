@@ -202,16 +202,29 @@ class LinkTestClient:
     @contextlib.contextmanager
     def _connected(self, question: str, own_port: int = 0) -> Iterator[socket.socket]:
         try:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(TIMEOUT_S)
-                if own_port:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    connection.bind(("", own_port))
-                connection.connect((self.host, self.port))
+            with self._connect(own_port) as connection:
                 yield connection
         except OSError as error:
             raise LinkTestError(f"{question}: {error.strerror or error}") from None
+
+    def _connect(self, own_port: int) -> socket.socket:
+        """Connection to the first address of the host that answers. Raises OSError."""
+        ends = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        failure = OSError("the name has no address")
+        for family, kind, protocol, _, address in ends:
+            connection = socket.socket(family, kind, protocol)
+            connection.settimeout(TIMEOUT_S)
+            try:
+                if own_port:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    connection.bind(("", own_port))
+                connection.connect(address)
+            except OSError as error:
+                connection.close()
+                failure = error
+            else:
+                return connection
+        raise failure
 
     def _say(self, connection: socket.socket, question: str) -> None:
         connection.sendall(f"{self.code} {question}\n".encode())

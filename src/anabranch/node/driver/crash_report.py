@@ -12,11 +12,14 @@ import time
 from pathlib import Path
 
 from anabranch.observe.wording import plain_lines
+from anabranch.operating_system import write_at
 
 #: Name of the report, of the one before it, and of the reserved file that becomes the report.
 REPORT, FORMER_REPORT, RESERVE = "crash.txt", "crash.former.txt", ".crash-reserve"
 #: Bytes of disk reserved for the report; a traceback has two to ten kilobytes.
 RESERVE_BYTES = 64 << 10
+#: Flags of systems: to follow no link, and on Windows to write bytes as they are.
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class CrashReport:
@@ -29,8 +32,8 @@ class CrashReport:
         self._file: int | None = None
         with contextlib.suppress(OSError):  # a machine that has nothing left now has no reserve
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            os.pwrite(self._file, bytes(RESERVE_BYTES), 0)  # a sparse file would reserve nothing
+            self._file = os.open(self._reserve, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            write_at(self._file, bytes(RESERVE_BYTES), 0)  # a sparse file would reserve nothing
 
     def write(self, text: str) -> str:
         """Write the report of a failure; returns where it is, for a sentence: "traceback in crash.txt".
@@ -42,8 +45,10 @@ class CrashReport:
         try:
             if self._file is None:
                 raise OSError("nothing is reserved")
-            os.pwrite(self._file, data, 0)
+            write_at(self._file, data, 0)
             os.ftruncate(self._file, len(data))
+            os.close(self._file)  # Windows renames no open file
+            self._file = None
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path, self.path.with_name(FORMER_REPORT))
             os.replace(self._reserve, self.path)

@@ -13,6 +13,7 @@ import msgspec
 
 from anabranch.checkpoint.directory import write_atomically
 from anabranch.errors import UserError, os_errors_named
+from anabranch.operating_system import write_at
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.hash_chain import LogError, Position
@@ -144,5 +145,5 @@ def _write_all(handle: int, data: bytes, offset: int) -> None:
     the data and report no error."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(handle, view, offset)
+        written = write_at(handle, view, offset)
         view, offset = view[written:], offset + written

@@ -14,7 +14,7 @@ from anabranch.config import NetworkSection
 from anabranch.errors import UserError
 from anabranch.net.errors import ListenError
 from anabranch.net.identity import Identity
-from anabranch.net.iroh.engine import IrohEngine, installed
+from anabranch.net.iroh.engine import IrohEngine, installed, udp_ends
 
 #: File in the leading peer's folder: the port that its tickets name, chosen if `network.port` is 0.
 PORT_FILE = "port"
@@ -85,17 +85,25 @@ async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
     """Start an iroh endpoint that uses this relay; None if iroh is not installed. Raises UserError if it
-    cannot start, or if it `must` and is not installed. advertise: addresses of this machine; the port of one
-    that ends in /udp is that of its UDP socket."""
+    cannot start, or if it `must` and is not installed. advertise: addresses of this machine; the first of
+    each IP version that ends in /udp has the port of its UDP socket."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "
             "pip install 'anabranch[iroh]'"
         )
         return None
-    udp = [one for one in parse_addresses(advertise) if one.kind == "udp"]
-    bind, external = f"0.0.0.0:{udp[0].port if udp else 0}", [one.where for one in udp]
-    engine = IrohEngine(identity, [relay.relay_url], bind, external)
+    external: list[str] = []
+    for one in parse_addresses(advertise):
+        try:
+            external += await udp_ends(one) if one.kind == "udp" else []
+        except OSError as error:
+            raise UserError(f"{one}: {error.strerror or error}; name an address of this machine") from None
+    bind: dict[str, str] = {}
+    for end in external:
+        host, _, port = end.rpartition(":")
+        bind.setdefault("[::]" if ":" in host else "0.0.0.0", port)
+    engine = IrohEngine(identity, [relay.relay_url], [":".join(each) for each in bind.items()], external)
     try:
         await engine.start()
     except ListenError as error:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 #: Seconds that the current step may take to end after Ctrl+C.
 STOP_S = 60.0
@@ -41,13 +41,22 @@ def stop_on_signals(
         else:
             live.abort("stopped by its user, at once")
 
-    signals = [signal.SIGINT, signal.SIGTERM]
-    for number in signals:
-        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, stop, number)
+    def caught(number: int, frame: object) -> None:
+        loop.call_soon_threadsafe(stop, number)
+
+    formers: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError, RuntimeError):  # another thread than the main one
+            try:
+                loop.add_signal_handler(number, stop, number)
+            except NotImplementedError:  # Windows
+                formers[number] = signal.signal(number, caught)
     try:
         yield received
     finally:
-        for number in signals:
-            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-                loop.remove_signal_handler(number)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if number in formers:
+                signal.signal(number, formers[number])
+            else:
+                with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)

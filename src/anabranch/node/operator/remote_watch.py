@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.initial_dial import TRANSIENT
+from anabranch.operating_system import lock, write_at
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.observers.event_log_client import EventLogClient
 
@@ -34,9 +34,9 @@ class RemoteWatch:
         self._founder = ticket.first_peer
         self._ticket, self._home, self._say = ticket, home, say
         self._outage_reported = False
-        self._file = os.open(self.events, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(self.events, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except OSError:
             os.close(self._file)
             raise UserError(f"another process watches this run already, and holds {self.events}") from None
@@ -77,7 +77,7 @@ class RemoteWatch:
                 case ev.HangUp(peer, reason):
                     self._links.hang_up(peer, reason)
                 case ev.Showed(position, data):
-                    os.pwrite(self._file, data, position)
+                    write_at(self._file, data, position)
                 case ev.Stop(reason):
                     self._end(reason)
         if self._timer is not None:

@@ -37,13 +37,16 @@ class CarrierChoice:
     costs: PeerCosts
 
     def listed(self) -> Mapping[str, str]:
-        """Dedicated carriers (peer -> address) with which this peer keeps links, because others reach it only
-        through them: those of the log, and those that its own addresses name. Empty if it has a direct
+        """Dedicated carriers (peer -> addresses) with which this peer keeps links, because others reach it
+        only through them: those of the log, and those that its own addresses name. Empty if it has a direct
         address."""
         member = self.run.membership.members.get(self.me)
         if member is None or direct_addresses(member.address):
             return {}
-        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in carrier_ways(member.address)}
+        own: dict[str, str] = {}
+        for way in carrier_ways(member.address):
+            address, _, carrier = way.rpartition("/")
+            own[carrier] = f"{own[carrier]},{address}" if carrier in own else address
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:

@@ -22,6 +22,10 @@ IDLE_HEARTBEATS = 3.0
 LOOKS, MEASURED = 2, 8.0
 #: Heartbeats whose answers are still expected.
 PINGS_KEPT = 32
+#: Seconds that a round trip through a carrier may take longer than one to the carrier, and number of slower
+#: ones in a row after which the carrier is left. A choice: a satellite takes 0.6 s, and payloads of other
+#: links delay some heartbeats, but not eight.
+SLOW_S, SLOW_PINGS = 1.0, 8
 
 
 class Connections:
@@ -37,6 +41,8 @@ class Connections:
         self._pings: dict[int, float] = {}
         self._number = 0
         self._next_index = 0
+        self._slow: dict[str, int] = {}
+        """Number of successive slow round trips of the present link to a peer, which a carrier forwards."""
         self._known: dict[str, AdaptiveTimeout] = {}
         self._at_beat: Callable[[], object] | None = None
         """Action to run once, with the next heartbeat."""
@@ -218,6 +224,7 @@ class Connections:
     def link_down(self, peer: str) -> AdaptiveTimeout | None:
         """Drop the link to `peer`, which broke; returns the peer's timeout if it is a member."""
         self.indirect_probes.link_down(peer)
+        self._slow.pop(peer, None)
         if peer in self.ctx.costs.neighbours:
             self.ctx.costs.of(peer).broke()
         silence = self.ctx.links.drop(peer)
@@ -259,6 +266,24 @@ class Connections:
         """Round trip (s) of the ping that the Pong `message` answers; None if that ping is too old."""
         sent_at = self._pings.get(message.number)
         return None if sent_at is None else self.ctx.clock.now - sent_at
+
+    def slow_carrier(self, peer: str, trip_s: float) -> str:
+        """Reason to leave the carrier of the link to `peer`, whose latest round trip took `trip_s`; "" to
+        stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by
+        the end that dials, if no circuit through another carrier has failed yet."""
+        ctx, via = self.ctx, self.ctx.links.carriers.get(peer, "")
+        leg = ctx.costs.neighbours.get(via)
+        leg_s = leg.link.latency.round_trip_s() if leg is not None else None
+        if not via or trip_s < (leg_s or 0.0) + SLOW_S or not ctx.run.membership.dials(ctx.me, peer):
+            self._slow.pop(peer, None)
+            return ""
+        self._slow[peer] = slow = self._slow.get(peer, 0) + 1
+        others = {way.rpartition("/")[2] for way in ctx.dialer.carriers.ways(peer)} - {via}
+        if slow < SLOW_PINGS or all(ctx.links.broken_circuits[peer, other] for other in others):
+            return ""
+        reason = f"carrier {via[:8]} is slow: a round trip takes {trip_s:.1f} s; trying another"
+        ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
+        return reason
 
     def outdated(self, peer: str) -> bool:
         """True if the link leads to a former process of the peer, or to another machine with its key (I7)."""

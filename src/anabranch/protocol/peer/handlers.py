@@ -266,6 +266,8 @@ class MessageHandlers:
         costs.told(peer, message.forward_s, message.backward_s, message.bandwidth_bps, message.price)
         if trip_s is not None:
             costs.answered(peer, trip_s, self._ctx.clock.now)
+            if reason := self.links.connections.slow_carrier(peer, trip_s):
+                self.links.hang_up(peer, reason)
         self.shared.router.measured(peer)
 
     # --- log and state -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -85,7 +86,11 @@ class GuestDialer(Dialer):
         self._host = host
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        return await self._secure(host=address.host, port=address.port, local_addr=(self._host, 0))
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.bind((self._host, 0))
+        await asyncio.get_running_loop().sock_connect(connection, (address.host, address.port))
+        return await self._secure(connection)
 
 
 class GuestTransport(TcpTransport):
