@@ -70,7 +70,7 @@ def test_one_peer_joins_for_each_gpu() -> None:
 def test_gpus_that_are_not_here_are_named() -> None:
     assert gpus.chosen_gpus("1,0,1") == [0, 1]
     gpus.check_device("cuda:1")
-    for text, words in (("0,2", "torch finds 2 GPUs"), ("some", "numbers with commas")):
+    for text, words in (("0,2", "^--gpus 0,2: torch finds 2 GPUs"), ("some", "numbers with commas")):
         with pytest.raises(UserError, match=words):
             gpus.chosen_gpus(text)
     with pytest.raises(UserError, match='write "auto"'):

@@ -21,9 +21,9 @@ _OWN = {
 }
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, said: str = "") -> None:
     """Raise UserError if `device` does not name a device, or several on which a stage can lie, or names a GPU
-    that torch does not find here."""
+    that torch does not find here. said: option with its value, as the user wrote it ("": --device)."""
     if not re.fullmatch(DEVICE, device):
         raise UserError(f"--device {device}: write {DEVICE_WORDS}")
     if problem := device_problem(device):
@@ -33,7 +33,8 @@ def check_device(device: str) -> None:
     found = gpu_count()
     for name in device.split(","):
         if int(name.partition(":")[2] or 0) >= found:
-            raise UserError(f"--device {name}: torch finds {found} GPUs here; `anabranch doctor` lists them")
+            where = said or f"--device {name}"
+            raise UserError(f"{where}: torch finds {found} GPUs here; `anabranch doctor` lists them")
 
 
 def gpu_count() -> int:
@@ -54,7 +55,7 @@ def chosen_gpus(text: str) -> list[int]:
         raise UserError(f'--gpus {text}: write "all", or numbers with commas between, e.g. 0,2')
     numbers = sorted({int(number) for number in text.split(",")})
     for number in numbers:
-        check_device(f"cuda:{number}")
+        check_device(f"cuda:{number}", f"--gpus {text}")
     return numbers
 
 
