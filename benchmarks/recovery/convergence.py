@@ -63,7 +63,8 @@ def report(
     rows = [
         [str(t), f"{sum(swarm[t]) / tokens:.6f}", f"{sum(single[t].values()) / tokens:.6f}"] for t in shown
     ]
-    words = f"{len(common)} steps compared, {len(differ)} differ in a bit."
+    span = f"{common[0]} to {common[-1]}" if common else "none"
+    words = f"{len(common)} steps compared ({span}), {len(differ)} differ in a bit."
     return f"{words}\n\n{table(['step', 'swarm under churn', 'one process'], rows)}", len(differ)
 
 
@@ -88,8 +89,8 @@ def main() -> int:
     body, differ = report(swarm, single, 8 * 1 * 64)
     faults = sum(result["faults"]["delivered"].values())
     about = (
-        f"{faults} faults in {args.minutes:g} minutes; {result['steps']} steps during these, and "
-        f"{result['steps_after_last_fault']} after the last fault"
+        f"{faults} faults in {args.minutes:g} minutes; {result['steps']} steps in these minutes, besides "
+        f"those before and after; {result['steps_after_last_fault']} steps follow the last fault"
     )
     words = f"A llama of 24 million parameters, 8 relays over 4 stages, {about}. "
     goals = [

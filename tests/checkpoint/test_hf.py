@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anabranch.checkpoint.hf import dropout_of, export_hf, import_hf
+from anabranch.checkpoint.hf import LLAMA3_ROPE, dropout_of, export_hf, import_hf
 from anabranch.config import DataSection
 from anabranch.data.tokenizers import TextTokenizer, write_tokenizer
 from anabranch.errors import ConfigError, UserError
@@ -231,6 +231,18 @@ def without(key: str) -> Edit:
             setting("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}),
             "rope_scaling.low_freq_factor = 2.0 cannot be represented; only low_freq_factor = 1 can",
         ),
+        (
+            "llama",
+            setting("rope_scaling", {"rope_type": "llama3", **LLAMA3_ROPE}),
+            "rope_scaling lacks factor, which the kind 'llama3' needs",
+        ),
+        ("llama", setting("rope_scaling", {"rope_type": "llama3", "factor": 8.0}), "lacks low_freq_factor"),
+        (
+            "llama",
+            setting("rope_scaling", {"rope_type": "llama3", **LLAMA3_ROPE, "factor": 0.5}),
+            "rope_scaling.factor = 0.5; it must be at least 1",
+        ),
+        ("llama", setting("rope_scaling", [1, 2]), "rope_scaling is no object with keys"),
         ("llama", setting("rope_parameters", {"rope_type": "yarn"}), "rope_parameters.rope_type = 'yarn'"),
         (
             "llama",

@@ -27,7 +27,10 @@ from anabranch.train.model.sizes import ModelConfig, block_parameters, model_con
 from support.local_swarms import created, small_run, write_texts
 
 #: Child process in place of `anabranch`: prints its arguments and ends with the status at the end of them.
-ECHO = (sys.executable, "-c", "import sys; print(*sys.argv[1:]); sys.exit(int(sys.argv[-1]))")
+ECHO = (
+    sys.executable, "-c",
+    "import os, sys; print(*sys.argv[1:], os.environ['ANABRANCH_TICKET']); sys.exit(int(sys.argv[-1]))",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_one_peer_joins_for_each_gpu() -> None:
     assert [child.advertise for child in children] == ["my.host:7800", "my.host:7801"]
     assert [child.home for child in children] == [Path("/home/ada/run/gpu-0"), Path("/home/ada/run/gpu-1")]
     for child in children:
-        assert (child.ticket, child.region, child.host) == (["TICKET"], "London", "0.0.0.0")
+        assert (child.ticket, child.region, child.host) == ([], "London", "0.0.0.0")
         assert child.quiet
         assert child.gpus == ""
 
@@ -67,7 +70,7 @@ def test_one_peer_joins_for_each_gpu() -> None:
 def test_gpus_that_are_not_here_are_named() -> None:
     assert gpus.chosen_gpus("1,0,1") == [0, 1]
     gpus.check_device("cuda:1")
-    for text, words in (("0,2", "torch finds 2 GPUs"), ("some", "numbers with commas")):
+    for text, words in (("0,2", "^--gpus 0,2: torch finds 2 GPUs"), ("some", "numbers with commas")):
         with pytest.raises(UserError, match=words):
             gpus.chosen_gpus(text)
     with pytest.raises(UserError, match='write "auto"'):
@@ -170,8 +173,9 @@ def test_without_a_gpu_join_refuses_before_it_dials(
 
 def test_lines_carry_the_gpu_and_the_worst_status_counts() -> None:
     lines: list[str] = []
-    assert gpus.run_all([["join", "0"], ["join", "1"]], ["gpu 0: ", "gpu 1: "], lines.append, ECHO) == 1
-    assert sorted(lines) == ["gpu 0: join 0", "gpu 1: join 1"]
+    commands, labels = [["join", "0"], ["join", "1"]], ["gpu 0: ", "gpu 1: "]
+    assert gpus.run_all(commands, labels, lines.append, ECHO, "TICKET") == 1
+    assert sorted(lines) == ["gpu 0: join 0 TICKET", "gpu 1: join 1 TICKET"]
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -36,6 +36,8 @@ def test_wrong_files_and_devices_are_named(tmp_path: Path, capsys: pytest.Captur
         load_scenario("wan10", {"fleet.devices": str(tmp_path / "none.json")})
     assert main(["profile", "--device", "cuda:77"]) == 2
     assert "--device cuda:77: " in capsys.readouterr().err
+    assert main(["profile", "--out", str(tmp_path / "no" / "x.json"), "--device", "cuda:77"]) == 2
+    assert "there is no folder" in capsys.readouterr().err, "told before anything is measured"
     assert main(["profile", "--name", ""]) == 2
     assert "--name: must not be empty" in capsys.readouterr().err
     assert main(["profile", "--device", "abacus"]) == 2

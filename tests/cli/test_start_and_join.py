@@ -101,7 +101,9 @@ def test_join_refuses_bad_input_before_it_dials(
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
 
 
-def test_a_tickets_words_name_no_folder_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tickets_words_name_no_folder_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     owner = Identity.generate()
     door = [PeerAddress(owner.peer_id, "127.0.0.1", 1)]
     expires_at_s = int(time.time()) + 60
@@ -112,6 +114,8 @@ def test_a_tickets_words_name_no_folder_elsewhere(capsys: pytest.CaptureFixture[
     looks_on = issue_ticket(owner, run="x", role="watch", expires_at_s=expires_at_s, peers=door)
     assert main(["join", looks_on.text]) == 2
     assert "anabranch watch TICKET" in capsys.readouterr().err
+    assert main(["relay", looks_on.text, "--home", str(tmp_path)]) == 2
+    assert "only permits watching" in capsys.readouterr().err
     audits = issue_ticket(owner, run="x", role="auditor", expires_at_s=expires_at_s, peers=door)
     assert main(["join", audits.text]) == 2
     assert "anabranch audit TICKET" in capsys.readouterr().err

@@ -296,8 +296,10 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
 def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
     """Base and factor of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and
     `rope_scaling` (transformers 4). Raises ConfigError for kinds and parameters that the models here lack."""
-    new = dict(config.get("rope_parameters") or {})
+    new = config.get("rope_parameters") or {}
     section = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # the former counts
+    if not isinstance(config.get(section) or {}, dict):
+        raise ConfigError(f"{path}: {section} is no object with keys; save the model again")
     parameters = dict(config.get(section) or {})
     old_kind = parameters.pop("type", "default")
     kind = parameters.pop("rope_type", old_kind)
@@ -307,12 +309,17 @@ def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
             "choose a model that has one of these"
         )
     theta = parameters.pop("rope_theta", new.get("rope_theta", config.get("rope_theta", 10_000.0)))
-    factor = float(parameters.pop("factor", 1.0)) if kind == "llama3" else 1.0
     fixed = LLAMA3_ROPE if kind == "llama3" else {}
+    lacking = [key for key in ("factor", *fixed) if fixed and key not in parameters]
+    factor = float(parameters.pop("factor", 1.0)) if kind == "llama3" else 1.0
     for key, value in parameters.items():
         if key not in fixed or value != fixed[key]:
             can = f"{key} = {fixed[key]:g}" if key in fixed else "rope_theta"
             raise ConfigError(f"{path}: {section}.{key} = {value!r} cannot be represented; only {can} can")
+    if lacking:
+        raise ConfigError(f"{path}: {section} lacks {lacking[0]}, which the kind {kind!r} needs")
+    if not factor >= 1:
+        raise ConfigError(f"{path}: {section}.factor = {factor:g}; it must be at least 1")
     return float(theta), factor
 
 

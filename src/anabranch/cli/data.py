@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> int:
 
     config = resolved(load_run_file(args.run_file))
     said: list[str] = []
-    with tempfile.TemporaryDirectory() as temporary, progress_bars() as update:
+    with tempfile.TemporaryDirectory() as temporary, progress_bars("bytes") as update:
         corpus = materialise(config.data, args.out or Path(temporary) / "corpus", update, said.append)
         train, held_out = corpus.train, corpus.held_out
         seen = config.run.steps * batch_tokens(config.batch)
         result = {
-            "documents": train.documents + held_out.documents,
+            "documents": corpus.documents,
             "train_tokens": train.tokens,
             "held_out_tokens": held_out.tokens,
             "vocabulary": corpus.vocab_size,

@@ -237,7 +237,8 @@ def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> 
 
     chosen = gpus.chosen_gpus(args.gpus)
     labels = ["" if to.json else f"gpu {number}: " for number in chosen]
-    return gpus.run_all(gpus.join_commands(args, chosen, home), labels, lambda line: print(line, flush=True))
+    commands = gpus.join_commands(args, chosen, home)
+    return gpus.run_all(commands, labels, lambda line: print(line, flush=True), ticket=args.ticket)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,5 +1,5 @@
 """Find the best stages, microbatch size, replicas and placement for a fleet, and which machines to leave out;
-print the run file to start, with predicted time and cost, and the runners-up.
+print predicted time and cost, and the runners-up; --out writes the run file to start.
 
 examples:
   anabranch plan forty --model llama-1b                  a shipped fleet: forty GPUs in ten regions
@@ -30,6 +30,7 @@ from anabranch.cli.support.outputs import write_out
 from anabranch.config import Range
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import QUIET_S
+from anabranch.observe.wording import counted
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Regions, Scenario
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.cli.support.plan_report import as_values, report
+    from anabranch.cli.support.plan_report import as_values, lines_advice, report
     from anabranch.cli.support.scenario_fleet import open_fleet
     from anabranch.sim.planning.runfile import run_file, run_warnings
 
@@ -96,12 +97,13 @@ def run(args: argparse.Namespace) -> int:
             "codecs": codecs,
         }
         print(msgspec.json.encode(result).decode())
-    elif args.out is None:
-        shown = "\n".join((report(ranked, considered), *codecs))
-        print(f"{shown}\n\nthe run file of the first plan (--out writes it):\n\n{text}")
     else:
-        print("\n".join((report(ranked, considered), *codecs)))
-        print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
+        advice = [] if codecs else lines_advice(ranked[0])
+        print("\n".join((report(ranked, considered), *codecs, *advice)))
+        if args.out is None:
+            print("--out run.toml writes the run file of the first plan")
+        else:
+            print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
     return 0
 
 
@@ -132,7 +134,8 @@ class _Refined:
             self.found = found
             self._tell()
         for number, plan in enumerate(shortlist(self.found, args.simulate), start=1):
-            activity = f"simulating plan {number} of {args.simulate}, {plan.scenario.model.stages} stages"
+            stages = counted(plan.scenario.model.stages, "stage")
+            activity = f"simulating plan {number} of {args.simulate}, {stages}"
             advance(activity, 0, args.iterations)
 
             def committed(t: int, activity: str = activity) -> None:
@@ -174,10 +177,11 @@ class _Refined:
                 file=sys.stderr,
             )
         else:
-            out = f", {len(best.left_out)} machines left out" if best.left_out else ""
+            left_out = len(best.left_out)
+            out = f", {counted(left_out, 'machine')} left out" if left_out else ""
             print(
                 f"better: {best.iteration_s:.2f} s an iteration by estimate, "
-                f"{best.scenario.model.stages} stages{out}",
+                f"{counted(best.scenario.model.stages, 'stage')}{out}",
                 file=sys.stderr,
             )
         sys.stderr.flush()

@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and args.out.exists():
         read_devices(args.out)
         devices = json.loads(args.out.read_text("utf-8"))
+    elif args.out is not None and not args.out.parent.is_dir():  # checked now: measuring takes a while
+        raise UserError(f"--out {args.out}: there is no folder {args.out.parent}")
     with Ticker() as ticker:
         ticker.begin("measuring this machine")
         devices[args.name] = measure_device(args.device)

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.ticket:
         raise UserError("a carrier needs a ticket of the run: anabranch relay TICKET")
     ticket = parse_ticket("".join(args.ticket), now_s=time.time())
+    if ticket.grant.role == "watch":
+        raise UserError("this ticket only permits watching: ask for a relay ticket")
     limits = CarryLimits(circuits=args.circuits, bytes_per_s=args.max_mbit * 1e6 / 8)
     options = CarrierOptions(ticket, home, args.host, args.port, args.advertise, limits)
 

@@ -9,7 +9,7 @@ examples:
   anabranch simulate wan10-mixed --set model.size=gpt2-350m --json
   anabranch simulate wan10 --set churn.crash=0.2 --plot pictures
   anabranch simulate eight-homes --set model.subspace=160       thin cuts over home lines
-  anabranch simulate my.toml                                    machines of your own (docs/explanation)
+  anabranch simulate my.toml                your own machines (docs/reference/scenario.md)
   anabranch simulate --from runs/tiny                           machines, links and churn of a recorded run
 """
 

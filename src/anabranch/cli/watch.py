@@ -95,6 +95,6 @@ def latest_run(folder: Path) -> Path:
     logs = sorted(folder.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise UserError(
-            f"there is no run under {folder}/ here; name a run directory: anabranch watch RUN_DIR"
+            f"there is no run under {folder}/ here; give the path of a run directory"
         )
     return logs[-1].parent

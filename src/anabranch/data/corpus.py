@@ -109,6 +109,7 @@ class Corpus:
         self.source = manifest.source
         self.train = manifest.train
         self.held_out = manifest.held_out
+        self.documents = self.train.documents + self.held_out.documents
         self.tokenizer = TextTokenizer(directory / TOKENIZER)
         self.tokenizer_hash = self.tokenizer.hash
         self.vocab_size = self.tokenizer.vocab_size

@@ -140,7 +140,7 @@ class Carrier:
         `_give_way` found none to end in favour of the new one (guests' circuits only)."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
-            raise Refused(errors.CARRIER, f"peer {opener[:12]} has {limits.circuits_of_peer} circuits")
+            raise Refused(errors.CARRIER, f"the calling peer has {limits.circuits_of_peer} circuits already")
         if len(self._open()) >= limits.circuits and not self._give_way(wish, self._open()):
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
 
@@ -152,14 +152,14 @@ class Carrier:
             if self._link_of(target) is None and not wish.near.lost.done():
                 await asyncio.sleep(_LOOK_S)
         if self._link_of(target) is None or opener == target:
-            raise Refused(errors.CARRIER, f"it has no link that peer {target[:12]} dialled")
+            raise Refused(errors.CARRIER, "the peer to reach has not connected to it")
         others = [each for each in self._open() if each is not wish]
         pair = sum((each.opener.peer, each.target) == (opener, target) for each in others)
         if pair >= limits.circuits_of_pair:
             raise Refused(errors.CARRIER, f"the two peers have {pair} circuits already")
         its = [each for each in others if target in (each.opener.peer, each.target)]
         if len(its) >= limits.circuits_of_peer and not self._give_way(wish, its):
-            raise Refused(errors.CARRIER, f"peer {target[:12]} has {limits.circuits_of_peer} circuits")
+            raise Refused(errors.CARRIER, f"the peer to reach has {limits.circuits_of_peer} circuits already")
 
     def _open(self) -> list[Circuit | _Wish]:
         return [*self._wishes, *self.circuits]
@@ -202,7 +202,7 @@ class Carrier:
             if wish.near.lost.done():
                 raise Refused(errors.VANISHED, "it vanished before the circuit was there")
             if not wish.met.done():
-                raise Refused(errors.CARRIER, f"peer {wish.target[:12]} did not come")
+                raise Refused(errors.CARRIER, "the peer to reach did not come")
             taken = True
             return wish.met.result()
         finally:

@@ -359,8 +359,8 @@ class ClientHandshake:
         as in `Hello`. binding: bytes that only the two ends of the TLS connection know. Raises Refused if the
         two ids differ, before anything is sent."""
         if server_certificate_key != server:
-            who = server_certificate_key[:12] if server_certificate_key else "a key that is not Ed25519"
-            raise Refused(errors.SERVER_KEY, f"peer {server[:12]} was dialled, but {who} answered")
+            who = "another peer" if server_certificate_key else "a server without a peer's key"
+            raise Refused(errors.SERVER_KEY, f"{who} answers at this address")
         self._identity = identity
         self._incarnation = incarnation
         self._run = run
@@ -402,7 +402,7 @@ class ClientHandshake:
         else:
             answer = _decode(_Answer, encoded)
             if not answer.accepted:
-                raise Refused(answer.kind, f"peer {self._server[:12]} refused: {answer.reason}")
+                raise Refused(answer.kind, answer.reason)
         self._state = _NEXT[self._state]
         return reply
 
@@ -417,9 +417,8 @@ class ClientHandshake:
 
     def _answer_challenge(self, challenge: _Challenge) -> bytes:
         if challenge.run != self._run:
-            raise Refused(
-                errors.RUN, f"peer {self._server[:12]} belongs to run {challenge.run!r}, not to {self._run!r}"
-            )
+            reason = f"the other peer belongs to run {challenge.run!r}, not to {self._run!r}"
+            raise Refused(errors.RUN, reason)
         self.server_incarnation = challenge.incarnation
         if isinstance(self._credential, Ticket):
             ticket, shown = self._credential, self._credential.sealed_grant
@@ -456,7 +455,7 @@ class ClientHandshake:
         if not self._is_open:
             return ticket.key.sign(_TICKET_PURPOSE, statement)
         if price > MOST_SOLVED:
-            raise Refused(errors.WORK, f"peer {self._server[:12]} asks for {price} bits of work: too many")
+            raise Refused(errors.WORK, f"the other peer asks for {price} bits of work: too many")
         return solve(statement, price)
 
 

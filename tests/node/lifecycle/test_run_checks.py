@@ -73,6 +73,8 @@ def test_weights_without_a_tokenizer_are_refused_with_the_way_out(
             (bare / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ConfigError, match=r"has no tokenizer.json.*save_pretrained.*data.tokenizer"):
         created(continued(texts, bare), tmp_path / "run")
+    with pytest.raises(ConfigError, match="there is no folder gone"):
+        created(continued(texts, Path("gone")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -104,7 +106,7 @@ def test_a_tokenizer_too_large_for_the_weights_is_refused_before_the_corpus_is_r
 def test_documents_tokens_and_epochs_are_told(tmp_path: Path, texts: Path) -> None:
     _, told = created(small_run(texts, run__steps=4000), tmp_path / "run")
     [corpus] = [line for line in told if line.startswith("corpus: ")]
-    assert "38 documents" in corpus and "tokens to train on" in corpus
+    assert "40 documents; " in corpus and "tokens to train on" in corpus
     assert "epochs: after about 4 a model mostly learns by heart" in corpus
 
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from anabranch.net.identity import Identity
+from anabranch.net.tcp.transport import TcpTransport
+from anabranch.net.ticket import PeerAddress, issue_ticket
+from anabranch.node.driver.peer_driver import LivePeer
+from anabranch.node.lifecycle.join import JoinOptions, Volunteer
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
+from anabranch.observe.events import Note
 from anabranch.protocol.interface import events as ev
 from support.hand_made_logs import step
 
@@ -39,3 +50,16 @@ def test_a_pause_and_its_end_are_told() -> None:
     console.on_effect(ev.Note("control", {"action": "pause", "t": 7}))
     console.on_effect(ev.Note("control", {"action": "continue", "t": 0}))
     assert "pauses it after step 7; this machine stays, and waits" in said[0] and "go on" in said[1]
+
+
+def test_a_volunteer_reads_names_not_ids(tmp_path: Path) -> None:
+    owner, said = Identity.generate(), list[str]()
+    here = [PeerAddress(owner.peer_id, "127.0.0.1", 9)]
+    ticket = issue_ticket(owner, run="r", role="relay", expires_at_s=int(time.time()) + 3600, peers=here)
+    volunteer = Volunteer(JoinOptions(ticket, tmp_path), said.append, LivePeer, TcpTransport)
+    names = {"3f9a02c1" + 56 * "0": "ada", "70000000" + 56 * "0": ""}
+    members = {peer: SimpleNamespace(name=name) for peer, name in names.items()}
+    run = SimpleNamespace(membership=SimpleNamespace(members=members))
+    volunteer._live = cast(Any, SimpleNamespace(peer=SimpleNamespace(ctx=SimpleNamespace(run=run))))
+    volunteer._console.on_event(Note(text="3f9a02c1 is linked through carrier 70000000"))
+    assert said == ["ada is linked through carrier 70000000"]

@@ -275,6 +275,13 @@ def test_who_was_turned_away_at_the_door_is_told_without_its_address(host: str) 
     assert story(view, "trouble") == [text]
 
 
+def test_what_was_refused_is_told_without_the_name_of_a_message() -> None:
+    why = "JoinRequest: there is no stage 9; stages are 0 to 2"
+    view = view_of(log.Refused(time=103.0, peer="b", subject="a", reason=why, count=1))
+    text = "name-b says that it refused name-a in Tokyo: there is no stage 9; stages are 0 to 2"
+    assert story(view, "trouble") == [text]
+
+
 def test_a_step_that_was_learnt_of_late_has_no_rate_and_does_not_move_the_time_to_go() -> None:
     """A returning founder reads many entries at once: seconds 0 says that nobody here timed them."""
     view = view_of(*(step(t) for t in range(1, 5)), *(step(t, seconds=0.0) for t in range(5, 8)))

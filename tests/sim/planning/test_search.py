@@ -20,7 +20,7 @@ from anabranch.net.wan.profile import wan10
 from anabranch.sim.cluster.machine_spec import staged
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario, parse_scenario
 from anabranch.sim.planning.estimate import estimate, of_any_assignment
-from anabranch.sim.planning.search import Plan, improve, named_fleet, plans
+from anabranch.sim.planning.search import Plan, improve, named_fleet, plans, search
 from anabranch.sim.planning.wire_choice import (
     CANDIDATES,
     DELAYED_TOKENS,
@@ -174,7 +174,7 @@ def test_who_costs_more_than_they_bring_are_left_out(
     command = ["plan", fleet_file(tmp_path, THIN), "--stages", "1", "--simulate", "1", "--iterations", "2"]
     assert main([*command, "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "llama-tiny on fleet: 2 of 5 relays, 1 data node(s);" in told
+    assert "llama-tiny on fleet: 2 of 5 relays, 1 data node;" in told
     assert told.count("left out: 3 × t4 Sydney: with all machines the best plan takes") == 1
     assert relays_by_stage(load_run_file(out)) == (2,)
     assert main([*command, "--json"]) == 0
@@ -238,16 +238,27 @@ def test_the_run_decides_by_itself_what_it_did_where_it_was_simulated(tmp_path: 
 def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", fleet_file(tmp_path), "--stages", "3", "--simulate", "0"]) == 0
     told = capsys.readouterr().out
-    assert "llama-tiny on fleet: 5 relays, 1 data node(s); 32 × 128 tokens per iteration" in told
-    assert "2.50 per hour" in told and "[pipeline]" in told and "t4 Sydney" in told
+    assert "llama-tiny on fleet: 5 relays, 1 data node; 32 × 128 tokens per iteration" in told
+    assert "2.50 per hour" in told and "t4 Sydney" in told
     assert "currency of the fleet's price_per_hour" in told
-    assert told.index("t4 Sydney") < told.index("[pipeline]"), "the table comes before the run file"
+    assert told.count("\n") < 20 and "[pipeline]" not in told, "no run file buries the table"
+    assert "--wire auto" not in told, "lines are no trouble here"
+    assert told.endswith("--out run.toml writes the run file of the first plan\n")
+    thin = fleet_file(tmp_path, FLEET.replace("[[machines]]\n", "[[machines]]\nup_bps = 2e5\n"))
+    assert main(["plan", thin, "--stages", "3", "--simulate", "0"]) == 0
+    assert "--wire auto weighs codecs; " in capsys.readouterr().out
     free = fleet_file(tmp_path, FLEET.replace("price_per_hour", "# price_per_hour"))
     out = tmp_path / "run.toml"
     assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out)]) == 0
     assert "per hour" not in capsys.readouterr().out, "no prices, no cost"
     assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out), "--force"]) == 0
     assert sum(load_run_file(out).fleet.relays_per_stage) == 5
+
+
+def test_the_first_plans_come_before_all_numbers_of_stages_are_compared(tmp_path: Path) -> None:
+    """A comparison of all of them takes many minutes for a thousand machines."""
+    first = next(search(load_fleet(fleet_file(tmp_path), None, None), wan10()))
+    assert {plan.scenario.model.relay_stages for plan in first} == {1}
 
 
 def test_the_first_table_comes_before_machines_are_exchanged(

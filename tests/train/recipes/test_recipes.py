@@ -12,6 +12,7 @@ from anabranch.config import BatchSection, DataSection, ModelSection, RunConfig,
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
 from anabranch.train.model.sizes import ModelConfig, model_config, named_size, size_names, total_parameters
+from anabranch.train.recipes.presets import with_preset
 from anabranch.train.recipes.recipes import (
     TOY_PARAMETERS,
     epochs_sentence,
@@ -78,6 +79,17 @@ def test_a_rate_for_training_from_scratch_is_too_high_for_trained_weights() -> N
 def test_warm_up_that_never_ends_is_warned_about() -> None:
     run = with_changes(RunConfig(), {"run.steps": 20})
     assert "never reaches" in warnings_about(run, model_of(run))[0]
+
+
+def test_islands_that_hardly_agree_are_warned_about() -> None:
+    run = with_preset(recipe_run("llama-tiny"), "diloco")
+    assert warnings_about(run, model_of(run)) == [
+        "round.steps = 500 is long for run.steps = 400, of which the first 108 are synchronous: islands "
+        "hardly agree; raise run.steps or lower round.steps"
+    ]
+    for name in ("sparse", "anabranch", "gaia"):
+        run = with_preset(recipe_run("llama-tiny"), name)
+        assert not warnings_about(run, model_of(run)), name
 
 
 def test_epochs_are_told_and_too_many_warned_about() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from anabranch.launch.fleet import TICKET_VARIABLE
 from anabranch.node.local_swarm.peer_process import die_with_parent
 
 #: Command that a child process runs.
@@ -21,7 +23,8 @@ class Children:
     """Processes that run at the same time, each in a session of its own: Ctrl+C in the terminal reaches them
     once, through this process. On Linux they die with it.
 
-    labels: text before each line that a process writes. show: prints such a line.
+    labels: text before each line that a process writes. show: prints such a line. ticket: handed over in the
+    environment, as other users of the machine can read a command line; "" for none.
     """
 
     def __init__(
@@ -30,13 +33,16 @@ class Children:
         labels: Sequence[str],
         show: Callable[[str], None],
         program: Sequence[str] = PROGRAM,
+        ticket: str = "",
     ) -> None:
         self._show = show
+        environment = os.environ | ({TICKET_VARIABLE: ticket} if ticket else {})
         self._processes = [
             subprocess.Popen(
                 [*program, *command],
                 stdout=subprocess.PIPE,
                 text=True,
+                env=environment,
                 start_new_session=True,
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )

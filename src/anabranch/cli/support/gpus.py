@@ -21,9 +21,9 @@ _OWN = {
 }
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, said: str = "") -> None:
     """Raise UserError if `device` does not name a device, or several on which a stage can lie, or names a GPU
-    that torch does not find here."""
+    that torch does not find here. said: option with its value, as the user wrote it ("": --device)."""
     if not re.fullmatch(DEVICE, device):
         raise UserError(f"--device {device}: write {DEVICE_WORDS}")
     if problem := device_problem(device):
@@ -33,7 +33,8 @@ def check_device(device: str) -> None:
     found = gpu_count()
     for name in device.split(","):
         if int(name.partition(":")[2] or 0) >= found:
-            raise UserError(f"--device {name}: torch finds {found} GPUs here; `anabranch doctor` lists them")
+            where = said or f"--device {name}"
+            raise UserError(f"{where}: torch finds {found} GPUs here; `anabranch doctor` lists them")
 
 
 def gpu_count() -> int:
@@ -54,12 +55,12 @@ def chosen_gpus(text: str) -> list[int]:
         raise UserError(f'--gpus {text}: write "all", or numbers with commas between, e.g. 0,2')
     numbers = sorted({int(number) for number in text.split(",")})
     for number in numbers:
-        check_device(f"cuda:{number}")
+        check_device(f"cuda:{number}", f"--gpus {text}")
     return numbers
 
 
 def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> list[list[str]]:
-    """Arguments of `anabranch` with which each GPU's peer joins.
+    """Arguments of `anabranch`, without the ticket, with which each GPU's peer joins.
 
     home: folder below which each has one of its own, so that a GPU keeps its peer's key. A fixed port, and
     the port of `--advertise`, count upwards from the first GPU to the last.
@@ -72,7 +73,7 @@ def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> 
         shared += [option] if value is True else [option, str(value)]
     commands = []
     for position, gpu in enumerate(gpus):
-        command = ["join", args.ticket, "--device", f"cuda:{gpu}", *shared]
+        command = ["join", "--device", f"cuda:{gpu}", *shared]
         command += ["--home", str(home / f"gpu-{gpu}")]
         command += ["--name", f"{args.name}-gpu{gpu}"] if args.name else []
         command += ["--port", str(args.port + position)] if args.port else []
@@ -89,10 +90,12 @@ def run_all(
     labels: Sequence[str],
     show: Callable[[str], None],
     program: Sequence[str] = PROGRAM,
+    ticket: str = "",
 ) -> int:
     """Run all commands at the same time until each has ended; returns the largest exit status. Signals to
     stop are handed on. labels: text before each line, by command. show: prints a line that a process wrote,
-    after its label. program: words before those of each command."""
-    children = Children(commands, labels, show, program)
+    after its label. program: words before those of each command. ticket: handed to each process in its
+    environment."""
+    children = Children(commands, labels, show, program, ticket)
     with handled_signals(lambda number, *_: children.signal(number)):
         return children.wait()

@@ -48,11 +48,11 @@ class OwnRelays:
         commands, labels = [], []
         for number, device in enumerate(self._devices):
             name = f"own-{number}"
-            command = ["join", ticket, "--name", name, "--home", str(self._directory.peer(name))]
+            command = ["join", "--name", name, "--home", str(self._directory.peer(name))]
             command += ["--log-format", "json"] if self._to.json else []
             commands.append(command + (["--device", device] if device else []))
             labels.append("" if self._to.json else f"{name}: ")
-        self._children = Children(commands, labels, lambda line: print(line, flush=True))
+        self._children = Children(commands, labels, lambda line: print(line, flush=True), ticket=ticket)
 
     def finish(self) -> None:
         """Wait up to LEAVE_S seconds for the relays to end by themselves, as each does when it hears that the

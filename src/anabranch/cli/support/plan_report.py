@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.support.outputs import table
+from anabranch.observe.wording import counted
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.machine_spec import MachinePart
@@ -58,9 +59,9 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
         price = [f"{_price_per_billion(plan):.2f}"] if priced else []
         rows.append([f"{number}.", *_row(plan), *price])
     lines = [
-        f"{model.size} on {scenario.name}: {used} relays, {len(scenario.machines) - relays} data node(s); "
-        f"{model.microbatches * model.rows} × {model.sequence} tokens per iteration; {considered} plans "
-        "compared",
+        f"{model.size} on {scenario.name}: {used} relays, "
+        f"{counted(len(scenario.machines) - relays, 'data node')}; {model.microbatches * model.rows} × "
+        f"{model.sequence} tokens per iteration; {counted(considered, 'plan')} compared",
         *table(rows),
     ]
     if priced:
@@ -82,6 +83,18 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
         why = _cost_of_all(best.with_all, best.estimated)
         lines.append(f"  left out: {_in_words(_kinds(best.left_out))}: {why}")
     return "\n".join(lines)
+
+
+def lines_advice(plan: Plan) -> list[str]:
+    """Sentence on what makes thin lines count less, if they take more than half of an iteration."""
+    parts, whole_s = plan.estimated, plan.estimated.iteration_s
+    links_s = parts.lines_s if parts.lines_s > max(parts.computing_s, parts.places_s) else 0.0
+    if links_s + parts.reduce_s <= whole_s / 2:
+        return []
+    return [
+        f"the lines take {links_s + parts.reduce_s:.2f} s of the {whole_s:.2f} s: --wire auto weighs codecs; "
+        "where each machine holds the whole model, islands exchange far less (init --preset anabranch)"
+    ]
 
 
 def _row(plan: Plan) -> list[str]:

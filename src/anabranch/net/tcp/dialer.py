@@ -248,4 +248,4 @@ def _named(address: Address) -> str:
     """An address in a sentence."""
     if address.kind:
         return f"iroh, {address.relay_url or f'UDP {address.where}'}"
-    return f"{carried_name(address.carrier)} at {address.where}" if address.carrier else address.where
+    return f"the carrier at {address.where}" if address.carrier else address.where

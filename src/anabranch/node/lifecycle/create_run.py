@@ -92,7 +92,7 @@ def create_run(
         corpus = materialise(run.data, directory.corpus, progress, tell, default_cache())
         batches = Batches(corpus, run.batch, run.run.seed)
         tell(
-            f"corpus: {corpus.train.documents:,} documents, {corpus.train.tokens:,} tokens to train on, "
+            f"corpus: {corpus.documents:,} documents; {corpus.train.tokens:,} tokens to train on, "
             f"{corpus.held_out.tokens:,} held out; "
             + epochs_sentence(run.run.steps * batches.tokens_per_iteration, corpus.train.tokens)
         )

@@ -129,11 +129,11 @@ class Volunteer:
         driver: type[LivePeer],
         transport: type[TcpTransport],
     ) -> None:
-        self._options, self._say = options, say
+        self._options, self._print = options, say
         self._driver, self._transport = driver, transport
         self._identity = Identity.load_or_create(options.home / "key")
         self._port = bind_port(options.host, options.port) if options.listens else 0
-        self._console = VolunteerConsole(self._identity.peer_id, say)
+        self._console = VolunteerConsole(self._identity.peer_id, self._say)
         self._return = Return(CounterRng(time.time_ns()), options.ticket.grant.expires_at_s)
         self._live: LivePeer | None = None
         self._reached = False
@@ -146,6 +146,16 @@ class Volunteer:
         self._why_left = ""
         self._ended = options.home / "ended"
         """File with the sentence on how the run ended, once it did."""
+
+    def _say(self, text: str) -> None:
+        self._print(self._named(text))
+
+    def _named(self, text: str) -> str:
+        """`text` with the names of members in place of the beginnings of their ids."""
+        if self._live is not None:
+            members = self._live.peer.ctx.run.membership.members
+            self._names |= {peer[:ID_DIGITS]: plain(one.name, NAME_MAX) for peer, one in members.items()}
+        return with_names(text, self._names)
 
     def stop(self, reason: str) -> None:
         """Leave the run cleanly, at the user's request."""
@@ -173,7 +183,8 @@ class Volunteer:
         stops, or the options say `once`; returns how the last part ended. Raises UserError if the first part
         cannot begin."""
         try:
-            return await self._parts()
+            outcome = await self._parts()
+            return replace(outcome, reason=self._named(outcome.reason))
         finally:
             self._console.end()
 
@@ -195,8 +206,7 @@ class Volunteer:
                 break
             when = f"in {wait_s:.0f} s" if wait_s >= 2.0 else "now"
             good = f"the ticket is good for {left(self._options.ticket)}"
-            reason = with_names(outcome.reason, self._names)
-            self._say(f"{reason}; joining again {when} ({good}; Ctrl+C leaves)")
+            self._say(f"{outcome.reason}; joining again {when} ({good}; Ctrl+C leaves)")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
@@ -269,11 +279,10 @@ class Volunteer:
         finally:
             if self._hours_end is not None:
                 self._hours_end.cancel()
+            self._named("")  # keeps the names beyond this part
             self._live, self._reached = None, dial.reached
             if dial.reached:
                 self._ended.unlink(missing_ok=True)
-            members = live.peer.ctx.run.membership.members
-            self._names = {peer[:ID_DIGITS]: plain(member.name, NAME_MAX) for peer, member in members.items()}
             doors = live.peer.joining.doors
             self._doors = dict(doors) if doors.keys() - {leader.peer_id} else {}
 

@@ -30,6 +30,8 @@ def resolved(run: RunConfig) -> RunConfig:
             from anabranch.data.hub import model_folder
 
             folder = model_folder(run.model.initial_weights)
+            if not folder.is_dir():
+                raise ConfigError(f"model.initial_weights: there is no folder {folder}; correct the path")
             if not (folder / "tokenizer.json").is_file():
                 raise ConfigError(
                     f'model.initial_weights: {folder} has no tokenizer.json, and data.tokenizer = "auto" '

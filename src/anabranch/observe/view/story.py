@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -15,6 +16,8 @@ SUBJECTS = ("crew", "trouble", "repair", "progress", "note")
 PENDING_MAX = 64
 #: Least seconds between sentences about waiting: the reason changes with each peer that joins.
 WAITING_S = 5.0
+#: Class of a message at the beginning of the reason why it was refused, which people need not know.
+_MESSAGE = re.compile(r"^[A-Z][A-Za-z]+: ")
 
 Sentence = tuple[str, str, str]
 """(subject, peer that the sentence is about or "", text)."""
@@ -64,7 +67,8 @@ class Story:
                 return [("trouble", event.subject, self._finding(event))]
             case log.Refused() if event.count == 1:
                 sender = f"{name(event.subject)}: " if event.subject else ""
-                refused = f"refused {sender}{self._reason(event.reason)}"
+                reason = _MESSAGE.sub("", event.reason)
+                refused = f"refused {sender}{self._reason(reason)}"
                 text = f"{name(event.peer)} {'says that it ' if self.heard(event) else ''}{refused}"
                 return [("trouble", event.subject or event.peer, text)]
             case log.FaultDelivered():

@@ -152,8 +152,8 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
         raise UserError(f"{where}: anabranch.{odd} is no key; [anabranch] has version")
     foreign = next((section for section in OF_RUN_FILES if section in data), None)
     if foreign is not None:
-        way = "; `anabranch simulate --from RUN_DIR` makes one of a run"
-        raise UserError(f"{where}: [{foreign}] is of run files, and this is to be a scenario{way}")
+        way = "docs/reference/scenario.md); `anabranch simulate --from RUN_DIR` has those of a run"
+        raise UserError(f"{where}: [{foreign}] is of run files, this is to be a fleet of machines ({way}")
     scenario = Scenario(name=Path(where).stem)
     for section, content in data.items():
         if section == "anabranch":

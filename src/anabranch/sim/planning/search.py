@@ -89,8 +89,8 @@ def search(
     stages: Sequence[int] = (),
     progress: Progress = lambda activity, done, total: None,
 ) -> Iterator[list[Plan]]:
-    """Yield the plans found so far, sorted by estimate: first those with the scenario's microbatch size, then
-    those of all sizes, then again after each exchange of machines in the best of them.
+    """Yield the plans found so far, sorted by estimate: after each number of stages and microbatch size, the
+    scenario's size first, then after each exchange of machines in the best of them.
 
     Raises UserError if the model does not fit the fleet.
 
@@ -108,7 +108,7 @@ def search(
     for number, cut in enumerate([*own, *others], start=1):
         found += _with_more_slots(replace(cut, machines=_placed(cut)), regions)
         progress("comparing numbers of stages and microbatch sizes", number, len(cuts))
-        if number == len(own) and others and found:
+        if found:
             yield sorted(found, key=_estimated_s)
     if not found:
         raise UserError(

@@ -23,6 +23,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.config import BatchSection, RunConfig, relays_by_stage, with_changes
+from anabranch.train.model.rounds import rounds_of
 from anabranch.train.model.sizes import ModelConfig, cut_bytes, named_size, total_parameters
 
 #: Size of a run without a run file.
@@ -42,6 +43,8 @@ TOY_PARAMETERS = 20_000_000
 RATE_FACTOR, CONTINUED_RATE_FACTOR = 3.0, 1.0
 #: Batch and vocabulary as shares of the recipe's below which they are warned about; plain choices.
 BATCH_SHARE, VOCABULARY_SHARE = 1 / 32, 1 / 4
+#: Rounds of islands below which a run is warned about; a plain choice.
+FEW_ROUNDS = 3
 #: Tokens of a sequence below which a model that is no toy is warned about; a plain choice.
 SHORT_SEQUENCE = 256
 
@@ -188,6 +191,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
             f"{run.run.steps}: the "
             f"rate never reaches optimizer.lr; {max(1, run.run.steps // 10)} would be a tenth"
         )
+    found += _few_rounds(run)
     if parameters < TOY_PARAMETERS:
         return found
     if tokens < recipe.batch_tokens * BATCH_SHARE:
@@ -222,6 +226,18 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
             "data.path to your own text (`anabranch init --data PATH`)"
         )
     return found
+
+
+def _few_rounds(run: RunConfig) -> list[str]:
+    """Warning about islands that agree less than FEW_ROUNDS times."""
+    rounds = rounds_of(run)
+    most = rounds.last or rounds.iterations(run.run.steps)
+    if not run.round.slots or most - rounds.start >= FEW_ROUNDS:
+        return []
+    return [
+        f"round.steps = {run.round.steps} is long for run.steps = {run.run.steps}, of which the first "
+        f"{rounds.start} are synchronous: islands hardly agree; raise run.steps or lower round.steps"
+    ]
 
 
 def epochs_sentence(tokens_seen: float, corpus_tokens: int) -> str:
