@@ -8,6 +8,7 @@ import pickle
 import runpy
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -192,6 +193,19 @@ def test_what_a_benchmark_hands_out_is_found_by_other_machines(
     with pytest.raises(Handed) as caught:
         runpy.run_module(f"benchmarks.simulation.{name}", run_name="__main__", alter_sys=True)
     assert b"__main__" not in pickle.dumps(caught.value.args)
+
+
+def test_what_ray_says_of_lost_nodes_is_no_output(fake: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    """A thread of Ray prints it to standard output, where a result for a program may be."""
+    results = Ray().completed(squared, range(9))
+    next(results)
+    speaker = threading.Thread(target=print, args=["(raylet) Raylet is terminated."])
+    speaker.start()
+    speaker.join()
+    print('{"seeds": 9}')
+    assert len(list(results)) == 8
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ('{"seeds": 9}\n', "(raylet) Raylet is terminated.\n")
 
 
 def test_ray_that_does_not_start_is_told(fake: FakeRay) -> None:

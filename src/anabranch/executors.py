@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, redirect_stdout
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from threading import get_ident
+from typing import Any, Protocol, TextIO, TypeVar, cast
 
 from anabranch.errors import UserError
 
@@ -114,7 +116,7 @@ class Ray:
     ) -> Iterator[tuple[int, _Result]]:
         """Results as they come (`Executor.completed`). Raises UserError if Ray is missing, or fails."""
         ray = _import_ray()
-        ours = not ray.is_initialized()
+        ours, own_output = not ray.is_initialized(), ExitStack()
         try:
             if ours:
                 environment = {"py_modules": [str(path) for path in _sources(work)]}
@@ -123,6 +125,7 @@ class Ray:
                 except Exception as error:  # Ray raises bare Exception, too
                     message = f"Ray does not start: {error}; see RAY_ADDRESS, and `ray status`"
                     raise UserError(message) from None
+                own_output.enter_context(redirect_stdout(cast(TextIO, _OutputOfOneThread(sys.stdout))))
             yield from _on_cluster(ray, work, jobs)
         except ray.exceptions.RayError as error:
             if (cause := getattr(error, "cause", None)) is not None:
@@ -131,7 +134,8 @@ class Ray:
             raise UserError(f"Ray gave a job of the sweep up: {reason}; see `ray status`") from None
         finally:
             if ours:
-                ray.shutdown()
+                with own_output, redirect_stdout(sys.stderr):
+                    ray.shutdown()
 
 
 def _on_cluster(
@@ -149,6 +153,20 @@ def _on_cluster(
         for reference in done:
             result: _Result = ray.get(reference)
             yield running.pop(reference), result
+
+
+class _OutputOfOneThread:
+    """Standard output of the thread that makes it; others write to standard error. A thread of Ray prints
+    what it has to say of lost nodes to standard output, where a result in JSON may be."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output, self._thread = output, get_ident()
+
+    def write(self, text: str) -> int:
+        return (self._output if get_ident() == self._thread else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
 
 
 def _call(work: Callable[[_Job], _Result], job: _Job) -> _Result:
