@@ -7,6 +7,7 @@ The folder is the subject of its results. README.md describes the form of a resu
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -77,6 +78,13 @@ def module() -> str:
     path = Path(sys.argv[0]).resolve()
     inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
     return ".".join(inside.with_suffix("").parts)
+
+
+def main_by_name() -> int:
+    """Exit status of `main` of the benchmark that runs, imported under its own name: other machines find its
+    functions and classes by that name, and not by `__main__`."""
+    status: int = importlib.import_module(module()).main()
+    return status
 
 
 def command() -> str:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import runpy
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from anabranch import executors
 from anabranch.cli.main import main
+from anabranch.data import corpus
 from anabranch.errors import UserError
 from anabranch.executors import Executor, Processes, Ray, executor, in_order
-from support.executor_jobs import died_once, killed, refused, slept, squared
-from support.fake_ray import FakeRay
+from benchmarks import harness
+from support.executor_jobs import died_once, first_quick, killed, refused, refused_by_user_error, squared
+from support.fake_ray import FakeRay, RayError, RayTaskError
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +95,7 @@ def test_a_process_that_dies_is_named() -> None:
 def test_an_early_end_leaves_no_process(tmp_path: Path) -> None:
     """The caller stops after one result, as Ctrl+C does: processes that still compute are ended."""
     folder = str(tmp_path)
-    results = Processes(2).completed(_first_quick, [("", 0), (folder, 1), (folder, 2)])
+    results = Processes(2).completed(first_quick, [("", 0), (folder, 1), (folder, 2)])
     assert next(results) == (0, 0)
     while not list(tmp_path.iterdir()):
         time.sleep(0.05)
@@ -95,11 +103,6 @@ def test_an_early_end_leaves_no_process(tmp_path: Path) -> None:
     for process in [int(path.name) for path in tmp_path.iterdir()]:
         while _runs(process):
             time.sleep(0.05)
-
-
-def _first_quick(job: tuple[str, int]) -> int:
-    folder, number = job
-    return slept(folder) if folder else number
 
 
 def _runs(process: int) -> bool:
@@ -137,13 +140,72 @@ def test_jobs_are_handed_to_ray_and_taken_as_they_come(fake: FakeRay) -> None:
         list(Ray().completed(refused, range(9)))
 
 
-def test_an_early_end_cancels_what_ray_still_computes(fake: FakeRay) -> None:
+def test_an_early_end_leaves_the_cluster_of_the_caller(fake: FakeRay) -> None:
     fake.init()
     results = Ray().completed(squared, range(9))
     assert next(results) == (3, (9, os.getpid()))
     results.close()  # type: ignore[attr-defined]
-    assert len(fake.cancelled) == 3
     assert fake.initialized, "a cluster that the caller began goes on"
+
+
+def test_what_a_job_raises_on_another_machine_is_raised_as_it_is(fake: FakeRay) -> None:
+    """Ray's own error has the whole traceback as its text, which is no message for a user."""
+    with pytest.raises(UserError, match=r"^job 3: take another machine$") as caught:
+        list(Ray().completed(refused_by_user_error, range(9)))
+    assert type(caught.value) is UserError and isinstance(caught.value.__cause__, RayTaskError)
+
+
+def test_a_job_that_ray_gives_up_is_told_in_one_line(fake: FakeRay) -> None:
+    fake.lost = RayError("The worker died unexpectedly.\nState dump:\n...")
+    with pytest.raises(UserError, match=r"gave a job of the sweep up: The worker died unexpectedly\.; see"):
+        list(Ray().completed(squared, range(9)))
+
+
+class Handed(Exception):
+    """Work and first job of a sweep."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["policies", "--sections", "tables", "--seeds", "1"],
+        ["churn", "--seeds", "1"],
+        ["comparison", "--seeds", "1"],
+        ["sync_methods", "--steps", "60"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_a_benchmark_hands_out_is_found_by_other_machines(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node of a cluster has another `__main__`: it imports what the benchmark hands out by its own name."""
+
+    def handed(where: Ray, work: Callable[..., object], jobs: Iterable[object]) -> None:
+        raise Handed(work, next(iter(jobs)))
+
+    name, *options = arguments
+    monkeypatch.setattr(Ray, "completed", handed)
+    monkeypatch.setattr(harness, "CACHE", tmp_path)
+    monkeypatch.setattr(corpus, "materialise", lambda data, folder, *_: folder.mkdir())
+    monkeypatch.setattr(corpus, "open_corpus", lambda folder: SimpleNamespace(fingerprint="of a corpus"))
+    monkeypatch.setattr(sys, "argv", ["", "--dry", "--executor", "ray", *options])
+    monkeypatch.delitem(sys.modules, f"benchmarks.simulation.{name}", raising=False)
+    with pytest.raises(Handed) as caught:
+        runpy.run_module(f"benchmarks.simulation.{name}", run_name="__main__", alter_sys=True)
+    assert b"__main__" not in pickle.dumps(caught.value.args)
+
+
+def test_what_ray_says_of_lost_nodes_is_no_output(fake: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    """A thread of Ray prints it to standard output, where a result for a program may be."""
+    results = Ray().completed(squared, range(9))
+    next(results)
+    speaker = threading.Thread(target=print, args=["(raylet) Raylet is terminated."])
+    speaker.start()
+    speaker.join()
+    print('{"seeds": 9}')
+    assert len(list(results)) == 8
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ('{"seeds": 9}\n', "(raylet) Raylet is terminated.\n")
 
 
 def test_ray_that_does_not_start_is_told(fake: FakeRay) -> None:
@@ -168,10 +230,35 @@ def test_seeds_on_ray_are_those_of_one_process(cluster: None, capsys: pytest.Cap
 
 
 @pytest.mark.soak
-def test_a_cluster_of_its_own_gets_the_source(tmp_path: Path) -> None:
+def test_a_job_that_always_dies_is_given_up(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "RETRIES", 1)
+    with pytest.raises(UserError, match=r"Ray gave a job of the sweep up: .*see `ray status`"):
+        list(Ray().completed(killed, [3]))
+
+
+#: Sweep on a cluster of its own that ends after its first result, while others are computed.
+ENDED_EARLY = """
+import sys, pathlib, time
+from anabranch.executors import Ray
+from support.executor_jobs import first_quick
+results = Ray().completed(first_quick, [("", 0), (sys.argv[1], 1), (sys.argv[1], 2)])
+assert next(results) == (0, 0)
+while not list(pathlib.Path(sys.argv[1]).iterdir()):
+    time.sleep(0.05)
+results.close()
+import ray
+assert not ray.is_initialized()
+"""
+
+
+@pytest.mark.soak
+def test_a_cluster_of_its_own_gets_the_source_and_ends_with_the_sweep(tmp_path: Path) -> None:
     """Without a cluster Ray is started for the sweep, with the packages of the work, and stopped after it."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'anabranch[ray]'")
-    assert not ray.is_initialized()
-    found = dict(Ray().completed(squared, range(3)))
-    assert [found[number][0] for number in range(3)] == [0, 1, 4]
-    assert not ray.is_initialized()
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'anabranch[ray]'")
+    begin = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    program = [sys.executable, "-c", f"{begin}\n{ENDED_EARLY}", str(tmp_path)]
+    subprocess.run(program, check=True, env=environment)
+    for process in [int(path.name) for path in tmp_path.iterdir()]:
+        while _runs(process):
+            time.sleep(0.05)

@@ -35,6 +35,8 @@ SMALL = {
     "batch.rows": 1, "batch.sequence": 64, "evaluation.every": 3, "evaluation.windows": 1,
     "optimizer.warmup_steps": 2, "compute.dtype": "fp32", "compute.device": "cpu",
 }  # fmt: skip
+#: Steps of the first run: it goes on while other commands of the page run, as a relay is killed after them.
+FIRST_RUN_STEPS = 100
 LOOPBACK = {"network.host": "127.0.0.1", "network.port": 0, "fleet.minimum": 1}
 JOIN = "anabranch join {ticket} --host 127.0.0.1 --port 0 --home home-"
 
@@ -178,7 +180,7 @@ class Trial:
         shape = {"dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24, "vocab_size": 300}
         moe = {f"model.{key}": value for key, value in shape.items()} | {"model.architecture": "moe"}
         named = {
-            "small.toml": own,
+            "small.toml": {**own, "run.steps": FIRST_RUN_STEPS},
             "moe.toml": {**own, **moe, "pipeline.stages": 2},
             "run.toml": {**own, **LOOPBACK},
         }

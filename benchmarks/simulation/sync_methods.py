@@ -221,6 +221,9 @@ def main() -> int:
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no row later")
     harness.add_executor(arguments)
     args = arguments.parse_args()
+    longest = max((rounds.steps for name in args.methods if (rounds := METHODS[name])), default=1)
+    if args.steps < 3 * longest:
+        arguments.error(f"--steps {args.steps}: curves have three points, so at least {3 * longest}")
     where = executor(args.executor, args.processes)
     changes = {"run.steps": args.steps, "compute.device": "cpu", "compute.dtype": "bf16"}
     run = with_changes(recipe_run(args.model), changes | {"batch.microbatches": 4, "batch.rows": 8})
@@ -294,4 +297,4 @@ def write(args: Namespace, found: Found) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(harness.main_by_name())

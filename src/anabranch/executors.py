@@ -12,16 +12,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stdout
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from threading import get_ident
+from typing import Any, Protocol, TextIO, TypeVar, cast
 
 from anabranch.errors import UserError
 
 NAMES = ("processes", "ray")
 #: Jobs that are handed out for each process: the next one waits where it is needed.
 AHEAD = 2
+#: Further tries that Ray gives a job whose process or node dies. A plain choice: spot machines are lost a few
+#: times, and a job that kills its process does so each time.
+RETRIES = 20
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -34,7 +38,8 @@ class Executor(Protocol):
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
         """(number of the job, result) of each job, as they come. The first exception of `work` is raised
-        here; closing the iterator ends what is still computed."""
+        here; closing the iterator ends what is still computed. Classes and functions of the module `__main__`
+        are not found on other machines."""
         ...
 
 
@@ -101,7 +106,9 @@ class Ray:
     a new one on this machine for the time of the sweep.
 
     The nodes get this program's source, so that all compute the same; they need its dependencies. A node that
-    dies is replaced by others of the cluster, and nodes that join later are used.
+    dies is replaced by others of the cluster, and nodes that join later are used. The end of the connection
+    ends the jobs: in a program that was connected to Ray before, those that were handed out are computed to
+    their end. `ray.cancel` would end them, but aborts this process where it meets a job that ends (Ray 2.60).
     """
 
     def completed(
@@ -109,7 +116,7 @@ class Ray:
     ) -> Iterator[tuple[int, _Result]]:
         """Results as they come (`Executor.completed`). Raises UserError if Ray is missing, or fails."""
         ray = _import_ray()
-        ours = not ray.is_initialized()
+        ours, own_output = not ray.is_initialized(), ExitStack()
         try:
             if ours:
                 environment = {"py_modules": [str(path) for path in _sources(work)]}
@@ -118,32 +125,48 @@ class Ray:
                 except Exception as error:  # Ray raises bare Exception, too
                     message = f"Ray does not start: {error}; see RAY_ADDRESS, and `ray status`"
                     raise UserError(message) from None
+                own_output.enter_context(redirect_stdout(cast(TextIO, _OutputOfOneThread(sys.stdout))))
             yield from _on_cluster(ray, work, jobs)
+        except ray.exceptions.RayError as error:
+            if (cause := getattr(error, "cause", None)) is not None:
+                raise cause from error  # raised by `work`; the text of `error` is a traceback
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"Ray gave a job of the sweep up: {reason}; see `ray status`") from None
         finally:
             if ours:
-                ray.shutdown()
+                with own_output, redirect_stdout(sys.stderr):
+                    ray.shutdown()
 
 
 def _on_cluster(
     ray: Any, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
 ) -> Iterator[tuple[int, _Result]]:
-    task, shared, numbered = ray.remote(num_cpus=1, max_retries=-1)(_call), ray.put(work), enumerate(jobs)
-    running: dict[Any, int] = {}
-    try:
-        while True:
-            most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-            for number, job in islice(numbered, max(0, most - len(running))):
-                running[task.remote(shared, job)] = number
-            if not running:
-                return
-            done, _ = ray.wait(list(running), num_returns=1)
-            for reference in done:
-                result: _Result = ray.get(reference)
-                yield running.pop(reference), result
-    finally:
-        for reference in running:
-            with suppress(Exception):  # it ended, or its node did
-                ray.cancel(reference, force=True)
+    task, shared = ray.remote(num_cpus=1, max_retries=RETRIES)(_call), ray.put(work)
+    numbered, running = enumerate(jobs), dict[Any, int]()
+    while True:
+        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for number, job in islice(numbered, max(0, most - len(running))):
+            running[task.remote(shared, job)] = number
+        if not running:
+            return
+        done, _ = ray.wait(list(running), num_returns=1)
+        for reference in done:
+            result: _Result = ray.get(reference)
+            yield running.pop(reference), result
+
+
+class _OutputOfOneThread:
+    """Standard output of the thread that makes it; others write to standard error. A thread of Ray prints
+    what it has to say of lost nodes to standard output, where a result in JSON may be."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output, self._thread = output, get_ident()
+
+    def write(self, text: str) -> int:
+        return (self._output if get_ident() == self._thread else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
 
 
 def _call(work: Callable[[_Job], _Result], job: _Job) -> _Result:
@@ -163,10 +186,7 @@ def _sources(work: Callable[..., object]) -> Iterator[Path]:
     """Folders of the packages that `work` needs: this one, and the one that it is defined in."""
     yield Path(__file__).parent
     function = getattr(work, "func", work)  # inside a functools.partial
-    name = function.__module__
-    if name == "__main__":
-        name = getattr(getattr(sys.modules[name], "__spec__", None), "name", None) or name
-    package = sys.modules.get(name.partition(".")[0])
+    package = sys.modules.get(function.__module__.partition(".")[0])
     own = getattr(package, "__path__", None)
     if own and Path(next(iter(own))) != Path(__file__).parent:
         yield Path(next(iter(own)))

@@ -14,6 +14,7 @@ import pytest
 
 import anabranch
 from anabranch.cli.main import main
+from support.ray_cluster import add_node, kill_node, two_nodes
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 #: Seconds that the program may take to end after the run.
@@ -23,16 +24,10 @@ STEPS = 40
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Head without CPUs and two nodes with room for two peers each, as processes of this machine."""
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
+    """Two nodes with room for two peers each, whose home is in the test's folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # Ray's workers inherit it from the cluster
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 << 20})
-    for _ in range(2):
-        found.add_node(num_cpus=2, object_store_memory=80 << 20)
-    yield found
-    found.shutdown()
+    with two_nodes(cpus=2) as found:
+        yield found
 
 
 def peers_of(node: str) -> list[int]:
@@ -79,8 +74,8 @@ def test_a_node_of_a_ray_cluster_is_killed(cluster: Any, tmp_path: Path) -> None
                     killed = next(node for node in cluster.worker_nodes if peers_of(node.node_id))
                     for peer in peers_of(killed.node_id):
                         os.kill(peer, signal.SIGKILL)
-                    cluster.remove_node(killed, allow_graceful=False)
-                    cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+                    kill_node(cluster, killed)
+                    add_node(cluster, cpus=2)
             assert killed is not None and run.step == STEPS
             assert driver.wait(LIMIT_S) == 0
         finally:

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from anabranch.errors import UserError
+
 
 def squared(number: int) -> tuple[int, int]:
     """(square, process id)."""
@@ -16,6 +18,12 @@ def squared(number: int) -> tuple[int, int]:
 def refused(number: int) -> int:
     if number == 3:
         raise ValueError(f"job {number} cannot be computed")
+    return number
+
+
+def refused_by_user_error(number: int) -> int:
+    if number == 3:
+        raise UserError(f"job {number}: take another machine")
     return number
 
 
@@ -31,6 +39,12 @@ def slept(folder: str) -> int:
     (Path(folder) / str(os.getpid())).touch()
     time.sleep(600)
     return 0
+
+
+def first_quick(job: tuple[str, int]) -> int:
+    """The job's number, or, with a folder, `slept`."""
+    folder, number = job
+    return slept(folder) if folder else number
 
 
 def died_once(folder: str) -> int:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
+class RayError(Exception):
+    """Base of Ray's errors."""
+
+
+class RayTaskError(RayError):
+    """Error of a task. cause: what it raised."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"ray::_call() (pid=1)\n  traceback\n{cause!r}")
+        self.cause = cause
+
+
 class FakeRay(ModuleType):
-    """Cluster of two processors in this process. The job that was handed out last is done first. Works, jobs
-    and results are pickled, as they are on the way to another machine."""
+    """Cluster of two processors in this process. lost: error of all jobs, as of nodes that died.
+
+    The job that was handed out last is done first. Works, jobs and results are pickled, as they are on the
+    way to another machine.
+    """
 
     def __init__(self) -> None:
         super().__init__("ray")
@@ -19,7 +34,8 @@ class FakeRay(ModuleType):
         self.environment: dict[str, list[str]] = {}
         self.running: set[int] = set()
         self.most_running = 0
-        self.cancelled: list[int] = []
+        self.exceptions = SimpleNamespace(RayError=RayError)
+        self.lost: RayError | None = None
         self._results: dict[int, Callable[[], Any]] = {}
 
     def is_initialized(self) -> bool:
@@ -55,10 +71,12 @@ class FakeRay(ModuleType):
 
     def get(self, reference: int) -> Any:
         self.running.remove(reference)
-        return pickle.loads(pickle.dumps(self._results[reference]()))
-
-    def cancel(self, reference: int, force: bool) -> None:
-        self.cancelled.append(reference)
+        if self.lost is not None:
+            raise self.lost
+        try:
+            return pickle.loads(pickle.dumps(self._results[reference]()))
+        except Exception as error:
+            raise RayTaskError(error) from None
 
 
 class _Task:
