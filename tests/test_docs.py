@@ -168,3 +168,14 @@ def test_the_tests_that_a_newcomer_s_table_names_are_there() -> None:
     named = set(re.findall(r"`(tests/[\w/.]+)`", page))
     assert len(named) > 15
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    rows = re.findall(r"^\| .* \|$", page.split("\n## ", 1)[0], flags=re.MULTILINE)
+    held = {row.split(" | ")[0]: row.split(" | ")[-1] for row in rows[1:]}
+    assert [row for row, by in held.items() if "`tests/" not in by and by != "– |"] == []
+
+
+def test_the_installation_guide_lists_every_extra() -> None:
+    """An extra of pyproject.toml is listed, but for those of developers."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    table = project.split("[project.optional-dependencies]\n", 1)[1].split("\n[", 1)[0]
+    extras = set(re.findall(r"^(\w+) = ", table, flags=re.MULTILINE)) - {"dev", "docs"}
+    assert set(re.findall(r"`anabranch\[(\w+)\]`", text("how-to/install.md"))) == extras
