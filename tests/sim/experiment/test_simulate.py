@@ -287,7 +287,7 @@ def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
         ({"network.up_bps": [float("inf")]}, "network.up_bps = inf is out of range: at least 100000.0"),
         ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4, with model.stages = 6"),
         ({"network.up_bps": [1000]}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
-        ({"pipeline.stages": 3}, "wan10.toml: [pipeline] is of run files, and this is to be a scenario"),
+        ({"pipeline.stages": 3}, "wan10.toml: [pipeline] is of run files, this is to be a fleet of machines"),
         ({"churn.crash": 0.1, "churn.trace": "no.json"}, "one of them (churn.crash = 0.0 leaves it to the"),
         ({"run.warm_up": 12}, "run.warm_up = 12: must be less than run.iterations = 12"),
         ({"anabranch.version": 2}, "anabranch.version must be 1"),

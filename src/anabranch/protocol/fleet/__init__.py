@@ -2,5 +2,5 @@
 
 The open iteration is in `protocol.coordinator`.
 
-Imported by: protocol.coordinator, protocol.peer, protocol.routing.
+Imported by: protocol.coordinator, protocol.peer, protocol.routing, sim.fuzz.
 """
