@@ -55,8 +55,7 @@ class OtherPrograms:
     """Meter of the processor cores that other programs use.
 
     On Linux programs of low priority (nice) do not count, such as further peers of this machine. Elsewhere
-    the load average of a minute is used, less this process's share. Raises OSError where the system tells
-    neither, as on Windows.
+    the load average of a minute is used, less this process's share. Raises OSError without either (Windows).
     """
 
     def __init__(self) -> None:
@@ -82,8 +81,7 @@ class OtherPrograms:
 
 
 def _normal_cpu_s() -> float:
-    """Seconds of processors in use by programs of normal priority and by the kernel, since Linux was
-    started."""
+    """Processor seconds of programs of normal priority and of the kernel since Linux was started."""
     # cpu user nice system idle iowait irq softirq ...
     words = Path("/proc/stat").read_text("ascii").split(maxsplit=8)
     user, system, irq, softirq = (int(words[column]) for column in (1, 3, 6, 7))

@@ -83,8 +83,7 @@ class TrainedModel:
         separator token ends them.
 
         temperature: 0 takes the most likely token each time. top_k: draw from this many most likely tokens, 0
-        from all. seed: of the draws; the same arguments give the same ids. Raises UserError for a value out
-        of range.
+        from all. seed: of the draws; the same arguments give the same ids. Raises UserError.
         """
         from anabranch.train.reference.generate import generate as draw
 
@@ -98,8 +97,7 @@ class TrainedModel:
             raise UserError(str(error)) from None
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Token ids of a prompt. An empty prompt is the separator token alone, after which a
-        document begins."""
+        """Token ids of a prompt; an empty one is the separator alone, after which a document begins."""
         return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
 
     def decode(self, prompt: str, ids: Sequence[int]) -> str:
@@ -236,8 +234,7 @@ def generate(
     """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
     `path`.
 
-    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as they
-    do.
+    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError.
     """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 
@@ -245,7 +242,6 @@ def generate(
 def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
     """Write a trained model as a folder that Hugging Face transformers loads; returns the folder.
 
-    path, step: as in `load`. out: a new or an empty folder. Raises UserError as `load` and
-    `TrainedModel.export` do.
+    path, step: as in `load`. out: a new or an empty folder. Raises UserError as both do.
     """
     return load(path, step).export(out)

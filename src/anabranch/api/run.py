@@ -193,8 +193,7 @@ class Run:
             time.sleep(INTERVAL_S)
 
     def metrics(self, past: bool = False) -> Iterator[Metrics]:
-        """Figures of each committed step and of each evaluation, as `events` yields them. past: as in
-        `events`."""
+        """Figures of each committed step and evaluation, as `events` yields them. past: as in `events`."""
         from anabranch.observe.metrics.writers import MetricExporter
 
         collected = _Collector()
@@ -240,8 +239,7 @@ class Run:
         self._close()
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
-        """Recompute every step on this machine and compare; parameters and result are those of
-        `anabranch.verify`."""
+        """Recompute every step here and compare; parameters and result are those of `anabranch.verify`."""
         return verify(self.path, jobs, independent)
 
     def load(self, step: int | None = None) -> TrainedModel:

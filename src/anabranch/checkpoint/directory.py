@@ -41,8 +41,7 @@ _UNFINISHED = ".unfinished-"
 
 
 class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Manifest entry of one stage's file in a checkpoint. `blake3`: hash of the file's bytes. `fingerprint`:
-    hash of the state in it."""
+    """Manifest entry of a stage's file in a checkpoint. blake3: of its bytes. fingerprint: of its state."""
 
     name: str
     size_bytes: int
@@ -98,8 +97,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is not one, has another version, or holds a link or
-        special file."""
+        """Open a run directory. Raises UserError for another folder or version, or a link or special file."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -225,8 +223,7 @@ class RunDirectory:
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
-        `keep`; returns the deleted steps. Later ones are damaged or of steps that were rolled back, and
-        stay."""
+        `keep`; returns the deleted steps. Later ones (damaged, rolled back) stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]
@@ -239,8 +236,7 @@ class RunDirectory:
         return old
 
     def manifest(self, t: int) -> CheckpointManifest:
-        """Manifest of the checkpoint of step t. Raises UserError if it is missing, damaged, or of another
-        version."""
+        """Manifest of the checkpoint of step t. Raises UserError (missing, damaged, another version)."""
         path = self.checkpoint_path(t) / "manifest.json"
         try:
             data = path.read_bytes()
@@ -264,8 +260,7 @@ class RunDirectory:
 
     def read_stage(self, t: int, stage: int) -> bytes:
         """Read one stage's snapshot bytes from the checkpoint of step t, checked for size and hash. Raises
-        UserError if the file is missing, truncated or changed; it names the file and a checkpoint to use
-        instead."""
+        UserError, which names the file and a checkpoint to use instead."""
         entry = self.manifest(t).stages.get(stage)
         if entry is None:
             raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")

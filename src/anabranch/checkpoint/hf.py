@@ -123,8 +123,7 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
     `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
     written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist or
     must be empty; it is written atomically. Raises UserError if it is in use or `CLASSES` lacks the
-    architecture, ConfigError if the tokenizer cannot be read, ValueError if a tensor is missing, unknown or
-    of another shape.
+    architecture, ConfigError for the tokenizer, ValueError for the tensors.
     """
     check_unused(out)
     if model.architecture not in CLASSES:

@@ -151,8 +151,7 @@ def _with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def free_port(host: str) -> int:
-    """A free port that the kernel does not assign to outgoing connections. Raises UserError if PORT_TRIES
-    random ones are in use."""
+    """Free port that the kernel does not give to outgoing connections. Raises UserError after PORT_TRIES."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(PORT_TRIES):
         port = secrets.choice(PORTS)
@@ -225,8 +224,7 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 
 def _copy(directory: RunDirectory, name: str) -> RunDirectory:
-    """Copy the run directory of a run that has not begun to DIRECTORY-NAME beside it. Raises UserError if
-    that exists already."""
+    """Copy the directory of a run that has not begun to DIRECTORY-NAME. Raises UserError if that exists."""
     from anabranch.checkpoint.directory import RunDirectory
 
     path = directory.path.with_name(f"{directory.path.name}-{name}")

@@ -35,8 +35,7 @@ class Piece:
 
 def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -> tuple[Piece, ...]:
     """Pieces of the conversation in a record. field: key of its messages. template: "plain" or "chatml".
-    name: of the record, for error messages. Raises ConfigError if the record holds no conversation, or nobody
-    answers in it."""
+    name: of the record, for error messages. Raises ConfigError without a conversation, or answer."""
     turns = list(_turns(record, field, name))
     if not any(role == "assistant" for role, _ in turns):
         raise ConfigError(f"{name}: nobody answers in this conversation; remove it")

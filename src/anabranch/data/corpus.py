@@ -66,8 +66,7 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """Entry of one corpus file: name below the corpus directory, size in bytes, and BLAKE3 (hex) of its
-    bytes."""
+    """Entry of one corpus file: name below the corpus directory, size in bytes, and BLAKE3 (hex)."""
 
     name: str
     size_bytes: int
@@ -76,8 +75,7 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Counts of the training or the held-out part of a corpus; `text_bytes` are UTF-8 bytes without
-    separators."""
+    """Counts of the training or held-out part of a corpus; `text_bytes`: UTF-8 bytes without separators."""
 
     documents: int
     tokens: int
@@ -99,8 +97,7 @@ class Corpus:
     `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of uint16 or uint32;
     `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for. Masks are uint8
     (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,), the positions
-    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources with a
-    share; empty if there is one.
+    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources, if several.
     """
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
@@ -244,8 +241,7 @@ def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
 
 
 def _source(section: DataSection) -> dict[str, Any]:
-    """Settings of the text's source, for the manifest; for the standard library with the version of
-    Python."""
+    """Settings of the text's source, for the manifest; with Python's version for the standard library."""
     python = {"python": platform.python_version()} if section.source == "stdlib" else {}
     return {**asdict(section), **python}
 
@@ -272,8 +268,7 @@ def _check_possible(section: DataSection, documents: Documents) -> None:
 
 
 def _check_vocabulary_reached(section: DataSection, documents: Documents, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError, before the text is tokenized, if the BPE trained on it has fewer tokens than
-    data.vocab_size."""
+    """Raise ConfigError, before tokenizing, if the trained BPE has fewer tokens than data.vocab_size."""
     found = tokenizer.vocab_size
     if section.tokenizer in ("auto", "bpe") and found < section.vocab_size:
         raise _vocabulary_error(section, f"a BPE trained on {documents.label} has {found} tokens", found)
@@ -396,8 +391,7 @@ class _PartWriter:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Context manager: temporary file that is flushed and renamed to `path` on success, and deleted after an
-    error."""
+    """Context manager: temporary file, renamed to `path` on success and deleted after an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield temporary

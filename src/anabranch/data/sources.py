@@ -23,8 +23,7 @@ from anabranch.data.chat import FIELDS, Piece, pieces_of
 from anabranch.data.hub import stream
 from anabranch.errors import ConfigError
 
-#: Folders of the standard library without ordinary program text: tests, tables, generated text, applications,
-#: installed packages.
+#: Folders of the standard library without ordinary program text: tests, tables, applications, packages.
 STDLIB_LEFT_OUT = frozenset(
     {"test", "tests", "encodings", "pydoc_data", "lib2to3", "idlelib", "turtledemo", "__phello__"}
     | {"site-packages", "dist-packages", "lib-dynload", "__pycache__"}
@@ -301,8 +300,7 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of one column of Arrow tables. open_table: function that returns a file's column names and
-    record batches."""
+    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches."""
 
     def documents() -> Iterator[Document]:
         position = 0
@@ -344,8 +342,7 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
     """Document of one record: its text field, or its conversation in pieces if the format is "chat".
 
-    name: file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is
-    missing or no text.
+    name: file and record, for messages. position: as in `Document`. Raises ConfigError without a text.
     """
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)
@@ -408,8 +405,7 @@ def _record_files(section: DataSection, suffixes: tuple[str, ...]) -> list[Path]
 
 
 def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
-    """Files below `root` in sorted order of their relative path, without hidden ones. skip(name): True for
-    folders to leave out."""
+    """Files below `root`, sorted by relative path, without hidden ones. skip(name): folders to leave out."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and not skip(name)]

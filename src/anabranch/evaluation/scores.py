@@ -71,8 +71,7 @@ def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Sample of plain text: a document, or a window where a task has one document only. words: as divided by
-    white space."""
+    """Sample of plain text: a document, or a window of a task's only one. words: divided by white space."""
 
     nats: float
     tokens: int

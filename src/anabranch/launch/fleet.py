@@ -12,8 +12,7 @@ from anabranch.errors import UserError
 
 #: Environment variable with the ticket, which `anabranch join` reads.
 TICKET_VARIABLE = "ANABRANCH_TICKET"
-#: Exit statuses of `anabranch join`: the same command may succeed later (EX_TEMPFAIL of sysexits.h); it will
-#: not.
+#: Exit statuses of `anabranch join`: try again (EX_TEMPFAIL of sysexits.h), or do not.
 AGAIN, NEVER = 75, (1, 2)
 #: Seconds that an engine waits beyond the peer's own grace before it kills it.
 SLACK_S = 15
@@ -56,8 +55,7 @@ class Fleet:
 
     @property
     def stop_s(self) -> int:
-        """Seconds between the SIGTERM and the SIGKILL of a scheduler or container engine that stops a
-        peer."""
+        """Seconds between SIGTERM and SIGKILL of an engine that stops a peer."""
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
@@ -73,8 +71,7 @@ class Fleet:
         return words + (["--gpus", "all"] if self.gpus > 1 else [])
 
     def label(self, group: Group) -> str:
-        """Name of a group of peers that is a DNS label, as Kubernetes asks for: at most 52 lower-case
-        characters."""
+        """Name of a group of peers as a DNS label for Kubernetes: at most 52 lower-case characters."""
         parts = ["anabranch", self.name]
         parts += [f"stage-{group.stage}"] if group.stage is not None else []
         same = [one for one in self.groups if one.stage == group.stage]

@@ -44,9 +44,8 @@ class _Outgoing:
 
 
 class ChunkQueue:
-    """Send queue of payloads, cut into chunks of at most `chunk_bytes`. The most urgent priority goes first;
-    within a priority, chunks of the oldest and of the shortest payload alternate. As a bool: True while any
-    bytes wait."""
+    """Send queue of payloads, in chunks of at most `chunk_bytes`. The most urgent priority goes first; within
+    one, chunks of the oldest and the shortest payload alternate. As a bool: True while any bytes wait."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -73,8 +72,7 @@ class ChunkQueue:
         self.queued_bytes += outgoing.left + len(message) + 1
 
     def next_pieces(self) -> Pieces:
-        """Remove the next chunk from the queue; returns its buffers and frames, to be written in order; empty
-        if nothing waits."""
+        """Take the next chunk: its buffers and frames, to be written in order; empty if nothing waits."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))

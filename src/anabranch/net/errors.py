@@ -23,8 +23,7 @@ class TicketError(NetError):
 
 
 class FrameError(NetError):
-    """Raised when the other side sent bytes that the framing does not allow. The connection cannot be used
-    any more."""
+    """Raised for bytes that the framing does not allow. The connection cannot be used any more."""
 
 
 class ListenError(NetError):

@@ -58,8 +58,7 @@ class Identity:
         Raises IdentityError for a file that is not an Ed25519 key, or that other users may read.
         """
         try:
-            # Created exclusively: if two processes start together, one creates the file and the other reads
-            # it.
+            # Created exclusively: of two processes that start together one reads the other's file.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return cls._load(path)

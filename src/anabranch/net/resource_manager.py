@@ -35,8 +35,7 @@ CIRCUITS_OF_PEER = 128
 BLOCKS_KEPT = 4096
 #: Links whose whole memory budget the system holds. A choice: a neighbour seldom uses a tenth of its own.
 FULL_LINKS = 16
-#: Share of this machine's memory that unfinished payloads may take, but at least two links' budgets. A
-#: choice.
+#: Share of this machine's memory for unfinished payloads, but at least two links' budgets. A choice.
 MEMORY_SHARE = 0.5
 
 
@@ -252,8 +251,7 @@ class ResourceManager:
 
 
 class AttemptRate:
-    """Token buckets of the connections that each address block begins, as handshakes cost time even if
-    refused."""
+    """Token buckets of the connections that each address block begins: refused handshakes cost time, too."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst

@@ -55,8 +55,7 @@ def carry_limits(mbit: float | None) -> CarryLimits:
 
 
 def line_caps(up_mbit: float, down_mbit: float) -> LineCaps:
-    """Caps of this machine's line: most Mbit/s that it sends (`up_mbit`) and receives
-    (`down_mbit`); 0: none."""
+    """Caps of this machine's line: most Mbit/s that it sends and receives; 0: none."""
     from anabranch.net.connection_limits import LineCaps
 
     return LineCaps(up_mbit * 1e6 / 8, down_mbit * 1e6 / 8)

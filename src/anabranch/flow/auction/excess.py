@@ -38,8 +38,7 @@ class Excess:
 
     def act(self) -> bool:
         """Apply the result of this source's finished search for free capacity, and begin another if the cost
-        of one more unit has risen enough. True if the refusal price (`Market.limit`) changed, so that the
-        market must act."""
+        of one more unit has risen enough. True if the refusal price (`Market.limit`) changed."""
         again = self._apply_result()
         self._search_at_level()
         return again

@@ -63,8 +63,7 @@ class Policy:
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
         """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
-        waited_s: seconds since the microbatch was ready to be sent. The caller sends at once if the choice
-        has `hold_s` 0."""
+        waited_s: seconds since it was ready to be sent. The caller sends at once if `hold_s` is 0."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
@@ -104,8 +103,7 @@ class Dispatch(Policy):
 
     Queueing is at the peer or on the link, whichever is slower. If the best peer has no free slot, the
     microbatch is held back for as long as waiting costs less than the best peer with a free slot. load,
-    price, hold: switches for benchmarks; False ignores reported load, ignores the flow's prices, never holds
-    a microbatch back.
+    price, hold: switches for benchmarks; False ignores load or prices, or never holds back.
     """
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:

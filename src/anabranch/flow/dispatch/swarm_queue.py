@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.dispatch.next_hop_policies import Candidate, Choice, Policy
 
-#: Seconds to wait for a slot of the chosen peer before another is chosen: the published deadline of a
-#: forward.
+#: Seconds to wait for a slot of the chosen peer: the published deadline of a forward.
 DEADLINE_S = 30.0
 #: Seconds of a ban: the published lifetime of an announcement.
 BAN_S = 300.0
@@ -83,8 +82,7 @@ class SwarmQueue(Policy):
         return Choice(call.peer)
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
-        """Always None: `choose` itself names the peer to request a slot from, by a choice with `hold_s` above
-        0."""
+        """Always None: `choose` names the peer to request a slot from, by a choice with `hold_s` > 0."""
         return None
 
     def opened(self, peers: Collection[str]) -> None:

@@ -25,8 +25,7 @@ REPLACE_S = (0.2, 3.0)
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """A planned kill (SIGKILL) or freeze (SIGSTOP) of one process, or of all processes of a stage; or a
-    planned hostile guest."""
+    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest."""
 
     at_s: float
     """Seconds after the schedule begins."""

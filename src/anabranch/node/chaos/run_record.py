@@ -1,5 +1,4 @@
-"""Record of a timed run of a swarm: faults, their victims and replacements, and numbers of committed
-steps."""
+"""Record of a timed run of a swarm: faults, victims, replacements, and numbers of committed steps."""
 
 from __future__ import annotations
 
@@ -32,9 +31,8 @@ class DeliveredFault:
 
 @dataclass
 class GuestVisit:
-    """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, it did
-    its deed first (0: it did not), and its process ended. began_t, ended_t, put_out_t: last committed steps
-    by then."""
+    """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, its
+    deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then."""
 
     name: str
     planned: PlannedFault

@@ -23,8 +23,7 @@ VERSION = 1
 
 
 class _Versioned(msgspec.Struct):
-    """Version field of a vote file, read before the rest, so that a vote file of another release is
-    refused."""
+    """Version field of a vote file, read before the rest: one of another release is refused."""
 
     version: int
 

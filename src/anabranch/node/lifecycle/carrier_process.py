@@ -90,14 +90,11 @@ class CarrierProcess:
             self._say(f"{self._carrier.carried_bytes / 1e6:.1f} MB carried in all")
 
     def stop(self, reason: str) -> None:
-        self._end(reason)
-
-    def abort(self, reason: str) -> None:
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
+        """End this carrier at once: `run` returns the first reason given here."""
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    abort = stop
 
     def _report(self) -> None:
         carried, count = self._carrier.carried_bytes, len(self._carrier.circuits)
@@ -118,7 +115,7 @@ class CarrierProcess:
                 case ev.Send(peer, message):
                     self._links.send(peer, message, None)
                 case ev.Stop(reason):
-                    self._end(reason)
+                    self.stop(reason)
         if self._timer is not None:
             self._timer.cancel()
         at = self._client.deadline()
@@ -134,7 +131,7 @@ class CarrierProcess:
             case ev.LinkDown(peer, reason) if peer == leader.peer_id:
                 refusal = self._links.refusals.get(peer)
                 if refusal is not None and refusal.kind in LASTING:
-                    self._end(f"the run's data node refuses this carrier: {refusal}")
+                    self.stop(f"the run's data node refuses this carrier: {refusal}")
                 elif reason != self._told:
                     self._told = reason
                     self._say(f"no connection to the run's data node: {reason}; retrying")

@@ -171,8 +171,7 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
 
 
 def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
-    """State of the run after the commit log's entries. Raises UserError if the log is damaged, or of another
-    protocol version."""
+    """State of the run after the commit log. Raises UserError for damage, or another protocol version."""
     try:
         history = fold(kept.lines)
     except LogError as error:

@@ -17,6 +17,7 @@ import msgspec
 
 from anabranch.errors import UserError
 from anabranch.net.ticket import Grant, PeerIdText
+from anabranch.operating_system import lock
 from anabranch.protocol.messages.common import REMARK_MAX
 
 FILE = "gate.json"
@@ -99,8 +100,7 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(run_dir: Path) -> GateRecord:
-    """Gate's record of a run directory; an empty one if there is no file. Raises UserError for a damaged
-    file."""
+    """Gate's record of a run directory; empty without a file. Raises UserError for a damaged one."""
     path = run_dir / FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=GateRecord)
@@ -119,9 +119,7 @@ def changed(run_dir: Path) -> Iterator[GateRecord]:
     (flock on the run directory)."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
-        import fcntl
-
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder, wait=True)
         record = read(run_dir)
         yield record
         temporary = run_dir / f".{FILE}.unfinished"

@@ -94,7 +94,7 @@ class TrainingMachine:
         self.prepare(run, genesis.corpus_fingerprint)
         assert self.model is not None
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
-        room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
+        room = min(settings.snapshot_budget_bytes, int(free_memory_bytes() * SNAPSHOT_SHARE))
         settings = replace(settings, snapshot_budget_bytes=room)
         fingerprint = self.corpus.fingerprint if self.corpus else ""
         manifest_hash = self.batches.manifest_hash if self.batches else None
@@ -103,8 +103,7 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, with capacity and speed. Both are measured, unless the run file sets
-        the capacity."""
+        """Member record of this machine, with speed and capacity as measured, or as the run file sets it."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class
@@ -140,20 +139,14 @@ class TrainingMachine:
         return worker, worker.run(InitState(0)).fingerprint
 
 
-def free_host_bytes() -> int:
-    """Bytes of free host memory."""
-    return free_memory_bytes()
-
-
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
-    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory; at least 1,
-    at most MAX_CAPACITY."""
+    """Microbatches whose activations fit in MEMORY_SHARE of the device's free memory, 1 to MAX_CAPACITY."""
     import torch
 
     from anabranch.train.numerics.numerics_class import device_of
 
     device = device_of(run.compute)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
     return max(1, min(MAX_CAPACITY, int(free * MEMORY_SHARE) // _held_bytes(run, model)))
 
 
@@ -164,7 +157,7 @@ def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
         return 0
-    fit = int(free_host_bytes() * MEMORY_SHARE) // _held_bytes(run, model)
+    fit = int(free_memory_bytes() * MEMORY_SHARE) // _held_bytes(run, model)
     return max(0, min(int(resident * run.fleet.park), fit, MAX_CAPACITY - resident))
 
 
@@ -178,8 +171,7 @@ def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Seconds of a transformer block's forward and of its backward for one microbatch on this machine, all of
-    its weights trained."""
+    """Seconds of a transformer block's forward and backward for a microbatch here, all weights trained."""
     from anabranch.config import LoraSection, PipelineSection
 
     one = replace(run, pipeline=PipelineSection(stages=1), lora=LoraSection())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.initial_dial import TRANSIENT
+from anabranch.operating_system import lock
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.observers.event_log_client import EventLogClient
 
@@ -36,7 +36,7 @@ class RemoteWatch:
         self._outage_reported = False
         self._file = os.open(self.events, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except OSError:
             os.close(self._file)
             raise UserError(f"another process watches this run already, and holds {self.events}") from None
@@ -86,8 +86,7 @@ class RemoteWatch:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _report(self, event: ev.Event) -> None:
-        """Tell the user when the connection is lost; end if the run's data node refuses this machine for
-        good."""
+        """Tell the user of a lost connection; end if the run's data node refuses this machine for good."""
         match event:
             case ev.LinkUp():
                 self._outage_reported = False

@@ -28,8 +28,7 @@ def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) 
 
 
 class StepLine:
-    """Formatter of the step lines of one run; it remembers the greatest number of peers that each stage has
-    had."""
+    """Formatter of a run's step lines; it remembers the greatest number of peers of each stage."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour

@@ -80,8 +80,7 @@ class Peers:
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
     def serving(self, stage: int) -> int:
-        """Number of replicas of a stage that are active or merely suspected, neither joining nor lost nor
-        auditors."""
+        """Number of replicas of a stage that are active or merely suspected, without auditors."""
         nodes = self._state.sections.get("nodes", {}).values()
         here = [node for node in nodes if node["stage"] == stage and node["role"] != AUDITOR]
         return sum(node["state"] in ("active", "suspect") for node in here)

@@ -131,8 +131,7 @@ class FrozenLoader:
         return frozen_layout(self._model, self._specs[stage])
 
     def from_pieces(self, stage: int, pieces: Sequence[Tensor]) -> FrozenWeights:
-        """Weights of a stage from all their bytes, which are not compared with the hash. Raises FrozenError
-        if these have another size."""
+        """Weights of a stage from all their bytes, not compared with the hash. Raises FrozenError (size)."""
         return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
 
     def at_hand(self, stage: int) -> FrozenWeights | None:

@@ -156,8 +156,7 @@ def frozen_layout(model: LoraModel, spec: StageSpec) -> Layout:
 
 
 def merged(model: LoraModel, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the plain model with the same results: W + (alpha / rank) B A, computed in fp64 and rounded
-    to the frozen weights' dtype."""
+    """Weights of the plain model with the same results: W + (alpha / rank) B A, in fp64, then rounded."""
     weights = dict(model.frozen)
     for name, weight in weights.items():
         a, b = adapter_names(name)

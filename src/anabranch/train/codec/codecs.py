@@ -22,8 +22,7 @@ from torch import Tensor
 from anabranch.train.codec.dither import dither
 from anabranch.train.codec.sizes import encoded_bytes
 
-#: Largest magnitude that a block codec takes. A choice: every scale and every product of a scale and a level
-#: then stays far inside fp32.
+#: Largest magnitude that a block codec takes. A choice: scales and their products stay far inside fp32.
 LARGEST = math.ldexp(1.0, 126)
 #: Smallest scale, the smallest normal number of bf16. A block with a smaller one is encoded as zeros, so that
 #: no device that flushes subnormal numbers can differ.

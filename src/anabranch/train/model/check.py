@@ -92,8 +92,7 @@ class _Checker:
                 yield f"{name} returns {tuple(step(x).shape)} for {tuple(x.shape)}, not {wanted}"
 
     def own_loss(self) -> Iterator[str]:
-        """Yield a problem if the model has a loss of its own that is not one finite number, or not the sum of
-        the losses of the batch's rows."""
+        """Yield a problem if the model's own loss is not one finite number, or not the sum over the rows."""
         if self.loss is None:
             return
         with torch.no_grad():

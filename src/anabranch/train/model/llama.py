@@ -106,8 +106,7 @@ class Llama(StreamModel):
         return weights.linear(y, f"{attention}.o_proj.weight")
 
     def _project(self, weights: Weights, h: Tensor, name: str) -> Tensor:
-        """Queries, keys or values (rows, sequence, heads·d) of h by the linear layer `name`, not yet split by
-        head."""
+        """Queries, keys or values (rows, sequence, heads·d) of h by the linear layer `name`."""
         return weights.linear(h, f"{name}.weight")
 
     def _rotate(self, x: Tensor) -> Tensor:

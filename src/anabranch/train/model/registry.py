@@ -41,9 +41,8 @@ class CausalModel:
 
     embedding: table of token embeddings. blocks: modules x -> x in order, x of shape (rows, sequence, dim).
     head: module x -> logits (rows, sequence, vocabulary); a head whose parameter is `embedding.weight` itself
-    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: function
-    (output of the head, targets (rows, sequence)) -> loss summed over the targets (None:
-    cross-entropy in nats).
+    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: (output of
+    the head, targets (rows, sequence)) -> sum over the targets (None: cross-entropy, nats).
     """
 
     embedding: nn.Embedding

@@ -56,8 +56,7 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Clause that says why a received x, finite and of the right shape, is refused; "" if it is
-        accepted."""
+        """Why a received x, finite and of the right shape, is refused, as a clause; "" if accepted."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -71,8 +70,7 @@ class ResidualStream(Protocol):
         ...
 
     def wide(self, z: Tensor, fixed: Tensor | None) -> Tensor:
-        """Stream at full width (rows, sequence, dim) of the values z; fixed: result of `fixed` for the same
-        tokens."""
+        """Stream at full width (rows, sequence, dim) of the values z. fixed: `fixed` of the same tokens."""
         ...
 
     def moved(self, x: Tensor, z: Tensor) -> Tensor:
@@ -256,9 +254,8 @@ class StreamModel(ABC):
 
     @abstractmethod
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide:
-        function from values to the stream at full width; it returns them unchanged unless this is a subspace
-        model."""
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: from
+        values to full width, the same but in a subspace model."""
 
     @abstractmethod
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:

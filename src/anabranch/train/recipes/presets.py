@@ -168,8 +168,7 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def heading(name: str) -> str:
-    """Comment lines for the head of a run file made from the preset `name`: its settings, source and
-    differences."""
+    """Comment lines for the head of a run file of the preset `name`: settings, source and differences."""
     preset = PRESETS[name]
     lines = [f"# Preset {name}: {preset.says}.", f"# Source: {preset.source}."]
     if preset.differs:

@@ -41,8 +41,7 @@ class Ahead:
 @dataclass(frozen=True)
 class SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
-    iterations. segments: number of rounding units, one for each segment of up to 64 parameters (0: no coarse
-    sums)."""
+    iterations. segments: number of rounding units of coarse sums, of 64 parameters each."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -118,8 +117,7 @@ class StageState:
 
 
 def _scalars(state: StageState) -> str:
-    """Learning rate and bias corrections of the last step as exact hexadecimal text, for fingerprint and
-    snapshot."""
+    """Learning rate and bias corrections of the last step as exact hexadecimal text."""
     return " ".join(value.hex() for value in (state.rate, *state.corrections))
 
 

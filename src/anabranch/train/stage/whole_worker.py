@@ -42,8 +42,7 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 class _SumsOfRounds(Worker):
     """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
-    `round.results` sets, and joins received parts into the whole result, for its own stage or another one
-    that it helps."""
+    `round.results` sets, and joins received parts into the whole, for any stage."""
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -67,8 +66,7 @@ class _SumsOfRounds(Worker):
 
 
 class TokenSource(_SumsOfRounds):
-    """Worker of a data node whose relays each hold the whole model: sends token ids, takes losses, and has no
-    parameters."""
+    """Worker of a data node whose relays hold whole models: sends token ids, takes losses, no parameters."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
@@ -203,8 +201,7 @@ class WholeWorker(_SumsOfRounds):
 
     def _passed(self, t: int) -> None:
         """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
-        becomes the outer momentum before the first round, and the outer momentum Adam's again after the last
-        one."""
+        becomes the outer momentum before the first round, and the reverse after the last one."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:
