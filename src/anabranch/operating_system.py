@@ -25,6 +25,26 @@ def lock(handle: int, wait: bool = False) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of a new file."""
+    temporary = path.with_name(f".{path.name}.unfinished")
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    flush_folder(path.parent)
+
+
+def flush_folder(path: Path) -> None:
+    """Flush a folder to the disk, which makes the renames in it durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def descriptor_limit() -> int:
     """Most descriptors that this process may have open."""
     if sys.platform == "win32":

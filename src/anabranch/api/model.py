@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import ConfigError, RunConfig, load_run_file
+from anabranch.config import ConfigError, load_run_file
 from anabranch.errors import UserError, os_errors_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anabranch.data.tokenizers import TextTokenizer
-    from anabranch.train.adapters.lora import LoraModel
     from anabranch.train.model.interface import Model
     from anabranch.train.model.sizes import ModelConfig
 
@@ -101,8 +100,7 @@ class TrainedModel:
         return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
 
     def decode(self, prompt: str, ids: Sequence[int]) -> str:
-        """Text of a prompt and of `ids`, which continue it. Both are decoded together, as the bytes of one
-        character may be split between them."""
+        """Text of a prompt and the `ids` after it, decoded together: a character's bytes may be split."""
         return self.tokenizer.decode([*self.prompt_ids(prompt), *ids])
 
     def generate(
@@ -136,11 +134,12 @@ class TrainedModel:
         Raises UserError if the run trained no adapters, or as `export` does.
         """
         from anabranch.checkpoint.peft import export_peft
+        from anabranch.train.adapters.lora import adapted
 
         if not self.adapters:
             raise UserError(f"{self.path}: the run trained no adapters (lora.rank = 0): export it to hf")
         run = load_run_file(RunDirectory.open(self.path).run_file)
-        model = _adapted(run, self.config)
+        model = adapted(run, self.config)
         base = run.model.initial_weights
         return self._export(
             Path(out), lambda: export_peft(self.adapters, model, base, Path(out))
@@ -192,23 +191,12 @@ def load(path: str | Path, step: int | None = None) -> TrainedModel:
     adapters: dict[str, Tensor] = {}
     if run.lora.rank:
         from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
-        from anabranch.train.adapters.lora import merged
+        from anabranch.train.adapters.lora import adapted, merged
 
-        model, adapters = _adapted(run, config), weights
+        model, adapters = adapted(run, config), weights
         model.use(whole_frozen(run, model, FrozenStore(directory.frozen)))
         weights = merged(model, adapters)
     return TrainedModel(directory.path, config, t, weights, directory.corpus / TOKENIZER, adapters)
-
-
-def _adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
-    """Model of a run that trains adapters, without its frozen weights."""
-    import torch
-
-    from anabranch.train.adapters.lora import LoraModel, run_model
-
-    model = run_model(run, config, torch.device("cpu"))
-    assert isinstance(model, LoraModel)
-    return model
 
 
 def _load_hf(folder: Path) -> TrainedModel:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from anabranch import RUN_DIRECTORY_VERSION
 from anabranch.errors import UserError, os_errors_named
+from anabranch.operating_system import flush_folder, write_atomically
 
 #: Version of a checkpoint's manifest.
 CHECKPOINT_VERSION = 1
@@ -218,7 +219,7 @@ class RunDirectory:
                 os.rename(final, replaced)
             os.rename(temporary, final)
             shutil.rmtree(replaced, ignore_errors=True)
-            _flush_folder(self.checkpoints_path)
+            flush_folder(self.checkpoints_path)
         return final
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
@@ -286,17 +287,6 @@ class RunDirectory:
         return UserError(f"{path}: {problem}; {advice}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file `path` by `data`; a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.unfinished")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _flush_folder(path.parent)
-
-
 def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> StageFile:
     digest = blake3.blake3()
     size = 0
@@ -309,12 +299,3 @@ def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> Stage
         file.flush()
         os.fsync(file.fileno())
     return StageFile(name=path.name, size_bytes=size, blake3=digest.hexdigest(), fingerprint=fingerprint)
-
-
-def _flush_folder(path: Path) -> None:
-    """Flush a folder to the disk, which makes the renames in it durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

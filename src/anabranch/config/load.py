@@ -78,8 +78,7 @@ def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunCon
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Nested plain values by section and key, with the version: lists for tuples, unset keys left out.
-    `config_from_dict` is the inverse."""
+    """Nested plain values by section and key, with the version; inverse of `config_from_dict`."""
     result: dict[str, Any] = {"anabranch": {"version": RUN_FILE_VERSION}}
     for section in fields(config):
         values = getattr(config, section.name)

@@ -95,7 +95,7 @@ class Windows:
         self._tokens, self._mask = tokens, mask
         self._sequence, self._separator = sequence, separator
         self._rows = None if ends is None else packed_rows(ends, sequence + 1)
-        self.count = _count_windows(tokens, sequence) if self._rows is None else len(self._rows)
+        self.count = max(0, (len(tokens) - 1) // sequence) if self._rows is None else len(self._rows)
         self.all_count = mask is None and self._rows is None
         """True if every target counts."""
 
@@ -209,8 +209,7 @@ class Batches:
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """Factor of the losses of held-out microbatch `window`: number of all its positions divided by that
-        of positions whose target counts."""
+        """Factor of the losses of held-out microbatch `window`, as in `weight`."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -280,8 +279,7 @@ class Batches:
         return Permutation(windows, key)
 
     def _train(self, number: int) -> tuple[Windows, int]:
-        """Source (as `Windows`) of the training window that has `number` among all sources, and its number
-        within that source."""
+        """Source (`Windows`) of the training window `number` of all, and its number within the source."""
         source = next(each for each in reversed(self._sources) if number >= each.first)
         return source.windows, number - source.first
 
@@ -319,7 +317,3 @@ def _sources(corpus: Corpus, sequence: int) -> list[_Source]:
         found.append(_Source(f"train {number}", component.weight, first, part))
         begin, first = end, first + part.count
     return found
-
-
-def _count_windows(tokens: Tokens, sequence: int) -> int:
-    return max(0, (len(tokens) - 1) // sequence)

@@ -51,8 +51,7 @@ MASKS, ENDS = ("train.mask", "heldout.mask"), ("train.ends", "heldout.ends")
 OPTIONAL_FILES = ((), MASKS, ENDS, (*MASKS, *ENDS))
 #: Tokens of a BPE without merges: bytes and the separator.
 BYTE_TOKENS = 257
-#: Bytes of the standard library's source from which a BPE learns less than one token: half of what Python
-#: 3.11's give (8.8 MB, 54,591 tokens).
+#: Bytes of the standard library's source from which a BPE learns less than one token: half of Python 3.11's.
 STDLIB_BYTES_PER_TOKEN = 80
 #: Characters of one batch of documents for the tokenizer: enough to keep its threads busy.
 GROUP_CHARACTERS = 1 << 20
@@ -83,8 +82,7 @@ class Part:
 
 
 class Component(msgspec.Struct, frozen=True):
-    """Source of a mixture: its share of the sequences, and the number of its training tokens, which follow
-    those of the sources before it."""
+    """Source of a mixture: its share of the sequences, and its number of training tokens, in order."""
 
     source: str
     weight: int
@@ -111,8 +109,8 @@ class Corpus:
         self.vocab_size = self.tokenizer.vocab_size
         self.separator = self.tokenizer.separator
         self.token_bytes = self.tokenizer.token_bytes
-        self.train_tokens = _open_tokens(directory / TRAIN, manifest.token_type)
-        self.held_out_tokens = _open_tokens(directory / HELD_OUT, manifest.token_type)
+        self.train_tokens: Tokens = _open_array(directory / TRAIN, f"<{manifest.token_type}")
+        self.held_out_tokens: Tokens = _open_array(directory / HELD_OUT, f"<{manifest.token_type}")
         names = [file.name for file in manifest.files]
         self.train_mask, self.held_out_mask = (
             _open_array(directory / name, "u1") if name in names else None for name in MASKS
@@ -144,11 +142,13 @@ def materialise(
     if cache is not None and documents.size_bytes >= LEAST_BYTES:
         key = content_key(section, documents, report)
         if (kept := _from_cache(section, directory, cache, key)) is not None:
-            _tell_all(tell, documents)
+            for remark in documents.remarks():
+                tell(remark)
             tell("the same text was tokenized before: its tokens are taken from the cache")
             return kept
     corpus = _tokenized(section, directory, documents, report)
-    _tell_all(tell, documents)
+    for remark in documents.remarks():
+        tell(remark)
     if cache is not None and key:
         cache.put(key, (*corpus_files(section), MANIFEST), directory)
     return corpus
@@ -158,11 +158,6 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
     """Names of the files that a corpus of these settings has beside its manifest."""
     masks = MASKS if section.format == "chat" else ()
     return (*HASHED_FILES, *masks, *(ENDS if section.packing == "whole" else ()))
-
-
-def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
-    for remark in documents.remarks():
-        tell(remark)
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
@@ -477,14 +472,8 @@ def _open_same(section: DataSection, directory: Path) -> Corpus:
     return corpus
 
 
-def _open_tokens(path: Path, token_type: str) -> Tokens:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype=f"<{token_type}")
-    return np.memmap(path, dtype=f"<{token_type}", mode="r")
-
-
 def _open_array(path: Path, kind: str) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r")
 

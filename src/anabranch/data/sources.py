@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.config import DataSection
-from anabranch.data.chat import FIELDS, Piece, pieces_of
+from anabranch.data.chat import FIELDS, Piece, clean, pieces_of
 from anabranch.data.hub import stream
 from anabranch.errors import ConfigError
 
@@ -99,11 +99,10 @@ class Documents:
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents of the source that the run file's `section` names, or of its mixture one after another.
-    Raises ConfigError if there are none."""
+    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError."""
     if not section.mixture:
-        return _some(section, _open_one(section))
-    parts = [_some(each, _open_one(each)) for each in (_component(section, one) for one in section.mixture)]
+        return _some(section)
+    parts = [_some(_component(section, each)) for each in section.mixture]
 
     def documents() -> Iterator[Document]:
         before = 0
@@ -131,17 +130,14 @@ def _component(section: DataSection, entry: str) -> DataSection:
     return replace(section, source=source, path=path, mixture=(), weights=())
 
 
-def _some(section: DataSection, documents: Documents) -> Documents:
-    """The documents from `data.skip` on, `data.documents` at most (a streamed source skips by itself)."""
+def _some(section: DataSection) -> Documents:
+    """Documents of one source from `data.skip` on, `data.documents` at most (streams skip by themselves)."""
+    documents = OPENERS[section.source](section)
     if not section.skip and not section.documents:
         return documents
     first = 0 if section.source == "hub" else section.skip
     end = first + section.documents if section.documents else None
     return replace(documents, open=lambda: islice(iter(documents), first, end))
-
-
-def _open_one(section: DataSection) -> Documents:
-    return OPENERS[section.source](section)
 
 
 def replace_undecodable(data: bytes) -> str:
@@ -378,8 +374,7 @@ def _field_text(value: object, section: DataSection, name: str) -> str:
             f'{name}: field "{section.text_field}" holds {type(value).__name__}, not text; '
             "correct data.text_field"
         )
-    # JSON can spell half of a surrogate pair, which UTF-8 cannot hold.
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
+    return clean(value)
 
 
 # ---- files ----------------------------------------------------------------------------------------
@@ -414,8 +409,7 @@ def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[
 
 
 def _undecodable(data: bytes) -> int:
-    """Number of undecodable places in `data`, for the remark to the user: U+FFFD that decoding as UTF-8 puts
-    in, without those that the text had."""
+    """Number of undecodable places in `data`: U+FFFD that decoding as UTF-8 adds to those of the text."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

@@ -191,8 +191,7 @@ def _byte_characters() -> list[str]:
 
 
 def _spelt_bytes(token: str) -> int:
-    """Number of UTF-8 bytes of a token that is written as in SentencePiece (▁ is a space, <0x0A> a byte) or
-    WordPiece (##ing)."""
+    """UTF-8 bytes of a token as of SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece (##ing)."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.removeprefix("##").replace("▁", " ").encode())

@@ -17,8 +17,7 @@ from anabranch.evaluation.task_file import Item
 
 @dataclass(frozen=True)
 class Scored:
-    """Continuation of an item: nats of its tokens (at most 0), their number, and True if each was the most
-    likely one."""
+    """Continuation of an item: nats of its tokens (at most 0), their number, True if each was likeliest."""
 
     nats: float
     tokens: int

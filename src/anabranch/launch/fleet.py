@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.errors import UserError
 
@@ -93,20 +91,16 @@ def planned(text: str, where: str) -> tuple[Group, ...]:
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [
-            _group(stage, machine, count)
+            _group(stage, str(machine), int(count))
             for stage, machines in enumerate(placement)
-            for machine, count in _as_counts(machines).items()
-            if stage > 0
+            for machine, count in machines.items()
+            if int(count) > 0 and stage > 0
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise UserError(f"{where} is not the output of `anabranch plan --json`") from None
     if not groups or sum(group.count for group in groups) > MOST_PEERS:
         raise UserError(f"{where}: its first plan has no relays, or too many")
     return tuple(groups)
-
-
-def _as_counts(machines: Mapping[str, Any]) -> dict[str, int]:
-    return {str(machine): int(count) for machine, count in machines.items() if int(count) > 0}
 
 
 def _group(stage: int, machine: str, count: int) -> Group:

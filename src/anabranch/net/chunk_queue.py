@@ -63,8 +63,7 @@ class ChunkQueue:
 
     def put(self, message: bytes, blob: Blob, priority: int) -> None:
         """Queue a message with its payload. priority: 0 (most urgent) to PRIORITIES - 1. The payload's buffer
-        is not copied. Raises ValueError for another priority, or a blob whose length does not fit its
-        shape."""
+        is not copied. Raises ValueError for another priority or an unfit blob."""
         if not 0 <= priority < PRIORITIES:
             raise ValueError(f"priority {priority} is not within 0..{PRIORITIES - 1}")
         outgoing = _Outgoing(message, blob)

@@ -15,8 +15,7 @@ from anabranch.net.resource_manager import Budgets, make_budgets
 _LARGEST_OF_LINK = 4
 #: Allowance (bytes) beyond the computed size of payloads, for rounding.
 PAYLOAD_SLACK_BYTES = 1 << 20
-#: Least bytes of an unfinished payload's connection in `Limits.stall_s`: 1 KiB per second in a minute, a
-#: fiftieth of the slowest home link.
+#: Least bytes of an unfinished payload's connection in `Limits.stall_s`: a fiftieth of the slowest home link.
 STALL_BYTES = 60 << 10
 #: Checks for progress in `Limits.stall_s` that must all find none: a suspended process is late for one.
 STALL_CHECKS = 4
@@ -67,14 +66,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class CarryLimits:
-    """Limits of a carrier, set by its owner. A link of two peers takes two circuits, one for each of its
-    connections."""
+    """Limits of a carrier, set by its owner. A link of two peers takes two circuits."""
 
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""
     circuits_of_peer: int = 64
-    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: a peer of a large swarm has
-    about as many neighbours."""
+    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: about its neighbours."""
     circuits_of_pair: int = 8
     """Most circuits from one peer to another, so that none takes all of another's: two links, replaced."""
     bytes_per_s: float = 0.0

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from anabranch.net.errors import IdentityError
-from anabranch.operating_system import lock
+from anabranch.operating_system import lock, write_atomically
 
 SIGNATURE_BYTES = 64
 _PEER_ID = re.compile(r"[0-9a-f]{64}")
@@ -188,21 +188,7 @@ def next_incarnation(path: Path) -> int:
                     "any this peer has used, or delete it together with the key to become a new peer"
                 )
             incarnation = int(text) + 1
-            _write_durably(path, f"{incarnation}\n")
+            write_atomically(path, f"{incarnation}\n".encode())
     except (OSError, UnicodeDecodeError) as error:
         raise IdentityError(f"cannot update the incarnation file {path}: {error}") from error
     return incarnation
-
-
-def _write_durably(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename must survive a power loss, too
-    finally:
-        os.close(folder)

@@ -141,8 +141,7 @@ Event = PeerUp | PeerDown | CostChanged | CapacityChanged | DemandChanged | Rece
 
 
 class Send(NamedTuple):
-    """Effect: send `message` to the neighbour `peer`, which is on `side` of this node. That neighbour
-    receives it as from `side.opposite`."""
+    """Effect: send `message` to the neighbour `peer` on `side`, which gets it as from `side.opposite`."""
 
     peer: str
     side: Side

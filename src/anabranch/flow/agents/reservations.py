@@ -31,8 +31,7 @@ class Reserved(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Message to the previous hop, passed on to the source: these units' reserved paths are out of date, and
-    the source must give the units up."""
+    """Message to the previous hop, passed on to the source, which must give these units up: paths changed."""
 
     units: tuple[UnitId, ...]
 
@@ -46,8 +45,7 @@ class Release(Message, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Reservation:
     """Place (capacity for one microbatch) that this node reserves for a unit. link: the working unit by which
-    it arrives (at the source: departs). reported: True if the source was told that the working path goes
-    elsewhere by now."""
+    it arrives (at the source: departs). reported: True if the source knows it goes elsewhere."""
 
     link: UnitId
     previous: str | None

@@ -45,8 +45,7 @@ class Excess:
 
     def _apply_result(self) -> bool:
         """Set the refusal price (`Market.limit`) by this source's finished search for free capacity: if no
-        free path was found, units that cost more than `Searches.bound` are refused, else no unit is. True if
-        the refusal price changed."""
+        free path was found, units above `Searches.bound` are refused, else none is. True if it changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:

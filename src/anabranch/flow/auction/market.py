@@ -40,8 +40,7 @@ MOVE_COLD, MOVE = 7.0, 4.0
 
 
 class Ranking:
-    """Next hops of a node, sorted by `OutLink.level` (cost of one more unit); hops of infinite cost are left
-    out."""
+    """Next hops of finite cost, sorted by `OutLink.level` (cost of one more unit)."""
 
     __slots__ = ("_level", "_sorted", "_two")
 
@@ -124,8 +123,7 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost (s) of a path from this node to its end, among the units that this node has
-        placed at next hops; 0 without any."""
+        """Greatest finite cost (s) of a path from here to its end, of units placed at next hops; 0: none."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property

@@ -12,8 +12,7 @@ TICK_S = 0.1
 #: The same under constant churn: 0.3 s sends a fifth fewer letters at 250 relays; 0.25 s changed nothing.
 TICK_UNCEASING_S = 0.25
 
-#: Upper bound of the round trip to a neighbour with the delay of a tick at both ends; twice the greatest link
-#: delay of the benchmarks is 0.6 s.
+#: Upper bound of the round trip to a neighbour with ticks at both ends; the benchmarks' links: up to 0.6 s.
 ROUND_TRIP_S = 1.0
 #: Longest delay of an acknowledgement, in which a letter with news may carry it. It must be below REPEAT_S.
 LINGER_S = ROUND_TRIP_S

@@ -17,8 +17,7 @@ from typing import NamedTuple
 #: Share of a mean pass in a microbatch's compute time at a peer: a pass is the mean of forward and backward,
 #: the whole is forward, backward and weight gradients.
 PASS = 1.0 / 3.0
-#: Least time (s) for which a sender holds a microbatch back until a better peer has a free slot: a plain
-#: choice, shorter waits bring nothing.
+#: Least time (s) for which a microbatch is held back for a better peer: a choice; less brings nothing.
 HOLD_MIN_S = 0.001
 #: Longest hold, in multiples of the time that the peer needs for all microbatches that it has: a peer that
 #: takes longer may be stuck. A plain choice.

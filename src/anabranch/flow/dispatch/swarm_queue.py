@@ -23,8 +23,7 @@ from anabranch.flow.dispatch.next_hop_policies import Candidate, Choice, Policy
 DEADLINE_S = 30.0
 #: Seconds of a ban: the published lifetime of an announcement.
 BAN_S = 300.0
-#: Expected seconds of a microbatch at a peer before any was measured, and weight of the newest measurement in
-#: the running mean. Both as published.
+#: Expected seconds of a microbatch at an unmeasured peer, and weight of the newest measurement, as published.
 FIRST_S, NEWEST = 1.0, 0.1
 
 

@@ -68,8 +68,7 @@ class Result:
 
     @property
     def kept(self) -> float | None:
-        """Throughput as a share of that without faults: in tokens, or in steps where these are not known;
-        None if it was not measured."""
+        """Throughput as a share of that without faults: in tokens if known, else in steps; None: unknown."""
         metrics, seconds = self.metrics, sum(record.seconds for record in self.calm)
         if (tokens := sum(record.tokens for record in self.calm)) and self.record.tokens:
             return self.record.tokens / self.record.seconds / (tokens / seconds)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from anabranch.node.chaos.fault_schedule import PlannedFault
 from anabranch.node.chaos.honest_seats import LostSeat
 
-#: Seconds after the kill of a process, or after a frozen one has woken, for which a suspicion or removal of
-#: that peer is put down to the fault.
+#: Seconds after a kill, or the end of a freeze, for which a suspicion or removal is put down to the fault.
 AFTERMATH_S = 15.0
 
 

@@ -48,8 +48,7 @@ MAX_EVENT_BYTES = 65536
 #: Most bytes that events of other peers may add to the event log in one process of the leader: a week of a
 #: hundred honest relays, at a step every 15 s.
 MAX_OTHERS_BYTES = 4 << 30
-#: Free bytes of the disk below which events of other peers are left out: the commit log and a checkpoint of a
-#: small model need them more.
+#: Free bytes of the disk below which others' events are left out: log and checkpoints need them more.
 MIN_FREE_BYTES = 256 << 20
 #: Seconds between two looks at the free disk.
 FREE_CHECK_S = 1.0

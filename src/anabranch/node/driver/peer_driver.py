@@ -47,8 +47,7 @@ class Machine(Protocol):
     """This machine's compute, for the driver. Both methods run on the worker thread and may import torch."""
 
     def describe(self, genesis: Genesis) -> ev.Described:
-        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
-        speed, and the run's settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
@@ -57,7 +56,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Why a peer's part in the run ended.
+    """Reason for the end of a peer's part in the run.
 
     ok: as planned. internal: by a defect of the program or an exhausted machine, after which a new process
     may go on. again: this machine may join the run again with the same ticket. unreached: the run could not
@@ -296,8 +295,7 @@ class LivePeer:
         self._worker.submit(lambda: computer.run(task, inputs), done)
 
     def _describe(self, genesis: Genesis) -> ev.Described | UserError:
-        """This machine's offer to the run, or why its user has to act first, as with a damaged corpus; on the
-        worker thread."""
+        """This machine's offer to the run, or why its user has to act first; on the worker thread."""
         try:
             return self.machine.describe(genesis)
         except UserError as error:

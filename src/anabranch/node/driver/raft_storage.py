@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from anabranch.checkpoint.directory import write_atomically
 from anabranch.errors import UserError, os_errors_named
+from anabranch.operating_system import write_atomically
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.hash_chain import LogError, Position
@@ -139,8 +139,7 @@ class RaftStorage:
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`; raises OSError if the disk is full. A system call may store a part of
-    the data and report no error."""
+    """Write all of `data` at `offset`, of which a system call may store a part without an error."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, offset)

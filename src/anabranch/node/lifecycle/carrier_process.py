@@ -29,8 +29,7 @@ REPORT_S = 60.0
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of a dedicated carrier. home: folder for its key. advertise: address at which others dial it,
-    "" for host:port."""
+    """Options of a dedicated carrier. home: folder for its key. advertise: "" for host:port."""
 
     ticket: Ticket
     home: Path
@@ -52,8 +51,7 @@ class CarrierProcess:
         self._told = ""
 
     async def run(self) -> str:
-        """Carry until the user ends it or the run refuses this process; returns the reason. Raises UserError
-        if the address cannot be used."""
+        """Carry until the user ends it or the run refuses this process; returns why. Raises UserError."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)

@@ -83,8 +83,7 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
-        speed, and the run's settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
@@ -151,8 +150,7 @@ def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
-    """Number of microbatches beyond the `resident` ones whose activations can be offloaded to host memory, as
-    the run file's `fleet.park` allows."""
+    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":

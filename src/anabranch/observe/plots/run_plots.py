@@ -44,8 +44,7 @@ class History:
 
 
 def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
-    """Collect the events for the plots. A step taken again (after a rollback or a resume) replaces the former
-    one."""
+    """Collect the events for the plots. A step that is taken again replaces the former one."""
     history = History()
     faults: list[float] = []
     for event in events:

@@ -174,8 +174,7 @@ class Peers:
         self._working = working
 
     def subtract_shares_after(self, t: int) -> None:
-        """Subtract the shares of steps after t from the peers' totals, as after a rollback; those of the last
-        STEPS_KEPT steps are known."""
+        """Subtract the shares of steps after t (of the last STEPS_KEPT) from the totals: a rollback."""
         while self._shares and self._shares[-1][0] > t:
             _, shares = self._shares.pop()
             for peer, share in shares.items():

@@ -188,8 +188,7 @@ def _upward(scale: Tensor) -> Tensor:
 
 
 def checked(payload: Tensor, size_bytes: int) -> Tensor:
-    """The payload, at a place in memory where wider numbers can be read. Raises BadPayload unless it is a
-    vector of `size_bytes` bytes."""
+    """The payload, aligned for wider numbers. Raises BadPayload unless it is `size_bytes` bytes."""
     if payload.dtype != torch.uint8 or tuple(payload.shape) != (size_bytes,):
         raise BadPayload(f"it is {payload.dtype} {tuple(payload.shape)}, not {size_bytes} bytes")
     aligned = payload.is_contiguous() and payload.storage_offset() % _WIDEST == 0
@@ -197,8 +196,7 @@ def checked(payload: Tensor, size_bytes: int) -> Tensor:
 
 
 def codec_named(name: str, block: int) -> Codec | None:
-    """Codec by its name in a run file; None for "none", which sends tensors as they are. block: elements of a
-    block (int8 and int4)."""
+    """Codec by its name in a run file; None for "none". block: elements of a block (int8 and int4)."""
     if name == "none":
         return None
     if name in ("bf16", "fp16"):

@@ -103,6 +103,14 @@ def logits_of(model: Model, weights: Weights, ids: Tensor, at: int | None = None
     return model.head(weights, x, at)
 
 
+def all_shapes(model: Model) -> dict[str, Shape]:
+    """Names and shapes of all parameters of a model."""
+    shapes = model.end_shapes()
+    for block in range(model.config.blocks):
+        shapes.update(model.block_shapes(block))
+    return shapes
+
+
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
     """Flat layout of the parameters of the stage `spec`, embedding and head included where it has them."""
     shapes: dict[str, Shape] = model.end_shapes() if spec.ends else {}

@@ -109,8 +109,7 @@ def parts_of(config: Any) -> CausalModel:
 
 @functools.lru_cache(maxsize=8)
 def counts_of(config: Any) -> Counts:
-    """Parameter and activation counts (`Counts`) of a registered model, by building it. Raises ConfigError if
-    it cannot be built."""
+    """Counts of a registered model, by building it. Raises ConfigError if it cannot be built."""
     parts = parts_of(config)
     blocks = [sum(p.numel() for p in block.parameters()) for block in parts.blocks]
     ends = {id(p): p.numel() for p in [*parts.embedding.parameters(), *parts.head.parameters()]}

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
 from anabranch.train.model.sizes import ModelConfig, id_columns, id_digit_bits
 
@@ -56,7 +57,7 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Why a received x, finite and of the right shape, is refused, as a clause; "" if accepted."""
+        """Reason to refuse a received x, finite and of the right shape, as a clause; "" if accepted."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -251,6 +252,12 @@ class StreamModel(ABC):
     config: ModelConfig
     stream: ResidualStream
     end_names: tuple[str, str, str]
+    embedding_scale: float = 1.0
+    initial_gain: float = 1.0
+
+    @abstractmethod
+    def block_shapes(self, block: int) -> dict[str, Shape]:
+        """Names and shapes of a block's parameters."""
 
     @abstractmethod
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
@@ -260,6 +267,13 @@ class StreamModel(ABC):
     @abstractmethod
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """x, normalised by the norm `name`."""
+
+    def _ends(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """Shapes of embedding and final norm, with those of an untied head and of a free block."""
+        if not self.config.tied:
+            shapes[self.end_names[2]] = (self.config.vocab_size, self.config.dim)
+        free = self.config.free_block
+        return shapes if free is None else shapes | self.block_shapes(free)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
         stream, fixed = self.stream, self.stream.fixed(x)

@@ -1,7 +1,6 @@
 """Presets of the run file: published systems as settings of one mechanism, each with its source.
 
-Only systems whose mechanism is here have a preset. What a preset cannot reproduce of its paper is said in
-`differs`. Imports no torch.
+Only systems whose mechanism is here have one; `differs` says what is not reproduced. Imports no torch.
 """
 
 from __future__ import annotations

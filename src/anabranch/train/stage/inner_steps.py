@@ -140,8 +140,7 @@ class _Island:
         return Moments(local.exp_avg, local.exp_avg_sq, self._first_steps, self._second_steps)
 
     def step(self, microbatches: Tensor, rate: float) -> float:
-        """Take an inner step with a learning rate on token ids (microbatches, rows, sequence + 1); returns
-        their loss sum (nats)."""
+        """Take an inner step on token ids (microbatches, rows, sequence + 1); returns their loss sum."""
         run, local, total = self._run, self.local, 0.0
         self._gradient.zero_()
         leaves = {

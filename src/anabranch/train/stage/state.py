@@ -76,8 +76,7 @@ class StageState:
 
     def fingerprint(self, key: str = "") -> str:
         """BLAKE3 of names, shapes, Adam's counter, weights and moments in name order, and what is kept for
-        delayed iterations. key: text that is hashed before them; the hash with another key can only be
-        computed from the whole state."""
+        delayed iterations. key: text hashed before them; another key's hash needs the whole state."""
         hasher = blake3.blake3(key.encode() + self.layout.header())
         hasher.update(f"{self.weights.dtype} {self.adam_step}".encode())
         for kind in _KINDS:
@@ -122,8 +121,7 @@ def _scalars(state: StageState) -> str:
 
 
 def _canonical(data: bytes) -> bytes:
-    """Safetensors file with a sorted header. The library writes metadata in any order, which would give
-    replicas of one state different bytes."""
+    """Safetensors file with a sorted header, as the library's order would give replicas different bytes."""
     size = int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     padded = header.ljust(-(-len(header) // 8) * 8)

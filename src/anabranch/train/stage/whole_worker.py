@@ -34,7 +34,7 @@ from anabranch.train.stage.inner_steps import (
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_model import WholeModel
-from anabranch.train.stage.worker import Refused, Worker, outputs
+from anabranch.train.stage.worker import Refused, Worker, outputs, tensor_of
 
 #: Answer of a data node to a loss, and of a relay to that.
 _ANSWER = torch.zeros(1, dtype=torch.uint8)
@@ -53,7 +53,7 @@ class _SumsOfRounds(Worker):
         if not bits:
             return super()._sum_part(task, inputs)
         result = super()._sum_part(replace(task, whole=False), inputs)
-        return Result(outputs=tuple(rounded_sums(_tensor(part), bits) for part in result.outputs))
+        return Result(outputs=tuple(rounded_sums(tensor_of(part), bits) for part in result.outputs))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         if self._rounds.has(task.t) and BITS[self._run.round.results]:
@@ -230,8 +230,7 @@ class WholeWorker(_SumsOfRounds):
         return ids[:, :-1], ids[:, 1:].contiguous()
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
-        """Received token ids (rows, sequence + 1) on the device. Raises Refused for another shape or type, or
-        an id that is not in the vocabulary."""
+        """Received token ids (rows, sequence + 1) on the device. Raises Refused (shape, type, vocabulary)."""
         vocabulary = self.model.config.vocab_size
         shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
         if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:
@@ -249,8 +248,3 @@ def packed_ids(ids: Tensor, vocab_size: int) -> Tensor:
     """Token ids (rows, n) as their bytes, lowest first, (rows, n, bytes of an id) uint8."""
     places = [(ids >> (8 * place)) & 255 for place in range(token_bytes(vocab_size))]
     return torch.stack(places, -1).to(torch.uint8)
-
-
-def _tensor(payload: object) -> Tensor:
-    assert isinstance(payload, Tensor)
-    return payload

@@ -167,10 +167,10 @@ class Worker:
                 raise Refused("the worker has no state yet: InitState or LoadState comes first")
             if isinstance(task, _OF_OPEN_ITERATION):
                 self._expect_open(task)
-            tensors = [_tensor(payload) for payload in inputs]
+            tensors = [tensor_of(payload) for payload in inputs]
             result = self._tasks[type(task)](task, tensors)
             if task.hashed and not result.error:
-                whole = [*tensors, *map(_tensor, result.outputs)]
+                whole = [*tensors, *map(tensor_of, result.outputs)]
                 result = replace(result, hashes=tuple(map(payload_hash, whole)))
         except Refused as refusal:
             result = Result(error=str(refusal))
@@ -535,7 +535,8 @@ class Worker:
         return token_ids(self._batches, self._run.batch.microbatches, t, index, self.device)
 
 
-def _tensor(payload: Payload) -> Tensor:
+def tensor_of(payload: Payload) -> Tensor:
+    """Payload as the tensor that it is. Raises Refused for another type."""
     if not isinstance(payload, Tensor):
         raise Refused(f"a payload is a {type(payload).__name__}, not a tensor")
     return payload

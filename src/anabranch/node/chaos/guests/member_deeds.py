@@ -44,8 +44,7 @@ class Role(Enum):
 
 @dataclass
 class Guest:
-    """Hostile peer, as its deed sees it. told: subjects (such as a step) of the lies that the peer has told,
-    so that each lie is told once."""
+    """Hostile peer, as its deed sees it. told: subjects (such as a step) of its lies, each told once."""
 
     peer: Peer
     told: set[object] = field(default_factory=set)
@@ -81,8 +80,7 @@ class Deed:
     """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
     those sent instead. talk: makes further messages, every EVERY_S seconds. compute: gets each task of the
     guest's worker with its inputs and right result, returns the result used instead, on the worker's thread.
-    proven: True if the run can prove the deed, so that the guest loses its seat where two honest replicas
-    serve its stage."""
+    proven: the run can prove it, where two honest replicas serve the stage."""
 
     name: str
     role: Role
