@@ -52,8 +52,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def plain_host(host: str) -> str:
-    """Host of a connection, as the other side would write it: a socket of both IP versions shows IPv4 as
-    ::ffff:192.0.2.1."""
+    """Host of a connection, as the other side writes it: dual sockets show IPv4 as ::ffff:192.0.2.1."""
     address = _address(host)
     return host if address is None or address.version == 6 else str(address)
 
@@ -105,8 +104,7 @@ def block_of(host: str) -> str:
 
 
 def foreign_block_of(host: str) -> str:
-    """`block_of(host)`; "" for this machine, whose processes are not strangers to each other, and for what is
-    no address."""
+    """`block_of(host)`; "" for this machine, whose processes are no strangers, and for no address."""
     address = _address(host)
     return "" if address is None or address.is_loopback else block_of(host)
 
@@ -124,7 +122,5 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def on_loopback(host: str) -> bool:
     """True if only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback

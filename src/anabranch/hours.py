@@ -20,15 +20,13 @@ WHEN_IDLE = "when idle"
 IDLE_CORES, BUSY_CORES = 0.25, 0.5
 #: Seconds for which a machine must be idle before it is lent. A choice: longer than a pause in reading.
 IDLE_S = 300.0
-#: Seconds between looks, and looks in a row that must find the owner back: a program that wakes up for a
-#: moment ends nothing.
+#: Seconds between looks, and looks in a row that must find the owner back, not one busy moment.
 LOOK_S, LOOKS = 10.0, 2
 
 
 @dataclass(frozen=True)
 class Hours:
-    """Hours of every day in which a volunteer lends the machine, in minutes since midnight; they may pass
-    midnight."""
+    """Hours of a day in which a machine is lent, in minutes since midnight; they may pass midnight."""
 
     start: int
     end: int

@@ -34,6 +34,17 @@ def lock(handle: int, wait: bool = False) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of a new file."""
+    temporary = path.with_name(f".{path.name}.unfinished")
+    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    flush_folder(path.parent)
+
+
 def flush_folder(path: Path) -> None:
     """Flush a folder to the disk, which makes the renames in it durable."""
     try:
@@ -91,8 +102,7 @@ class OtherPrograms:
     """Meter of the processor cores that other programs use.
 
     On Linux programs of low priority (nice) do not count, such as further peers of this machine. Elsewhere
-    the load average of a minute is used, less this process's share. Raises OSError where the system tells
-    neither, as on Windows.
+    the load average of a minute is used, less this process's share. Raises OSError without either (Windows).
     """
 
     def __init__(self) -> None:
@@ -118,8 +128,7 @@ class OtherPrograms:
 
 
 def _normal_cpu_s() -> float:
-    """Seconds of processors in use by programs of normal priority and by the kernel, since Linux was
-    started."""
+    """Processor seconds of programs of normal priority and of the kernel since Linux was started."""
     # cpu user nice system idle iowait irq softirq ...
     words = Path("/proc/stat").read_text("ascii").split(maxsplit=8)
     user, system, irq, softirq = (int(words[column]) for column in (1, 3, 6, 7))

@@ -34,12 +34,13 @@ def evaluate(
     >>> found.scores["accuracy"].value                                     # doctest: +SKIP
     0.75
     """
+    from anabranch.api.model import load
     from anabranch.evaluation.task_file import read_task
 
     if limit < 0:
         raise UserError("limit must not be negative; 0 takes all lines")
     read = read_task(task, limit)
-    trained = path if not isinstance(path, str | Path) else _loaded(path, step)
+    trained = load(path, step) if isinstance(path, str | Path) else path
 
     from anabranch.evaluation.evaluate import EvaluatedModel
     from anabranch.evaluation.evaluate import evaluate as score
@@ -51,12 +52,6 @@ def evaluate(
     functions = build(trained.config, on, next(iter(weights.values())).dtype)
     model = EvaluatedModel(trained.path, trained.t, functions, PlainWeights(weights), trained.tokenizer, on)
     return score(model, read)
-
-
-def _loaded(path: str | Path, step: int | None) -> TrainedModel:
-    from anabranch.api.model import load
-
-    return load(path, step)
 
 
 def _device(name: str) -> torch.device:

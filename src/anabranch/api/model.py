@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import ConfigError, RunConfig, load_run_file
+from anabranch.config import ConfigError, load_run_file
 from anabranch.errors import UserError, os_errors_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anabranch.data.tokenizers import TextTokenizer
-    from anabranch.train.adapters.lora import LoraModel
     from anabranch.train.model.interface import Model
     from anabranch.train.model.sizes import ModelConfig
 
@@ -83,8 +82,7 @@ class TrainedModel:
         separator token ends them.
 
         temperature: 0 takes the most likely token each time. top_k: draw from this many most likely tokens, 0
-        from all. seed: of the draws; the same arguments give the same ids. Raises UserError for a value out
-        of range.
+        from all. seed: of the draws; the same arguments give the same ids. Raises UserError.
         """
         from anabranch.train.reference.generate import generate as draw
 
@@ -98,13 +96,11 @@ class TrainedModel:
             raise UserError(str(error)) from None
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Token ids of a prompt. An empty prompt is the separator token alone, after which a
-        document begins."""
+        """Token ids of a prompt; an empty one is the separator alone, after which a document begins."""
         return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
 
     def decode(self, prompt: str, ids: Sequence[int]) -> str:
-        """Text of a prompt and of `ids`, which continue it. Both are decoded together, as the bytes of one
-        character may be split between them."""
+        """Text of a prompt and the `ids` after it, decoded together: a character's bytes may be split."""
         return self.tokenizer.decode([*self.prompt_ids(prompt), *ids])
 
     def generate(
@@ -138,11 +134,12 @@ class TrainedModel:
         Raises UserError if the run trained no adapters, or as `export` does.
         """
         from anabranch.checkpoint.peft import export_peft
+        from anabranch.train.adapters.lora import adapted
 
         if not self.adapters:
             raise UserError(f"{self.path}: the run trained no adapters (lora.rank = 0): export it to hf")
         run = load_run_file(RunDirectory.open(self.path).run_file)
-        model = _adapted(run, self.config)
+        model = adapted(run, self.config)
         base = run.model.initial_weights
         return self._export(
             Path(out), lambda: export_peft(self.adapters, model, base, Path(out))
@@ -194,23 +191,12 @@ def load(path: str | Path, step: int | None = None) -> TrainedModel:
     adapters: dict[str, Tensor] = {}
     if run.lora.rank:
         from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
-        from anabranch.train.adapters.lora import merged
+        from anabranch.train.adapters.lora import adapted, merged
 
-        model, adapters = _adapted(run, config), weights
+        model, adapters = adapted(run, config), weights
         model.use(whole_frozen(run, model, FrozenStore(directory.frozen)))
         weights = merged(model, adapters)
     return TrainedModel(directory.path, config, t, weights, directory.corpus / TOKENIZER, adapters)
-
-
-def _adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
-    """Model of a run that trains adapters, without its frozen weights."""
-    import torch
-
-    from anabranch.train.adapters.lora import LoraModel, run_model
-
-    model = run_model(run, config, torch.device("cpu"))
-    assert isinstance(model, LoraModel)
-    return model
 
 
 def _load_hf(folder: Path) -> TrainedModel:
@@ -236,8 +222,7 @@ def generate(
     """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
     `path`.
 
-    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as they
-    do.
+    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError.
     """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 
@@ -245,7 +230,6 @@ def generate(
 def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
     """Write a trained model as a folder that Hugging Face transformers loads; returns the folder.
 
-    path, step: as in `load`. out: a new or an empty folder. Raises UserError as `load` and
-    `TrainedModel.export` do.
+    path, step: as in `load`. out: a new or an empty folder. Raises UserError as both do.
     """
     return load(path, step).export(out)

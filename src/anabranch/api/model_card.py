@@ -136,6 +136,5 @@ def _contributors(found: Ledger) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """Text that a stranger chose, escaped for Markdown: one line of at most NAME_MAX characters, without
-    markup."""
+    """A stranger's text, escaped for Markdown: one line of at most NAME_MAX characters, without markup."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]()<>|#!" else sign for sign in plain(text, NAME_MAX))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anabranch.checkpoint.directory import RunDirectory
@@ -193,8 +193,7 @@ class Run:
             time.sleep(INTERVAL_S)
 
     def metrics(self, past: bool = False) -> Iterator[Metrics]:
-        """Figures of each committed step and of each evaluation, as `events` yields them. past: as in
-        `events`."""
+        """Figures of each committed step and evaluation, as `events` yields them. past: as in `events`."""
         from anabranch.observe.metrics.writers import MetricExporter
 
         collected = _Collector()
@@ -240,8 +239,7 @@ class Run:
         self._close()
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
-        """Recompute every step on this machine and compare; parameters and result are those of
-        `anabranch.verify`."""
+        """Recompute every step here and compare; parameters and result are those of `anabranch.verify`."""
         return verify(self.path, jobs, independent)
 
     def load(self, step: int | None = None) -> TrainedModel:
@@ -253,9 +251,7 @@ class Run:
     def __enter__(self) -> Run:
         return self if self.running else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:

@@ -80,8 +80,7 @@ def join(
 
 def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
     """Ticket that permits taking part; as an auditor if `audits`. Raises NetError if it is none or has
-    expired, UserError if it permits watching only, is for the other command, or is a data node's and there is
-    no corpus."""
+    expired, UserError if it permits watching only, is for the other command, or needs a corpus."""
     from anabranch.net.ticket import AUDITOR, parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())
@@ -101,8 +100,7 @@ def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
 
 
 def home_of(ticket: Ticket) -> Path:
-    """Default folder for the ticket's run. Raises UserError if the run's name, which a stranger chose, is no
-    plain folder name."""
+    """Default folder for the ticket's run. Raises UserError if the run's name is no plain folder name."""
     run_id = ticket.grant.run
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", run_id):
         raise UserError(

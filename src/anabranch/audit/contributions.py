@@ -34,8 +34,7 @@ ACCUSERS = 2
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of work: a peer, the name that its owner chose, the key of its ticket, and the stage that it
-    served."""
+    """Origin of work: a peer, the name that its owner chose, its ticket's key, and its stage."""
 
     peer: str
     name: str
@@ -49,8 +48,7 @@ class Contribution:
     -> number of units in committed steps. tokens: target tokens of these microbatches; at stage 0, where a
     microbatch has two units, only the head's count. steps: iterations in which units counted. signed: units
     whose owner's receipt has its hash in the commit. audited: units that an auditor computed again and found
-    the same. verdicts: verdict -> number of findings, those about void commits included. revoked: reason, ""
-    if none."""
+    the same. verdicts: verdict -> findings, also about void commits. revoked: reason, ""."""
 
     sources: list[Source]
     units: Counter[int] = field(default_factory=Counter)
@@ -92,8 +90,7 @@ class Contribution:
 @dataclass
 class Ledger:
     """Contributions to a run. steps: commits that count, skipped iterations included. skipped: those
-    iterations. rolled_back: commits made void. stage_units: stage -> units in the commits that count. rows:
-    one for each source."""
+    iterations. rolled_back: commits made void. stage_units: stage -> units that count. rows: one a source."""
 
     run: str
     steps: int
@@ -131,8 +128,7 @@ def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> li
 
 @dataclass
 class _Counted:
-    """Committed step that was not rolled back, with the sources of its members and the hash of its log
-    entry."""
+    """Committed step that counts, with the sources of its members and the hash of its log entry."""
 
     commit: Commit
     base: str
@@ -175,8 +171,7 @@ class _Accounts:
                     self.counted = kept
 
     def _source(self, peer: str, stage: int) -> Source:
-        """Source of the work of `peer` at `stage`, with the newest name and ticket that the log has so
-        far."""
+        """Source of the work of `peer` at `stage`, with the newest name and ticket in the log so far."""
         member = self._members.get(peer)
         name = plain(member.name, NAME_MAX) if member is not None else ""
         return Source(peer, name, member.ticket if member is not None else "", stage)
@@ -185,8 +180,7 @@ class _Accounts:
         return self.by_source.setdefault(source, Contribution([source]))
 
     def count(self, each: _Counted, unit_tokens: int) -> None:
-        """Count the units of a committed step for the peers that computed them. unit_tokens: target tokens of
-        a microbatch."""
+        """Count the units of a committed step for their peers. unit_tokens: target tokens of a microbatch."""
         for stage, part in enumerate(each.commit.stages):
             receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
@@ -228,8 +222,7 @@ class _Accounts:
             row.convicted = source.peer in wrong and source.peer in self._revoked
 
     def revocations(self) -> None:
-        """Enter the reasons why peers or their tickets were revoked; a revoked peer without work gets a row,
-        too."""
+        """Enter why peers or their tickets were revoked; a revoked peer without work gets a row, too."""
         revoked = self._revoked
         for member in self._members.values():
             if member.id in revoked and not any(source.peer == member.id for source in self.by_source):
@@ -241,8 +234,7 @@ class _Accounts:
 def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int) -> Ledger:
     """Contributions to a run, from the lines of its commit log and the `audit` events of its event log.
 
-    unit_tokens: target tokens of a microbatch. Raises LogError for a line that does not follow the one
-    before.
+    unit_tokens: target tokens of a microbatch. Raises LogError for a broken log.
     """
     read = _Accounts(lines)
     for each in read.counted:

@@ -18,8 +18,7 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 @dataclass
 class DifferenceCount:
     """Counts of compared values of one kind, of those that differ, and of differing bits. `first`: place of
-    the first difference. It is also appended to `firsts`, a list that the counts of all kinds share, to know
-    the first difference of all."""
+    the first difference. It is also appended to `firsts`, which the counts of all kinds share."""
 
     compared: int = 0
     differ: int = 0
@@ -35,8 +34,7 @@ class DifferenceCount:
         self._count(1, int(bits > 0), bits, where)
 
     def numbers(self, ours: Sequence[float], theirs: Sequence[float], where: str, item: str) -> None:
-        """Compare two sequences of floats; a value that only one of them has differs. The place of a value is
-        `where`, `item` and its index."""
+        """Compare two sequences of floats; a value of only one differs. Place: `where`, `item` and index."""
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             self.number(a, b, f"{where}, {item} {index}")
         shorter, longer = sorted((len(ours), len(theirs)))
@@ -44,8 +42,7 @@ class DifferenceCount:
             self._count(1, 1, 0, f"{where}, {item} {index}")
 
     def word(self, ours: object, theirs: object, where: str) -> None:
-        """Compare two hashes or counters for equality, and add the result to the counts. where: place of the
-        value."""
+        """Compare two hashes or counters for equality, and count the result. where: place of the value."""
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:
@@ -67,8 +64,7 @@ class DifferenceCount:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite if it is not
-    finite."""
+    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite for NaN."""
     a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
     apart, length = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
     if apart == 0.0:

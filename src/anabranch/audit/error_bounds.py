@@ -90,8 +90,7 @@ def _counted_losses(commit: Commit) -> list[float]:
 
 
 def permuted(number: int, microbatches: int) -> Order:
-    """Function from an iteration to its microbatches in the order of permutation `number`; 0 is the
-    identity."""
+    """Function from an iteration to its microbatches in the order of permutation `number` (0: identity)."""
 
     def order(t: int) -> Sequence[int]:
         indices = list(range(microbatches))
@@ -127,8 +126,7 @@ def permutations(
 ) -> Generator[Vectors, None, None]:
     """Results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`); up to
     `jobs` run at the same time. `advance` is called with the number of iterations that were replayed since
-    its last call. Each replay runs in one process: a float sum that processes share would depend on their
-    number."""
+    its last call. Each replay runs in one process, as shared float sums depend on their number."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)

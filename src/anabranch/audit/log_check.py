@@ -52,9 +52,8 @@ class LoggedRun:
 
 
 def read_log(path: Path) -> LoggedRun:
-    """Read and check a log; contradictions in its contents become its `problems`. Raises UserError if the log
-    is empty, does not begin with a genesis record, or a whole line cannot be read or breaks the hash
-    chain."""
+    """Read and check a log; contradictions in its contents become its `problems`. Raises UserError for a log
+    that is empty, has no genesis at its begin, or a line that is unreadable or breaks the chain."""
     lines, torn_bytes = log_lines(path)
     checker = _LogChecker()
     position = Position()
@@ -112,8 +111,7 @@ class _LogChecker:
     _adam: dict[int, int] = field(default_factory=lambda: {0: 0})
     _membership: Membership = field(default_factory=Membership)
     _leaving: dict[str, tuple[Member, int]] = field(default_factory=dict)
-    """Peers removed since the last step, which may still be in its reduce: peer -> (member, first iteration
-    served)."""
+    """Peers removed since the last step, maybe still in its reduce: (member, first iteration served)."""
     _where: str = ""
     _plan: Plan = ()
     """Plan of the next round; () if the next iteration is none."""
@@ -247,8 +245,7 @@ class _LogChecker:
         self._plan = self._plans[commit.t] = plan
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
-        """Check that a logged evaluation is of the state after step t, the one before its record: the replay
-        evaluates no other state."""
+        """Check that a logged evaluation is of the state after step t before it: the replay has no other."""
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 

@@ -147,8 +147,7 @@ class Comparison:
         if t == 0:
             self._state("the initial state", self.log.genesis.fingerprints, reference)
         elif t == self.log.history.t and t in self.log.states:
-            # All other states are logged with the step that follows; the last one is logged by a rollback or
-            # a skipped step only.
+            # Other states are logged with the next step; the last one by a rollback or skip only.
             self._state(f"the state after step {t}", self.log.states[t], reference)
         if t in self.checkpoints:
             self._checkpoint(t, reference)
@@ -159,8 +158,7 @@ class Comparison:
                 self.counts["fingerprints"].word(theirs, ours, f"{where}, stage {stage}")
 
     def _schedule(self, commit: Commit) -> None:
-        """Compare the values of a commit that need no replay: batch hash, learning rate and the other step
-        scalars."""
+        """Compare the values of a commit that need no replay: batch hash, learning rate, other scalars."""
         run, t = self.inputs.run, commit.t
         if rounds_of(run).has(t):
             self._round_schedule(commit)
@@ -252,8 +250,7 @@ class Comparison:
 
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
-    """(steps of the checkpoints on the log's current branch, problems of others, notes on those of steps that
-    were rolled back)."""
+    """(steps of checkpoints on the log's current branch, problems of others, notes on rolled back ones)."""
     usable, problems, notes = [], [], []
     for t in inputs.directory.checkpoints():
         manifest = inputs.directory.manifest(t)

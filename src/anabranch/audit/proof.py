@@ -163,8 +163,7 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
-    """Reason in words why the proof file is about no contribution of this log; "" if it is about one. hashed:
-    hash of the receipt."""
+    """Mismatch of the proof file with this log, in words; "" if there is none. hashed: the receipt's hash."""
     about = receipt.run, receipt.t, receipt.stage, receipt.peer
     if about != (proof.run_id, proof.step, proof.stage, proof.subject):
         return "its receipt is about another run, step, stage or peer than the file says"
@@ -186,8 +185,7 @@ def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged |
 
 
 def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """Words for the first input of a sum whose seal is not its sender's signature; None if all seals are
-    right."""
+    """Words for the first input of a sum whose seal its sender did not sign; None if all are right."""
     for total in receipt.sums:
         name = part_name(receipt.term, receipt.number, total.part)
         for _, came in total.inputs:

@@ -41,8 +41,7 @@ class SequentialStepper:
 
 
 class Observer(Protocol):
-    """Interface of what a replay tells about every iteration: what was logged (`commit`), and what was
-    computed now (`record`)."""
+    """Listener of a replay: for every iteration what was logged (`commit`) and computed now (`record`)."""
 
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 
@@ -52,8 +51,7 @@ class Observer(Protocol):
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
-        """Called when the state after iteration t was evaluated. windows: (loss sum, tokens) of each held-out
-        window."""
+        """Called when the state after iteration t was evaluated. windows: (loss sum, tokens) of each."""
         ...
 
     def reached(self, t: int, reference: Reference) -> None:

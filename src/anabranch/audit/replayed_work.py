@@ -1,5 +1,4 @@
-"""Work of one stage in one past step, computed again in a single process: hashes of everything that its
-replicas received and sent."""
+"""Work of a stage in a past step, computed again in one process: hashes of all that was received and sent."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ from anabranch.train.stage.stage import Stage
 class ReplayedWork:
     """Hashes of one stage's work in a step. units: microbatch -> hashes of activation in, gradient in,
     activation out, gradient out. parts: member's position -> hashes of the parts of its gradient sum. sums:
-    part -> hash of the members' parts added up. overflows: microbatch -> tensor that overflowed; such a
-    microbatch has no hashes."""
+    part -> hash of the members' parts added up. overflows: microbatch without hashes -> tensor."""
 
     units: dict[int, tuple[str, str, str, str]] = field(default_factory=dict)
     parts: dict[int, tuple[str, ...]] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from anabranch.checkpoint.directory import RunDirectory
@@ -22,7 +21,7 @@ from anabranch.data.corpus import Corpus, open_corpus
 from anabranch.data.hub import model_folder
 from anabranch.protocol.log.records import Genesis
 from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
-from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.adapters.lora import adapted
 from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.reference.reference import Reference
@@ -67,9 +66,7 @@ def open_inputs(run_dir: Path) -> Inputs:
         _, initial = import_hf(model_folder(run.model.initial_weights))
     model = model_config(run.model, corpus.vocab_size)
     if run.lora.rank:
-        built = run_model(run, model, torch.device("cpu"))
-        assert isinstance(built, LoraModel)
-        frozen = whole_frozen(run, built, FrozenStore(directory.frozen))
+        frozen = whole_frozen(run, adapted(run, model), FrozenStore(directory.frozen))
     return Inputs(directory, run, corpus, model, Batches(corpus, run.batch, run.run.seed), initial, frozen)
 
 

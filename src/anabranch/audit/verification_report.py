@@ -13,8 +13,7 @@ from anabranch.observe.wording import counted
 #: Version of the JSON result.
 RESULT_VERSION = 1
 
-#: Guarantee that a run and this machine allow -> its meaning. "bits" needs exact sums and one numerics class,
-#: "bound" one numerics class.
+#: Guarantee of a run and this machine -> meaning. "bits" needs exact sums, and both one numerics class.
 PROMISES = {
     "bits": "every bit is that of a single process",
     "bound": "every tensor is within its bound of a single process",
@@ -91,7 +90,7 @@ class Report:
     problems: Sequence[str]
     notes: Sequence[str]
     policy: str
-    """How steps follow each other: synchronous, delayed, or in rounds, with the rules of these."""
+    """Text for the kind of steps: synchronous, delayed, or in rounds, with the rules of these."""
     holds: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,8 +185,7 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Text lines with a title and the greatest distance of each kind (weights, the two moments, each
-    series)."""
+    """Text lines: a title and the greatest distance of each kind (weights, moments, each series)."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):

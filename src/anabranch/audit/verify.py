@@ -1,5 +1,4 @@
-"""Entry point of `anabranch verify`: joins the replay, the comparison with the log (`log_comparison.py`) and
-the promise that must hold."""
+"""Entry point of `anabranch verify`: joins the replay, the comparison with the log and the promise."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def verify(
 
 
 def policy_of(run: RunConfig) -> str:
-    """Policy by which steps follow each other in a run, in one line: with rounds, all rules of the run file
-    that are not the usual ones."""
+    """Policy by which a run's steps follow each other, in a line: with rounds, all unusual rules."""
     if not run.round.slots:
         delayed = ", then two in flight, each on weights predicted one step ahead" * run.iteration.delay
         return f"synchronous steps{delayed}"

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from anabranch import RUN_DIRECTORY_VERSION
 from anabranch.errors import UserError, os_errors_named
-from anabranch.operating_system import flush_folder, lock
+from anabranch.operating_system import flush_folder, lock, write_atomically
 
 #: Version of a checkpoint's manifest.
 CHECKPOINT_VERSION = 1
@@ -42,8 +42,7 @@ _UNFINISHED = ".unfinished-"
 
 
 class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Manifest entry of one stage's file in a checkpoint. `blake3`: hash of the file's bytes. `fingerprint`:
-    hash of the state in it."""
+    """Manifest entry of a stage's file in a checkpoint. blake3: of its bytes. fingerprint: of its state."""
 
     name: str
     size_bytes: int
@@ -99,8 +98,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is not one, has another version, or holds a link or
-        special file."""
+        """Open a run directory. Raises UserError for another folder or version, or a link or special file."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -221,8 +219,7 @@ class RunDirectory:
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
-        `keep`; returns the deleted steps. Later ones are damaged or of steps that were rolled back, and
-        stay."""
+        `keep`; returns the deleted steps. Later ones (damaged, rolled back) stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]
@@ -235,8 +232,7 @@ class RunDirectory:
         return old
 
     def manifest(self, t: int) -> CheckpointManifest:
-        """Manifest of the checkpoint of step t. Raises UserError if it is missing, damaged, or of another
-        version."""
+        """Manifest of the checkpoint of step t. Raises UserError (missing, damaged, another version)."""
         path = self.checkpoint_path(t) / "manifest.json"
         try:
             data = path.read_bytes()
@@ -260,8 +256,7 @@ class RunDirectory:
 
     def read_stage(self, t: int, stage: int) -> bytes:
         """Read one stage's snapshot bytes from the checkpoint of step t, checked for size and hash. Raises
-        UserError if the file is missing, truncated or changed; it names the file and a checkpoint to use
-        instead."""
+        UserError, which names the file and a checkpoint to use instead."""
         entry = self.manifest(t).stages.get(stage)
         if entry is None:
             raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")
@@ -285,17 +280,6 @@ class RunDirectory:
         else:
             advice = "there is no earlier checkpoint: restore this one from a copy, or start the run again"
         return UserError(f"{path}: {problem}; {advice}")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file `path` by `data`; a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.unfinished")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    flush_folder(path.parent)
 
 
 def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> StageFile:

@@ -26,7 +26,7 @@ from torch import Tensor
 from anabranch.data.tokenizers import TextTokenizer
 from anabranch.errors import ConfigError, UserError
 from anabranch.train.model.dense_equivalent import dense_equivalent
-from anabranch.train.model.interface import build
+from anabranch.train.model.interface import all_shapes, build
 from anabranch.train.model.sizes import ModelConfig, validate
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -123,8 +123,7 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
     `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
     written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist or
     must be empty; it is written atomically. Raises UserError if it is in use or `CLASSES` lacks the
-    architecture, ConfigError if the tokenizer cannot be read, ValueError if a tensor is missing, unknown or
-    of another shape.
+    architecture, ConfigError for the tokenizer, ValueError for the tensors.
     """
     check_unused(out)
     if model.architecture not in CLASSES:
@@ -154,8 +153,7 @@ def check_unused(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context manager of a folder to write, which becomes `out` at the end if nothing was raised. Raises
-    UserError if `out` is in use."""
+    """Context manager of a folder that becomes `out` at a good end. Raises UserError if `out` is in use."""
     check_unused(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -377,10 +375,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def _check_tensors(tensors: Mapping[str, Tensor], model: ModelConfig) -> None:
     """Raise ValueError unless `tensors` are exactly the parameters of `model` by name and shape."""
-    plan = build(model, torch.device("cpu"), torch.float32)
-    shapes = plan.end_shapes()
-    for block in range(model.blocks):
-        shapes.update(plan.block_shapes(block))
+    shapes = all_shapes(build(model, torch.device("cpu"), torch.float32))
     for name in shapes.keys() - tensors.keys():
         raise ValueError(f"the tensor {name} is missing")
     for name, tensor in tensors.items():

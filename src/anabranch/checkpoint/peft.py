@@ -21,8 +21,7 @@ def export_peft(adapters: Mapping[str, Tensor], model: LoraModel, base: str, out
     """Write a folder that `PeftModel.from_pretrained` loads.
 
     `adapters` are the trained tensors by name. base: name or path of the model that they belong to. `out`
-    must not exist or must be empty. Raises UserError if it is in use, ValueError if a tensor is missing or of
-    another shape.
+    must not exist or must be empty. Raises UserError if it is in use, ValueError for the tensors.
     """
     shapes = {
         name: shape

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from anabranch.checkpoint.directory import write_atomically
 from anabranch.errors import UserError
+from anabranch.operating_system import write_atomically
 
 #: Version of the format.
 PROOF_VERSION = 1

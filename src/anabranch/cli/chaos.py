@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.cli.support.arguments import add_json, add_new_run_dir, check_range, free_path
+from anabranch.cli.support.arguments import add_json, add_new_run_dir, check_range
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.config import Range
 from anabranch.errors import UserError
@@ -151,8 +151,7 @@ def _with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def free_port(host: str) -> int:
-    """A free port that the kernel does not assign to outgoing connections. Raises UserError if PORT_TRIES
-    random ones are in use."""
+    """Free port that the kernel does not give to outgoing connections. Raises UserError after PORT_TRIES."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(PORT_TRIES):
         port = secrets.choice(PORTS)
@@ -165,6 +164,7 @@ def free_port(host: str) -> int:
 def _experiment(args: argparse.Namespace) -> Result:
     """Run the swarm without faults, with faults, and without faults again; compare and verify. Each run
     without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes there are none."""
+    from anabranch.api.run import free_path
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.train import emulated_network
     from anabranch.config import relays_by_stage
@@ -177,10 +177,9 @@ def _experiment(args: argparse.Namespace) -> Result:
     from anabranch.observe.wording import duration
 
     config = configured(args.run_file, args.population, args.preset or "")
-    path = args.run_dir or free_path(Path("runs") / config.run.name)
-    calm_minutes = args.calm_minutes
-    if calm_minutes is None:
-        calm_minutes = min(CALM_MINUTES, CALM_SHARE * args.minutes)
+    path = args.run_dir or free_path(config)
+    default = min(CALM_MINUTES, CALM_SHARE * args.minutes)
+    calm_minutes = default if args.calm_minutes is None else args.calm_minutes
     settings = Settings(
         population=sum(relays_by_stage(config)),
         stages=config.pipeline.relay_stages,
@@ -225,8 +224,7 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 
 def _copy(directory: RunDirectory, name: str) -> RunDirectory:
-    """Copy the run directory of a run that has not begun to DIRECTORY-NAME beside it. Raises UserError if
-    that exists already."""
+    """Copy the directory of a run that has not begun to DIRECTORY-NAME. Raises UserError if that exists."""
     from anabranch.checkpoint.directory import RunDirectory
 
     path = directory.path.with_name(f"{directory.path.name}-{name}")

@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _addresses_in(text: str) -> list[str]:
-    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError,
-    e.g. if the ticket has expired."""
+    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError."""
     from anabranch.net.ticket import parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

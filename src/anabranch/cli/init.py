@@ -55,8 +55,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 }
 #: Keys that --wire sets.
 _WIRE = ("wire.activations", "wire.gradients")
-#: Value of --wire that makes a subspace model, and the share of the model's width that its cuts carry unless
-#: --subspace says how much.
+#: Value of --wire for a subspace model, and share of the width that its cuts carry unless --subspace says.
 _SUBSPACE, _CARRIED = "subspace", 1 / 8
 
 

@@ -183,8 +183,7 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
 
 def _lower_priority(nice: int | None, hours: str) -> None:
     """Let other programs go first. nice: None for the default, IDLE_NICE for a machine that is lent when
-    idle, so that its owner is not slowed down and further peers of the machine are not taken for the
-    owner."""
+    idle: its owner is not slowed down, and its further peers are not taken for the owner."""
     if nice is None:
         nice = IDLE_NICE if hours and isinstance(parse_hours(hours), WhenIdle) else 0
     if nice and hasattr(os, "nice"):
@@ -194,8 +193,7 @@ def _lower_priority(nice: int | None, hours: str) -> None:
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
     """Text of the ticket: the words of the command line (a shell made several of one with spaces or line
     breaks), else a file's, else the environment's. Raises UserError if there is none, or if both words and a
-    file are given. patience_s: seconds to wait for the file, which a starting leader may not have written
-    yet."""
+    file are given. patience_s: seconds to wait for the file, which a starting leader writes late."""
     if words and file is not None:
         raise UserError("a ticket and --ticket-file: give one of them")
     if words:
@@ -222,8 +220,7 @@ def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> s
 
 
 def _of_relays(text: str) -> str:
-    """Ticket for relays in the text of a tickets.json; "" if the text is incomplete, as while it is being
-    written."""
+    """Ticket for relays in the text of a tickets.json; "" if that is still being written."""
     try:
         return str(json.loads(text)["relay"])
     except (ValueError, KeyError, TypeError):

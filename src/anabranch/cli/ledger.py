@@ -65,9 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(found: Ledger, names: Mapping[str, str]) -> list[str]:
-    """Lines of at most 99 columns: a summary of the ledger `found`, heads of the columns, and a line for each
-    person, which is all peers of one name and one ticket. names: key of a ticket -> its name, for the column
-    TICKET."""
+    """Lines of at most 99 columns: a summary of the ledger `found`, heads of columns, and a line for each
+    person, which is all peers of one name and one ticket. names: key of a ticket -> its name."""
     units = counted(found.stage_units.total(), "unit")
     summary = f"{counted(found.steps, 'committed step')}, {units} of work"
     if found.skipped:
@@ -130,6 +129,5 @@ def _csv(found: Ledger, names: Mapping[str, str]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Cell with an apostrophe before a text that a spreadsheet would take for a formula: names and reasons
-    may be of strangers."""
+    """Cell; a text of a stranger that a spreadsheet would take for a formula gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -20,8 +20,7 @@ from anabranch.cli.support.outputs import print_error
 from anabranch.errors import UserError, words_of
 from anabranch.net.errors import NetError
 
-#: Short help of each command, in the order in which a user meets them. A command's module has its name,
-#: with "_" for "-".
+#: Short help of each command, in the order of use. A command's module has its name, with "_" for "-".
 COMMANDS = {
     "init": "write a commented run file (TOML)",
     "data": "prepare the corpus of a run file, and say its documents, tokens and epochs",
@@ -93,8 +92,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def entry() -> NoReturn:
-    """Installed command `anabranch`: run `main` and exit with its status. Ctrl+C during the interpreter's
-    shutdown is ignored."""
+    """Installed command `anabranch`: exit with `main`'s status. Ctrl+C during the shutdown is ignored."""
     try:
         sys.exit(main())
     finally:
@@ -105,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argv: arguments after the program's name (None: this
     process's).
 
-    Bad input is one line on stderr and status 2, Ctrl+C is status 130. Usage errors and --help end the
-    process (SystemExit).
+    Bad input is a line on stderr and status 2, Ctrl+C status 130. Usage errors and --help end the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(arguments)

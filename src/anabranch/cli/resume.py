@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_finished(directory: RunDirectory) -> None:
-    """Raise UserError if all steps are committed, before a swarm is started. The leading process reports a
-    damaged log."""
+    """Raise UserError if all steps are committed, before a swarm starts. The leader reports a damaged log."""
     from anabranch.cli.support.lead_run import refuse_finished
     from anabranch.node.lifecycle.training_machine import run_of
     from anabranch.protocol.consensus.log_replay import fold

@@ -45,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _systemd(words: list[str]) -> str:
-    """systemd unit of one user that runs the command `words`; started by `systemctl --user enable --now
-    anabranch`."""
+    """systemd unit of one user that runs the command `words` (`systemctl --user enable --now anabranch`)."""
     command = " ".join(f'"{word}"' if " " in word else word for word in words).replace("%", "%%")
     return (
         "[Unit]\nDescription=anabranch: lend this machine to a run\n\n"

@@ -65,8 +65,7 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 
 def checked_reason(text: str) -> str:
-    """`text` as the reason of a revocation or expulsion, or a standard one if it is empty. Raises UserError
-    if it is too long or not printable."""
+    """`text` as a reason, or a standard one if it is empty. Raises UserError (too long, not printable)."""
     from anabranch.node.lifecycle.gate_file import REASON_CHARS
 
     if len(text) > REASON_CHARS or not text.isprintable():
@@ -80,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def duration_s(text: str) -> float:
-    """Seconds of a ticket's lifetime, written as 30m, 12h, 7d or 4w. Raises UserError for another form, and
-    outside LIFETIME_S."""
+    """Seconds of a lifetime written as 30m, 12h, 7d or 4w. Raises UserError, also outside LIFETIME_S."""
     match = re.fullmatch(r"(\d{1,6})([mhdw])", text)
     if match is None:
         raise UserError(f"--expires is {text!r}; write a number and m, h, d or w, as in 12h or 7d")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs
-from anabranch.cli.support.arguments import add_new_run_dir, free_path
+from anabranch.cli.support.arguments import add_new_run_dir
 from anabranch.cli.support.outputs import Outputs
 from anabranch.errors import UserError
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.api.run import complete_at_once, configuration
+    from anabranch.api.run import complete_at_once, configuration, free_path
     from anabranch.cli.support.create_directory import create, partition_line
     from anabranch.config import with_changes
     from anabranch.node.local_swarm.supervisor import Supervisor
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args.run_file)
     if args.steps is not None:
         config = with_changes(config, {"run.steps": args.steps})
-    path = args.run_dir or free_path(Path("runs") / config.run.name)
+    path = args.run_dir or free_path(config)
     if args.alone:
         return _alone(args, config, path)
     config = complete_at_once(config)

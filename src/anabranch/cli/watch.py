@@ -90,8 +90,7 @@ def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> 
 
 
 def latest_run(folder: Path) -> Path:
-    """Default of `anabranch watch`: the run directory in `folder` whose event log was written last. Raises
-    UserError if there is none."""
+    """Run directory in `folder` whose event log was written last. Raises UserError if there is none."""
     logs = sorted(folder.glob("*/events.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise UserError(

@@ -23,8 +23,7 @@ else:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Values of a TOML document. Raises ValueError (also for an integer of too many digits),
-    RecursionError."""
+    """Values of a TOML document. Raises ValueError (also for too long an integer), RecursionError."""
     values: dict[str, Any] = tomllib.loads(text)
     return values
 
@@ -79,8 +78,7 @@ def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunCon
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Nested plain values by section and key, with the version: lists for tuples, unset keys left out.
-    `config_from_dict` is the inverse."""
+    """Nested plain values by section and key, with the version; inverse of `config_from_dict`."""
     result: dict[str, Any] = {"anabranch": {"version": RUN_FILE_VERSION}}
     for section in fields(config):
         values = getattr(config, section.name)
@@ -137,8 +135,7 @@ def _nearest(word: str, valid: Mapping[str, Any]) -> str:
 
 def _typed(value: Any, hint: Any, label: str) -> Any:
     """`value` as the type of its field: an integer becomes a float where one is wanted, a list a tuple. hint:
-    annotation of the field. `label` begins the message. Raises ConfigError for another type and for infinite
-    numbers."""
+    annotation of the field. `label` begins the message. Raises ConfigError, also if infinite."""
     if type(None) in typing.get_args(hint):  # every optional field is `X | None`
         hint = next(choice for choice in typing.get_args(hint) if choice is not type(None))
     if typing.get_origin(hint) is tuple and str in typing.get_args(hint):

@@ -1,7 +1,6 @@
 """Rules of the run file: every constraint on one key, and combinations of keys that cannot work.
 
-No rule looks at the machine (files, devices, memory): a peer that receives the configuration from the network
-applies the same ones.
+No rule looks at the machine (files, devices, memory): a peer that gets the configuration applies the same.
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
 
 def _alternative(stage: int, microbatches: int, fitting: int) -> str:
     """End of the message of `check_fleet_holds`: remedies other than a larger memory budget. stage: that of
-    the node (0: data node). microbatches: of a batch. fitting: microbatches whose boundary tensors the budget
-    of one node holds."""
+    the node (0: data node). microbatches: of a batch. fitting: those within one node's budget."""
     if fitting == 0:
         return " or lower batch.rows"
     key = "replicas of that stage (fleet.relays)" if stage else "fleet.data_nodes"

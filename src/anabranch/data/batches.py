@@ -95,7 +95,7 @@ class Windows:
         self._tokens, self._mask = tokens, mask
         self._sequence, self._separator = sequence, separator
         self._rows = None if ends is None else packed_rows(ends, sequence + 1)
-        self.count = _count_windows(tokens, sequence) if self._rows is None else len(self._rows)
+        self.count = max(0, (len(tokens) - 1) // sequence) if self._rows is None else len(self._rows)
         self.all_count = mask is None and self._rows is None
         """True if every target counts."""
 
@@ -154,8 +154,7 @@ def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Part of the training sequences: all, or those of a source of a mixture. first: number of its first
-    sequence among all."""
+    """Part of the training sequences: all, or a source of a mixture. first: number of its first among all."""
 
     name: str
     weight: int
@@ -204,15 +203,13 @@ class Batches:
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
-        """Factor of the losses of iteration t: number of all its positions divided by that of positions whose
-        target counts."""
+        """Factor of the losses of iteration t: all its positions over those whose target counts."""
         if self._all_count:
             return 1.0
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """Factor of the losses of held-out microbatch `window`: number of all its positions divided by that
-        of positions whose target counts."""
+        """Factor of the losses of held-out microbatch `window`, as in `weight`."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -234,8 +231,7 @@ class Batches:
 
     def _sample(self, number: int) -> int:
         """Number of the corpus window that the run reads as its sample `number` (rows of all iterations,
-        counted from 0): its source by the cycle of the mixture, its place there by the epoch's
-        permutation."""
+        counted from 0): source by the cycle of the mixture, place by the epoch's permutation."""
         cycle, place = divmod(number, len(self._turns))
         turn = self._turns[place]
         source = self._sources[turn[0]]
@@ -243,8 +239,7 @@ class Batches:
         return source.first + self._window(source.name, source.windows.count, sample)
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
-        """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation of the
-        run."""
+        """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation."""
         if window < 0:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)
@@ -252,8 +247,7 @@ class Batches:
         return self._cut([(self._held_out, window) for window in windows])
 
     def evaluation_bytes(self, window: int) -> int:
-        """Number of UTF-8 bytes that the targets of `evaluation_window(window)` stand for; separators have
-        none."""
+        """UTF-8 bytes that the targets of `evaluation_window(window)` stand for; separators have none."""
         return self._bytes(self.evaluation_window(window)[1])
 
     def iteration_bytes(self, t: int) -> int:
@@ -285,8 +279,7 @@ class Batches:
         return Permutation(windows, key)
 
     def _train(self, number: int) -> tuple[Windows, int]:
-        """Source (as `Windows`) of the training window that has `number` among all sources, and its number
-        within that source."""
+        """Source (`Windows`) of the training window `number` of all, and its number within the source."""
         source = next(each for each in reversed(self._sources) if number >= each.first)
         return source.windows, number - source.first
 
@@ -324,7 +317,3 @@ def _sources(corpus: Corpus, sequence: int) -> list[_Source]:
         found.append(_Source(f"train {number}", component.weight, first, part))
         begin, first = end, first + part.count
     return found
-
-
-def _count_windows(tokens: Tokens, sequence: int) -> int:
-    return max(0, (len(tokens) - 1) // sequence)

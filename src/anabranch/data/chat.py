@@ -25,8 +25,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assi
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of a conversation. counts: True if its tokens are trained on. marker: True if it is one token
-    where the tokenizer has it."""
+    """Text of a conversation. counts: trained on. marker: one token where the tokenizer has it."""
 
     text: str
     counts: bool = False
@@ -35,8 +34,7 @@ class Piece:
 
 def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -> tuple[Piece, ...]:
     """Pieces of the conversation in a record. field: key of its messages. template: "plain" or "chatml".
-    name: of the record, for error messages. Raises ConfigError if the record holds no conversation, or nobody
-    answers in it."""
+    name: of the record, for error messages. Raises ConfigError without a conversation, or answer."""
     turns = list(_turns(record, field, name))
     if not any(role == "assistant" for role, _ in turns):
         raise ConfigError(f"{name}: nobody answers in this conversation; remove it")
@@ -60,7 +58,7 @@ def _turns(record: Mapping[str, Any], field: str, name: str) -> Iterator[tuple[s
                     f"{name}: a message has role {role!r} and content of type {type(text).__name__}; roles "
                     "are system, user and assistant, and content is text"
                 )
-            yield role, _clean(text)
+            yield role, clean(text)
         return
     prompt, answer = _first(record, PROMPTS), _first(record, ANSWERS)
     if prompt is None or answer is None:
@@ -70,15 +68,15 @@ def _turns(record: Mapping[str, Any], field: str, name: str) -> Iterator[tuple[s
             f"{', '.join(record) or '(none)'}: set data.text_field"
         )
     addition = _first(record, ADDITIONS)
-    yield "user", _clean(f"{prompt}\n\n{addition}" if addition else prompt)
-    yield "assistant", _clean(answer)
+    yield "user", clean(f"{prompt}\n\n{addition}" if addition else prompt)
+    yield "assistant", clean(answer)
 
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((record[name] for name in names if isinstance(record.get(name), str)), None)
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
 

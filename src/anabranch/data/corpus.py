@@ -51,8 +51,7 @@ MASKS, ENDS = ("train.mask", "heldout.mask"), ("train.ends", "heldout.ends")
 OPTIONAL_FILES = ((), MASKS, ENDS, (*MASKS, *ENDS))
 #: Tokens of a BPE without merges: bytes and the separator.
 BYTE_TOKENS = 257
-#: Bytes of the standard library's source from which a BPE learns less than one token: half of what Python
-#: 3.11's give (8.8 MB, 54,591 tokens).
+#: Bytes of the standard library's source from which a BPE learns less than one token: half of Python 3.11's.
 STDLIB_BYTES_PER_TOKEN = 80
 #: Characters of one batch of documents for the tokenizer: enough to keep its threads busy.
 GROUP_CHARACTERS = 1 << 20
@@ -66,8 +65,7 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """Entry of one corpus file: name below the corpus directory, size in bytes, and BLAKE3 (hex) of its
-    bytes."""
+    """Entry of one corpus file: name below the corpus directory, size in bytes, and BLAKE3 (hex)."""
 
     name: str
     size_bytes: int
@@ -76,8 +74,7 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Counts of the training or the held-out part of a corpus; `text_bytes` are UTF-8 bytes without
-    separators."""
+    """Counts of the training or held-out part of a corpus; `text_bytes`: UTF-8 bytes without separators."""
 
     documents: int
     tokens: int
@@ -85,8 +82,7 @@ class Part:
 
 
 class Component(msgspec.Struct, frozen=True):
-    """Source of a mixture: its share of the sequences, and the number of its training tokens, which follow
-    those of the sources before it."""
+    """Source of a mixture: its share of the sequences, and its number of training tokens, in order."""
 
     source: str
     weight: int
@@ -99,8 +95,7 @@ class Corpus:
     `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of uint16 or uint32;
     `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for. Masks are uint8
     (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,), the positions
-    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources with a
-    share; empty if there is one.
+    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources, if several.
     """
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
@@ -115,8 +110,8 @@ class Corpus:
         self.vocab_size = self.tokenizer.vocab_size
         self.separator = self.tokenizer.separator
         self.token_bytes = self.tokenizer.token_bytes
-        self.train_tokens = _open_tokens(directory / TRAIN, manifest.token_type)
-        self.held_out_tokens = _open_tokens(directory / HELD_OUT, manifest.token_type)
+        self.train_tokens: Tokens = _open_array(directory / TRAIN, f"<{manifest.token_type}")
+        self.held_out_tokens: Tokens = _open_array(directory / HELD_OUT, f"<{manifest.token_type}")
         names = [file.name for file in manifest.files]
         self.train_mask, self.held_out_mask = (
             _open_array(directory / name, "u1") if name in names else None for name in MASKS
@@ -148,11 +143,13 @@ def materialise(
     if cache is not None and documents.size_bytes >= LEAST_BYTES:
         key = content_key(section, documents, report)
         if (kept := _from_cache(section, directory, cache, key)) is not None:
-            _tell_all(tell, documents)
+            for remark in documents.remarks():
+                tell(remark)
             tell("the same text was tokenized before: its tokens are taken from the cache")
             return kept
     corpus = _tokenized(section, directory, documents, report)
-    _tell_all(tell, documents)
+    for remark in documents.remarks():
+        tell(remark)
     if cache is not None and key:
         cache.put(key, (*corpus_files(section), MANIFEST), directory)
     return corpus
@@ -162,11 +159,6 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
     """Names of the files that a corpus of these settings has beside its manifest."""
     masks = MASKS if section.format == "chat" else ()
     return (*HASHED_FILES, *masks, *(ENDS if section.packing == "whole" else ()))
-
-
-def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
-    for remark in documents.remarks():
-        tell(remark)
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
@@ -245,8 +237,7 @@ def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
 
 
 def _source(section: DataSection) -> dict[str, Any]:
-    """Settings of the text's source, for the manifest; for the standard library with the version of
-    Python."""
+    """Settings of the text's source, for the manifest; with Python's version for the standard library."""
     python = {"python": platform.python_version()} if section.source == "stdlib" else {}
     return {**asdict(section), **python}
 
@@ -273,8 +264,7 @@ def _check_possible(section: DataSection, documents: Documents) -> None:
 
 
 def _check_vocabulary_reached(section: DataSection, documents: Documents, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError, before the text is tokenized, if the BPE trained on it has fewer tokens than
-    data.vocab_size."""
+    """Raise ConfigError, before tokenizing, if the trained BPE has fewer tokens than data.vocab_size."""
     found = tokenizer.vocab_size
     if section.tokenizer in ("auto", "bpe") and found < section.vocab_size:
         raise _vocabulary_error(section, f"a BPE trained on {documents.label} has {found} tokens", found)
@@ -397,8 +387,7 @@ class _PartWriter:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Context manager: temporary file that is flushed and renamed to `path` on success, and deleted after an
-    error."""
+    """Context manager: temporary file, renamed to `path` on success and deleted after an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
@@ -484,14 +473,8 @@ def _open_same(section: DataSection, directory: Path) -> Corpus:
     return corpus
 
 
-def _open_tokens(path: Path, token_type: str) -> Tokens:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype=f"<{token_type}")
-    return np.memmap(path, dtype=f"<{token_type}", mode="r")
-
-
 def _open_array(path: Path, kind: str) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=kind)
     return np.memmap(path, dtype=kind, mode="r")
 

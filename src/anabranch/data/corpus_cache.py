@@ -49,8 +49,7 @@ class CorpusCache:
         return True
 
     def put(self, key: str, names: Sequence[str], directory: Path) -> None:
-        """Keep the files `names` of the corpus in `directory` under `key`; delete all but the `KEPT` corpora
-        used last."""
+        """Keep the files `names` of the corpus in `directory` under `key`; delete all but the last `KEPT`."""
         unfinished = self.folder / f".{key}.{os.getpid()}.unfinished"
         with contextlib.suppress(OSError):
             self.forget(key)

@@ -63,8 +63,7 @@ def model_folder(initial_weights: str) -> Path:
 
 
 def stream(section: DataSection) -> Iterator[dict[str, Any]]:
-    """Records of the dataset that a run file names, as they arrive, from record `section.skip` on. Raises
-    ConfigError."""
+    """Records of the dataset of a run file, as they arrive, from `section.skip` on. Raises ConfigError."""
     try:
         import datasets
     except ImportError:

@@ -19,12 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.config import DataSection
-from anabranch.data.chat import FIELDS, Piece, pieces_of
+from anabranch.data.chat import FIELDS, Piece, clean, pieces_of
 from anabranch.data.hub import stream
 from anabranch.errors import ConfigError
 
-#: Folders of the standard library without ordinary program text: tests, tables, generated text, applications,
-#: installed packages.
+#: Folders of the standard library without ordinary program text: tests, tables, applications, packages.
 STDLIB_LEFT_OUT = frozenset(
     {"test", "tests", "encodings", "pydoc_data", "lib2to3", "idlelib", "turtledemo", "__phello__"}
     | {"site-packages", "dist-packages", "lib-dynload", "__pycache__"}
@@ -100,11 +99,10 @@ class Documents:
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents of the source that the run file's `section` names, or of its mixture one after another.
-    Raises ConfigError if there are none."""
+    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError."""
     if not section.mixture:
-        return _some(section, _open_one(section))
-    parts = [_some(each, _open_one(each)) for each in (_component(section, one) for one in section.mixture)]
+        return _some(section)
+    parts = [_some(_component(section, each)) for each in section.mixture]
 
     def documents() -> Iterator[Document]:
         before = 0
@@ -132,17 +130,14 @@ def _component(section: DataSection, entry: str) -> DataSection:
     return replace(section, source=source, path=path, mixture=(), weights=())
 
 
-def _some(section: DataSection, documents: Documents) -> Documents:
-    """The documents from `data.skip` on, `data.documents` at most (a streamed source skips by itself)."""
+def _some(section: DataSection) -> Documents:
+    """Documents of one source from `data.skip` on, `data.documents` at most (streams skip by themselves)."""
+    documents = OPENERS[section.source](section)
     if not section.skip and not section.documents:
         return documents
     first = 0 if section.source == "hub" else section.skip
     end = first + section.documents if section.documents else None
     return replace(documents, open=lambda: islice(iter(documents), first, end))
-
-
-def _open_one(section: DataSection) -> Documents:
-    return OPENERS[section.source](section)
 
 
 def replace_undecodable(data: bytes) -> str:
@@ -301,8 +296,7 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of one column of Arrow tables. open_table: function that returns a file's column names and
-    record batches."""
+    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches."""
 
     def documents() -> Iterator[Document]:
         position = 0
@@ -344,8 +338,7 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
     """Document of one record: its text field, or its conversation in pieces if the format is "chat".
 
-    name: file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is
-    missing or no text.
+    name: file and record, for messages. position: as in `Document`. Raises ConfigError without a text.
     """
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)
@@ -381,8 +374,7 @@ def _field_text(value: object, section: DataSection, name: str) -> str:
             f'{name}: field "{section.text_field}" holds {type(value).__name__}, not text; '
             "correct data.text_field"
         )
-    # JSON can spell half of a surrogate pair, which UTF-8 cannot hold.
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
+    return clean(value)
 
 
 # ---- files ----------------------------------------------------------------------------------------
@@ -408,8 +400,7 @@ def _record_files(section: DataSection, suffixes: tuple[str, ...]) -> list[Path]
 
 
 def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
-    """Files below `root` in sorted order of their relative path, without hidden ones. skip(name): True for
-    folders to leave out."""
+    """Files below `root`, sorted by relative path, without hidden ones. skip(name): folders to leave out."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and not skip(name)]
@@ -418,8 +409,7 @@ def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[
 
 
 def _undecodable(data: bytes) -> int:
-    """Number of undecodable places in `data`, for the remark to the user: U+FFFD that decoding as UTF-8 puts
-    in, without those that the text had."""
+    """Number of undecodable places in `data`: U+FFFD that decoding as UTF-8 adds to those of the text."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

@@ -25,13 +25,11 @@ from anabranch.errors import ConfigError
 SEPARATOR = "<|endoftext|>"
 #: Tokens that end a document in published tokenizers, in order of preference.
 KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-#: Characters from the start of the corpus on which a BPE is trained: more would cost memory and change
-#: little.
+#: First characters of the corpus on which a BPE is trained: more cost memory and change little.
 TRAINING_CHARACTERS = 1 << 26
 
 
-#: Largest vocabulary accepted, sixty times the largest published one. Ids of a forged file go to 2³², and
-#: arrays by id would take 32 GiB.
+#: Largest vocabulary accepted, sixty times the largest published. Ids of a forged file could take 32 GiB.
 VOCABULARY_MAX = 1 << 24
 
 
@@ -57,8 +55,7 @@ class TextTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        """Load the file `path`. Raises ConfigError if it is missing, is not a tokenizer, has no separator, or
-        has ids beyond `VOCABULARY_MAX`."""
+        """Load the file `path`. Raises ConfigError, also for no separator or ids beyond `VOCABULARY_MAX`."""
         self._path = path
         try:
             data = path.read_bytes()
@@ -157,8 +154,7 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer. The same texts give the same file: the library breaks ties in token
-    order."""
+    """Train a byte-level BPE tokenizer. The same texts give the same file: ties go by token order."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -195,8 +191,7 @@ def _byte_characters() -> list[str]:
 
 
 def _spelt_bytes(token: str) -> int:
-    """Number of UTF-8 bytes of a token that is written as in SentencePiece (▁ is a space, <0x0A> a byte) or
-    WordPiece (##ing)."""
+    """UTF-8 bytes of a token as of SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece (##ing)."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.removeprefix("##").replace("▁", " ").encode())

@@ -29,8 +29,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Sum of log-probabilities (nats) of the scored tokens of a window. greedy: True if each of them is the
-    most likely one."""
+    """Sum of log-probabilities (nats) of a window's scored tokens. greedy: each is the most likely one."""
 
     nats: float
     greedy: bool
@@ -41,8 +40,7 @@ def log_likelihoods(
 ) -> Iterator[tuple[int, Likelihood]]:
     """(number of the window, its likelihood) for each window, longest first.
 
-    A window has at most `max_sequence` + 1 tokens. Shorter rows of a batch are padded at their end, which no
-    token before sees.
+    A window has at most `max_sequence` + 1 tokens. Shorter rows of a batch are padded at the end.
     """
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
     while order:

@@ -17,8 +17,7 @@ from anabranch.evaluation.task_file import Item
 
 @dataclass(frozen=True)
 class Scored:
-    """Continuation of an item: nats of its tokens (at most 0), their number, and True if each was the most
-    likely one."""
+    """Continuation of an item: nats of its tokens (at most 0), their number, True if each was likeliest."""
 
     nats: float
     tokens: int
@@ -71,8 +70,7 @@ def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Sample of plain text: a document, or a window where a task has one document only. words: as divided by
-    white space."""
+    """Sample of plain text: a document, or a window of a task's only one. words: divided by white space."""
 
     nats: float
     tokens: int

@@ -36,8 +36,7 @@ class Item:
     """Line of a task.
 
     where: file and line, for messages. continuations: texts that are scored after `context`: the choices, the
-    target, or the plain text. delimiter: text between. answer: number of the right choice. is_text: True for
-    a plain text.
+    target, or the plain text. delimiter: text between. answer: number of the right choice. is_text: plain.
     """
 
     where: str

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.errors import UserError
 
 #: Environment variable with the ticket, which `anabranch join` reads.
 TICKET_VARIABLE = "ANABRANCH_TICKET"
-#: Exit statuses of `anabranch join`: the same command may succeed later (EX_TEMPFAIL of sysexits.h); it will
-#: not.
+#: Exit statuses of `anabranch join`: try again (EX_TEMPFAIL of sysexits.h), or do not.
 AGAIN, NEVER = 75, (1, 2)
 #: Seconds that an engine waits beyond the peer's own grace before it kills it.
 SLACK_S = 15
@@ -56,8 +53,7 @@ class Fleet:
 
     @property
     def stop_s(self) -> int:
-        """Seconds between the SIGTERM and the SIGKILL of a scheduler or container engine that stops a
-        peer."""
+        """Seconds between SIGTERM and SIGKILL of an engine that stops a peer."""
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
@@ -73,8 +69,7 @@ class Fleet:
         return words + (["--gpus", "all"] if self.gpus > 1 else [])
 
     def label(self, group: Group) -> str:
-        """Name of a group of peers that is a DNS label, as Kubernetes asks for: at most 52 lower-case
-        characters."""
+        """Name of a group of peers as a DNS label for Kubernetes: at most 52 lower-case characters."""
         parts = ["anabranch", self.name]
         parts += [f"stage-{group.stage}"] if group.stage is not None else []
         same = [one for one in self.groups if one.stage == group.stage]
@@ -96,20 +91,16 @@ def planned(text: str, where: str) -> tuple[Group, ...]:
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [
-            _group(stage, machine, count)
+            _group(stage, str(machine), int(count))
             for stage, machines in enumerate(placement)
-            for machine, count in _as_counts(machines).items()
-            if stage > 0
+            for machine, count in machines.items()
+            if int(count) > 0 and stage > 0
         ]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise UserError(f"{where} is not the output of `anabranch plan --json`") from None
     if not groups or sum(group.count for group in groups) > MOST_PEERS:
         raise UserError(f"{where}: its first plan has no relays, or too many")
     return tuple(groups)
-
-
-def _as_counts(machines: Mapping[str, Any]) -> dict[str, int]:
-    return {str(machine): int(count) for machine, count in machines.items() if int(count) > 0}
 
 
 def _group(stage: int, machine: str, count: int) -> Group:

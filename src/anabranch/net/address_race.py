@@ -43,7 +43,7 @@ async def first_of(
         while waiting or pending:
             if waiting:
                 address = waiting.pop(0)
-                pending[asyncio.ensure_future(_run(connect, address))] = address
+                pending[asyncio.ensure_future(connect(address))] = address
             stagger_s = None
             if waiting:
                 stagger_s = CARRIER_STAGGER_S if waiting[0].carrier or waiting[0].kind else STAGGER_S
@@ -61,10 +61,6 @@ async def first_of(
             task.add_done_callback(lambda task: _drop(task, discard))
             task.cancel()
     raise _all_failed(failed)
-
-
-async def _run(connect: Callable[[Address], Awaitable[_T]], address: Address) -> _T:
-    return await connect(address)
 
 
 def _drop(task: asyncio.Task[_T], discard: Callable[[_T], None]) -> None:

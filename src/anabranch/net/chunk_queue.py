@@ -44,9 +44,8 @@ class _Outgoing:
 
 
 class ChunkQueue:
-    """Send queue of payloads, cut into chunks of at most `chunk_bytes`. The most urgent priority goes first;
-    within a priority, chunks of the oldest and of the shortest payload alternate. As a bool: True while any
-    bytes wait."""
+    """Send queue of payloads, in chunks of at most `chunk_bytes`. The most urgent priority goes first; within
+    one, chunks of the oldest and the shortest payload alternate. As a bool: True while any bytes wait."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -64,8 +63,7 @@ class ChunkQueue:
 
     def put(self, message: bytes, blob: Blob, priority: int) -> None:
         """Queue a message with its payload. priority: 0 (most urgent) to PRIORITIES - 1. The payload's buffer
-        is not copied. Raises ValueError for another priority, or a blob whose length does not fit its
-        shape."""
+        is not copied. Raises ValueError for another priority or an unfit blob."""
         if not 0 <= priority < PRIORITIES:
             raise ValueError(f"priority {priority} is not within 0..{PRIORITIES - 1}")
         outgoing = _Outgoing(message, blob)
@@ -73,8 +71,7 @@ class ChunkQueue:
         self.queued_bytes += outgoing.left + len(message) + 1
 
     def next_pieces(self) -> Pieces:
-        """Remove the next chunk from the queue; returns its buffers and frames, to be written in order; empty
-        if nothing waits."""
+        """Take the next chunk: its buffers and frames, to be written in order; empty if nothing waits."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))

@@ -11,16 +11,13 @@ from anabranch.net.framing import MAX_MESSAGE_BYTES, MAX_OPEN_STREAMS
 from anabranch.net.packing import size_bounds
 from anabranch.net.resource_manager import Budgets, make_budgets
 
-#: Unfinished payloads of one link, in largest payloads, where the run's payloads are not known: two each of
-#: two priorities (`chunk_queue`).
+#: Unfinished payloads of one link, in largest ones, for an unknown run: two of each of two priorities.
 _LARGEST_OF_LINK = 4
 #: Allowance (bytes) beyond the computed size of payloads, for rounding.
 PAYLOAD_SLACK_BYTES = 1 << 20
-#: Least bytes of an unfinished payload's connection in `Limits.stall_s`: 1 KiB per second in a minute, a
-#: fiftieth of the slowest home link.
+#: Least bytes of an unfinished payload's connection in `Limits.stall_s`: a fiftieth of the slowest home link.
 STALL_BYTES = 60 << 10
-#: Checks for progress in `Limits.stall_s`, which must all find none: a process that was suspended itself is
-#: late for one only.
+#: Checks for progress in `Limits.stall_s` that must all find none: a suspended process is late for one.
 STALL_CHECKS = 4
 
 
@@ -44,8 +41,7 @@ class Limits:
     control_burst_bytes: int = 8 << 20
     """Bytes of such messages that are read at once after a pause: eight of the largest."""
     max_queued_control_bytes: int = 8 << 20
-    """Most bytes of messages without payload that wait to be sent; with more, the link is closed as too
-    slow."""
+    """Most bytes of messages without payload that wait; with more, the link is closed as too slow."""
     max_queued_bulk_bytes: int = 1 << 30
     """Most bytes of payloads that wait to be sent; with more, the link is closed as too slow."""
     chunk_bytes: int = 256 << 10
@@ -58,8 +54,7 @@ class Limits:
     """Connections per second that one address block may begin. A choice: a handshake was measured to take
     2 ms of CPU time, so one block takes a twenty-fifth of a core."""
     attempts_burst: float = 512.0
-    """Connections that one address block may begin at once. A choice: 256 peers of a laboratory that dial
-    again at the same moment."""
+    """Connections that one address block may begin at once. A choice: 256 peers of a laboratory at once."""
     shutdown_timeout_s: float = 2.0
     """Seconds for which a closing link tries to send queued messages and the reason of its end."""
 
@@ -71,22 +66,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class CarryLimits:
-    """Limits of a carrier, set by its owner. A link of two peers takes two circuits, one for each of its
-    connections."""
+    """Limits of a carrier, set by its owner. A link of two peers takes two circuits."""
 
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""
     circuits_of_peer: int = 64
-    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: a peer of a large swarm has
-    about as many neighbours."""
+    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: about its neighbours."""
     circuits_of_pair: int = 8
-    """Most circuits from one peer to another, so that one peer cannot take all of another's: two links, and
-    those that replace them."""
+    """Most circuits from one peer to another, so that none takes all of another's: two links, replaced."""
     bytes_per_s: float = 0.0
     """Most bytes per second of all circuits together, each byte counted once; 0: no limit."""
     link_s: float = 1.0
-    """Seconds in which the peer that a circuit leads to must have a link to the carrier: it may be
-    dialling."""
+    """Seconds in which a circuit's target must have a link to the carrier: it may be dialling."""
     offer_s: float = 5.0
     """Seconds in which the peer that a circuit leads to must come for it."""
     idle_s: float = 60.0

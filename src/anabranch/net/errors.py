@@ -23,8 +23,7 @@ class TicketError(NetError):
 
 
 class FrameError(NetError):
-    """Raised when the other side sent bytes that the framing does not allow. The connection cannot be used
-    any more."""
+    """Raised for bytes that the framing does not allow. The connection cannot be used any more."""
 
 
 class ListenError(NetError):
@@ -40,8 +39,7 @@ class DialError(NetError):
 
 
 class Refused(NetError):
-    """Raised when one side refused the connection in its handshake. kind: one of the kinds at the end of this
-    module."""
+    """Raised when a side refused the connection in its handshake. kind: one of those at the end."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)

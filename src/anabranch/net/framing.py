@@ -59,8 +59,7 @@ class Blob:
     """Payload of a message: bytes of a tensor, little-endian and row-major, with its dtype and shape.
 
     With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
-    any contiguous buffer; a received one is writable. The sender must not change the buffer until it is
-    sent."""
+    any contiguous buffer; a received one is writable. It must not change until it is sent."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -82,8 +81,7 @@ class Blob:
 
 
 def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
-    """True if a payload of this dtype and shape can have `size_bytes` bytes; a packed payload has a range of
-    sizes."""
+    """True if a payload of this dtype and shape can have `size_bytes` bytes; packed ones have a range."""
     count = math.prod(shape)
     if dtype == PACKED:
         least, most = size_bounds(count)

@@ -149,8 +149,7 @@ class Gate:
 
 
 class IncarnationFence:
-    """Highest incarnation (start count) seen of each admitted peer; lower ones are stale or copied
-    processes."""
+    """Highest incarnation (start count) seen of each admitted peer; lower ones are stale or copies."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
@@ -339,8 +338,7 @@ class AnswerReader:
 
 
 class ClientHandshake:
-    """Dialling side of a handshake. Pass on received bytes and send what `receive` returns, until
-    `accepted`."""
+    """Dialling side of a handshake. Pass on received bytes, send what `receive` returns."""
 
     def __init__(
         self,
@@ -388,8 +386,7 @@ class ClientHandshake:
         return isinstance(self._credential, Ticket) and self._credential.grant.role == OPEN
 
     def receive(self, data: bytes | memoryview) -> bytes:
-        """Handle received bytes; returns bytes to send, perhaps none. Raises Refused, whichever side
-        refused."""
+        """Handle received bytes; returns bytes to send, perhaps none. Raises Refused of either side."""
         message = self._reader.feed(data)
         if message is None:
             return b""
@@ -407,8 +404,7 @@ class ClientHandshake:
         return reply
 
     def farewell(self) -> bytes:
-        """Message to send after a version mismatch: without a body, it tells the server this side's
-        version."""
+        """Message after a version mismatch: without a body, it tells the server this side's version."""
         return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, 0)
 
     def rest(self) -> bytes:

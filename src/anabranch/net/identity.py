@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from anabranch.net.errors import IdentityError
-from anabranch.operating_system import flush_folder, lock, open_to_others
+from anabranch.operating_system import lock, open_to_others, write_atomically
 
 SIGNATURE_BYTES = 64
 _PEER_ID = re.compile(r"[0-9a-f]{64}")
@@ -57,8 +57,7 @@ class Identity:
         Raises IdentityError for a file that is not an Ed25519 key, or that other users may read.
         """
         try:
-            # Created exclusively: if two processes start together, one creates the file and the other reads
-            # it.
+            # Created exclusively: of two processes that start together one reads the other's file.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return cls._load(path)
@@ -188,17 +187,7 @@ def next_incarnation(path: Path) -> int:
                     "any this peer has used, or delete it together with the key to become a new peer"
                 )
             incarnation = int(text) + 1
-            _write_durably(path, f"{incarnation}\n")
+            write_atomically(path, f"{incarnation}\n".encode())
     except (OSError, UnicodeDecodeError) as error:
         raise IdentityError(f"cannot update the incarnation file {path}: {error}") from error
     return incarnation
-
-
-def _write_durably(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    flush_folder(path.parent)

@@ -12,8 +12,7 @@ from anabranch.net.framing import FrameReader, Parsed
 from anabranch.net.resource_manager import ResourceRefused
 
 _HANDSHAKE_BUFFER_BYTES = 4096
-#: Size of the transport's send buffer above which the lane stops feeding it, so that an urgent message waits
-#: behind few bytes.
+#: Size of the send buffer above which the lane stops feeding it: urgent messages wait behind few bytes.
 _HIGH_WATER_BYTES = 64 << 10
 #: Read buffer, and size of the send buffer above which reading stops, of a connection whose bytes are
 #: forwarded: with the TLS layer's own buffers a forwarded connection holds about half a MiB at most.
@@ -78,8 +77,7 @@ class Lane(asyncio.BufferedProtocol):
     # During the handshake.
 
     async def receive(self) -> bytes:
-        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError if the connection is
-        lost."""
+        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError."""
         while not self._inbox:
             if self._why_lost:
                 raise ConnectionError(self._why_lost)
@@ -90,8 +88,7 @@ class Lane(asyncio.BufferedProtocol):
         return data
 
     def hold(self, rest: bytes = b"") -> None:
-        """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes that came after the
-        handshake's end."""
+        """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes after it."""
         self._inbox += rest
         self.pause_reading()
 
@@ -119,8 +116,7 @@ class Lane(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def stop(self) -> None:
-        """Drop unfinished payloads and give their memory back. The connection stays open; bytes that still
-        come are ignored."""
+        """Drop unfinished payloads, and ignore bytes that still come. The connection stays open."""
         self._stopped = True
         if self._reader is not None:
             self._reader.end()
@@ -161,8 +157,7 @@ class Lane(asyncio.BufferedProtocol):
 
     def forward_to(self, other: Lane, rate: TokenBucket | None) -> None:
         """Pass all bytes on to the connection `other` from now on, as quickly as it takes them. rate: limits
-        them, together with the other connections that share it; None: no limit. The end of either connection
-        ends both."""
+        them, with the connections that share it; None: no limit. The end of either ends both."""
         self._forward, self.rate = other, rate
         self._buffer = memoryview(bytearray(_FORWARD_BYTES))
         self.transport.set_write_buffer_limits(high=_FORWARD_BYTES)
@@ -189,8 +184,7 @@ class Lane(asyncio.BufferedProtocol):
         self.use(cast(asyncio.Transport, transport))
 
     def use(self, transport: asyncio.Transport) -> None:
-        """Take over a transport, also one that was upgraded to TLS (`loop.start_tls`), which does not call
-        `connection_made`."""
+        """Take over a transport, also one of `loop.start_tls`, which does not call `connection_made`."""
         self.transport = transport
         self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
 

@@ -34,8 +34,7 @@ _TURN_BYTES = 256 << 10
 #: Seconds of a pause between payloads after which one byte is sent, so that TCP keeps its rate: less than the
 #: least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A choice.
 _WARM_S = 0.2
-#: Buffers of the frame readers. A bulk chunk's beginning is copied once if it is read together with its
-#: header.
+#: Buffers of the frame readers. A bulk chunk read together with its header is copied once.
 _BULK_SCRATCH_BYTES = 8 << 10
 _CONTROL_SCRATCH_BYTES = 64 << 10
 
@@ -103,8 +102,7 @@ class Link:
         self._limits = limits
         self._reservation = reservation
         self._payloads: FrameReader | None = None
-        #: Number of finished payloads; that number and the bytes received when there was progress last; and
-        #: calls of `check_progress` since.
+        #: Number of finished payloads; it and the bytes received at the last progress; checks since.
         self._finished = 0
         self._progress = 0, 0
         self._idle_checks = 0
@@ -153,8 +151,7 @@ class Link:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
-        """Change the size (bytes) of the largest payload that is accepted; payloads that have begun are not
-        affected."""
+        """Change the largest payload (bytes) that is accepted; those that have begun are not affected."""
         self._limits = replace(self._limits, max_payload_bytes=max_payload_bytes)
         if self._payloads is not None:
             self._payloads.max_payload_bytes = max_payload_bytes
@@ -184,8 +181,7 @@ class Link:
         )
 
     def offer(self, token: bytes) -> None:
-        """Offer a circuit, by its token, to the peer, which dialled this side directly; nothing if the link
-        is closed."""
+        """Offer a circuit, by its token, to the peer, which dialled directly; not if the link is closed."""
         if self.closed_reason is None:
             self._queue_control((offer_frame(token),))
 
@@ -193,8 +189,7 @@ class Link:
         """Queue a message; returns at once. The payload's buffer must not change until it is sent.
 
         priority: 0..7 orders payloads, lower first. A link whose queue exceeds its limit is closed; a closed
-        link drops the message. Raises ValueError for a message over the limit, and for a blob whose length
-        does not fit its shape.
+        link drops the message. Raises ValueError for a message over the limit or an unfit blob.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(message)} bytes exceeds {MAX_MESSAGE_BYTES}")

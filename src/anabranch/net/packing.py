@@ -117,8 +117,7 @@ def unpack(packed: Bytes, count: int) -> Values:
 
 
 def _tables(values: Values) -> list[Values]:
-    """Two-dimensional views whose rows are chunks: the whole chunks, and the shorter last chunk if there is
-    one."""
+    """Two-dimensional views whose rows are chunks: the whole ones, and a shorter last one if there is one."""
     whole = len(values) // CHUNK * CHUNK
     tables = [values[:whole].reshape(-1, CHUNK)]
     if whole < len(values):

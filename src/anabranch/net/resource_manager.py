@@ -35,15 +35,13 @@ CIRCUITS_OF_PEER = 128
 BLOCKS_KEPT = 4096
 #: Links whose whole memory budget the system holds. A choice: a neighbour seldom uses a tenth of its own.
 FULL_LINKS = 16
-#: Share of this machine's memory that unfinished payloads may take, but at least two links' budgets. A
-#: choice.
+#: Share of this machine's memory for unfinished payloads, but at least two links' budgets. A choice.
 MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one scope. memory_bytes: of unfinished payloads. streams: unfinished payloads. connections:
-    each takes one file descriptor."""
+    """Limits of one scope: bytes and number of unfinished payloads, and connections."""
 
     memory_bytes: int
     streams: int
@@ -52,8 +50,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """Budgets of all scopes: this process, each ticket, each address block, each peer, and the forwarded
-    connections (circuits) of each peer."""
+    """Budgets of all scopes: this process, each ticket, address block, peer, and peer's circuits."""
 
     system: Budget
     ticket: Budget
@@ -62,19 +59,14 @@ class Budgets:
     circuits: Budget
 
 
-def connection_limit() -> int:
-    """Most connections of this process: its descriptor limit less RESERVED_DESCRIPTORS, but no fewer than
-    MIN_CONNECTIONS and no more than MAX_CONNECTIONS."""
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS))
-
-
 def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Budgets:
     """Budgets for links that each need up to `link_bytes` of memory in `link_streams` unfinished payloads.
 
     connections: most of this process; 0: what its descriptor limit allows. The system's memory is that of
     FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least.
     """
-    connections = connections or connection_limit()
+    most = min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS)
+    connections = connections or max(MIN_CONNECTIONS, most)
     share_bytes = int(physical_memory_bytes() * MEMORY_SHARE)
     memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, share_bytes))
     share = Budget(
@@ -252,8 +244,7 @@ class ResourceManager:
 
 
 class AttemptRate:
-    """Token buckets of the connections that each address block begins, as handshakes cost time even if
-    refused."""
+    """Token buckets of the connections that each address block begins: refused handshakes cost time, too."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst

@@ -44,8 +44,7 @@ def size_bounds(count: int) -> tuple[int, int]:
 
 
 def pays(values: Values) -> bool:
-    """True if a sample of the blocks takes at most WORTH_BYTES per value in this packing; False for less than
-    a block."""
+    """True if a sample of blocks takes at most WORTH_BYTES a value in this packing; False without a block."""
     blocks = len(values) // BLOCK
     if not blocks:
         return False
@@ -93,9 +92,8 @@ def unpack(packed: Bytes, count: int) -> Values:
 
 
 def _measured(table: Values) -> tuple[Bytes, Bytes, Values]:
-    """For each block (row) of values: its shift (exponent of the greatest power of two that divides them all;
-    0 for a block of zeros), the width code of the values after division (0..5, see the module), and the
-    divided values."""
+    """For each block (row) of values: its shift (exponent of the greatest power of two that divides all; 0
+    for zeros), the width code after division (0..5, see the module), and the divided values."""
     ones = np.bitwise_or.reduce(table, axis=1).view(np.uint64)
     lowest = ones & (~ones + np.uint64(1))
     # The exponent of a power of two; a block of zeros has none.

@@ -16,8 +16,7 @@ _E = TypeVar("_E", bound=Event)
 
 
 def plain_event(event: _E) -> _E:
-    """Copy of another peer's `event` in which every text is one line, short, and without control
-    characters."""
+    """Copy of another peer's `event` whose texts are single lines, short, without control characters."""
     return _changed(event, plain)
 
 

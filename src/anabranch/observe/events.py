@@ -130,8 +130,7 @@ class Skip(Event, frozen=True, kw_only=True):
 class Suspected(Event, frozen=True, kw_only=True):
     """Event: verdict of `peer` on the silence of `subject`, which gets no work from it meanwhile. `verdict`:
     "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". silence_s: how long it
-    has lasted; patience_s: from when on it is suspect. `asked`: answers of other peers about `subject`, by
-    their ids."""
+    lasted; patience_s: from when on it is suspect. asked: others' answers about `subject`."""
 
     subject: str
     reason: str
@@ -194,8 +193,7 @@ class Audit(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """Event: `peer` refused messages or the connection of `subject` ("" for an unknown caller), for the
-    `count`-th time."""
+    """Event: `peer` refused messages or a connection of `subject` ("": unknown), for the `count`-th time."""
 
     subject: str
     reason: str

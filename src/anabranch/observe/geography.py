@@ -20,8 +20,7 @@ def geography_json() -> str:
 
 
 def outlines(kind: str = "outlines") -> list[list[Point]]:
-    """Closed polygons (longitude, latitude in degrees) of the land, or of its large lakes for kind
-    "lakes"."""
+    """Closed polygons (longitude, latitude in degrees) of the land, or of large lakes (kind "lakes")."""
     shapes: dict[str, list[float]] = json.loads(geography_json())[kind]
     return [list(zip(values[::2], values[1::2], strict=True)) for values in shapes.values()]
 

@@ -64,14 +64,12 @@ def escaped(line: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """`text` with "its address" for each network address: viewers must not learn where a volunteer's machine
-    can be reached."""
+    """`text` with "its address" for each network address, which viewers must not learn of volunteers."""
     return _ADDRESS.sub("its address", text)
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """`text` in which the beginnings of peers' ids, as the protocol writes them, become names. names: by the
-    first ID_DIGITS digits."""
+    """`text` with names for beginnings of peers' ids. names: by the first ID_DIGITS digits."""
     return _ID.sub(lambda found: names.get(found[0]) or found[0], text)
 
 
@@ -81,8 +79,7 @@ def counted(number: int, noun: str, ending: str = "s") -> str:
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody". most: names that are spelled out before
-    "others"."""
+    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody". most: names before "others"."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -27,7 +27,7 @@ QUICK = {
     "commit with one PREPARED": 8,
     "the lowest id decides": 15,
     "the late are waited for without end": 0,
-    "a majority of the absent": 205,
+    "a majority of the absent": 231,
     "possession unproven": 127,
     "the initial state unproven": 21,
     "the role of the link": 84,

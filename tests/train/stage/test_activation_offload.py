@@ -98,7 +98,7 @@ def test_a_machine_offers_parked_places_only_where_it_computes_elsewhere(
     where = "anabranch.train.numerics.numerics_class.device_of"
     monkeypatch.setattr(where, lambda section: torch.device("cuda"))
     assert machine.parked_places(run, model, 4) == 6
-    monkeypatch.setattr(machine, "free_host_bytes", lambda: 6 * 2 * machine._held_bytes(run, model))
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 6 * 2 * machine._held_bytes(run, model))
     assert machine.parked_places(run, model, 4) == 3  # half of what is free; stages have two blocks
     assert machine.parked_places(replace(run, fleet=replace(run.fleet, park=0.0)), model, 4) == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,8 +54,7 @@ def carry_limits(mbit: float | None) -> CarryLimits:
 
 
 def line_caps(up_mbit: float, down_mbit: float) -> LineCaps:
-    """Caps of this machine's line: most Mbit/s that it sends (`up_mbit`) and receives
-    (`down_mbit`); 0: none."""
+    """Caps of this machine's line: most Mbit/s that it sends and receives; 0: none."""
     from anabranch.net.connection_limits import LineCaps
 
     return LineCaps(up_mbit * 1e6 / 8, down_mbit * 1e6 / 8)
@@ -77,9 +75,3 @@ def check_range(option: str, value: float, allowed: Range) -> None:
     """Raise UserError, naming the option, if its value is not within `allowed`."""
     if not allowed.holds(value):
         raise UserError(f"{option} {value:g}: it must be {allowed}")
-
-
-def free_path(path: Path) -> Path:
-    """`path`, or the first of PATH-2, PATH-3, ... that does not exist."""
-    candidates = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
-    return next(candidate for candidate in candidates if not candidate.exists())

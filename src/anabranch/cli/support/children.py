@@ -14,8 +14,7 @@ from anabranch.node.local_swarm.peer_process import die_with_parent
 
 #: Command that a child process runs.
 PROGRAM = (sys.executable, "-m", "anabranch")
-#: Seconds that a child has to leave the run after a signal before it is killed. A choice: a step of a slow
-#: machine.
+#: Seconds that a child has to leave the run before it is killed. A choice: a step of a slow machine.
 LEAVE_S = 30.0
 
 
@@ -75,8 +74,7 @@ class Children:
         return max(status if status >= 0 else 128 - status for status in statuses)
 
     def end(self) -> None:
-        """Send each process SIGINT, at which it leaves its run; kill those that have not ended after LEAVE_S
-        seconds."""
+        """Send each process SIGINT, at which it leaves its run; kill those that are left after LEAVE_S."""
         self.signal(signal.SIGINT)
         try:
             self.wait(LEAVE_S)

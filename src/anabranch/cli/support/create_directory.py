@@ -65,8 +65,7 @@ def partition_line(directory: RunDirectory) -> str:
 
 @contextmanager
 def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Callback (label, done, total) that draws one progress bar for each label in turn. unit: of what is
-    counted, as for `progress`."""
+    """Callback (label, done, total) that draws a progress bar for each label. unit: as for `progress`."""
     with ExitStack() as stack:
         label, reached = "", 0
         advance: Advance | None = None

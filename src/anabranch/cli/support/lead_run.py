@@ -54,9 +54,8 @@ def page_beside(
 
 
 def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig) -> None:
-    """Raise UserError if the log ends with a stop and all steps of the run are committed: nothing is left to
-    resume. The number of steps is the last one set in the log, else that of `run`, the genesis's
-    configuration."""
+    """Raise UserError if the log ends with a stop and all steps are committed: nothing is left to resume. The
+    number of steps is the last one in the log, else that of `run`, the genesis's configuration."""
     steps = rounds_of(run).iterations(history.course.steps) or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
@@ -149,8 +148,7 @@ def _lead(
 
 
 def _network(config: RunConfig) -> NetworkSection:
-    """The run file's network section, or the address that the supervisor of a local swarm gave this
-    process."""
+    """Network section of the run file, or the address that a local swarm's supervisor gave."""
     from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE
 
     address = os.environ.get(LISTEN_VARIABLE)

@@ -79,7 +79,7 @@ def add_writers(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the messages and metrics of a command go, as its options say."""
+    """Destinations of a command's messages and metrics, as its options say."""
 
     log_format: str = TEXT
     tensorboard: Path | None = None

@@ -133,8 +133,7 @@ def _price_per_billion(plan: Plan) -> float:
 
 
 def _activations(plan: Plan) -> str:
-    """Fate of activations between forward and backward, in words, with the factor by which it multiplies
-    memory slots."""
+    """Fate of activations between forward and backward, in words, with its factor of memory slots."""
     park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
     words = (["offloaded"] if park else []) + (["recomputed"] if again else [])
     return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× slots" if words else "kept"

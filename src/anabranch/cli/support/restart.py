@@ -46,8 +46,7 @@ def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float =
     """Run the command, again after each internal failure or crash, until it ends in another way; returns its
     exit status, 128 + N if signal N ended it. wait_s: seconds before the first restart; they double from
     failure to failure, up to WAIT_MAX_S. A signal to stop is handed on to the command, which is then not
-    restarted; if this process is killed, the command stops cleanly (on Linux). `say` prints a sentence for
-    the user."""
+    restarted; if this process is killed, the command stops cleanly (on Linux)."""
     stopped = threading.Event()
     process: subprocess.Popen[bytes] | None = None
 

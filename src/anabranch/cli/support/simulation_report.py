@@ -30,8 +30,7 @@ _ROWS = {
     "messages": ("messages", "{:.0f}", 1.0),
     "control kB": ("message_bytes", "{:.0f}", 1e-3),
 }
-#: Further rows for the protocol's own policies, in seconds: phases of an iteration, and a relay's compute in
-#: it.
+#: Further rows for the protocol's own policies (s): phases of an iteration, a relay's compute in it.
 _PHASES = {
     "  fill s": "fill_s",
     "  steady s": "steady_s",

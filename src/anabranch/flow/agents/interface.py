@@ -76,8 +76,7 @@ class Setup:
 
     stage: 0 for a data node. capacity: of a relay, in microbatches. demand: of a data node, in microbatches.
     incarnation: number of this process of the node, higher after each restart. relays, cost_max: upper bounds
-    of the number of relays and of link costs in the swarm, from which a policy may derive the cost of
-    refusing a microbatch.
+    of the number of relays and of link costs, from which a policy may derive the cost of a refusal.
     """
 
     id: str
@@ -96,8 +95,7 @@ class Setup:
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """Event: a neighbour has become reachable. cost: d_ij (s) of the link to it, forward (0 for
-    `Side.SAME`)."""
+    """Event: a neighbour has become reachable. cost: d_ij (s) of the link, forward (0: `Side.SAME`)."""
 
     peer: str
     side: Side
@@ -143,8 +141,7 @@ Event = PeerUp | PeerDown | CostChanged | CapacityChanged | DemandChanged | Rece
 
 
 class Send(NamedTuple):
-    """Effect: send `message` to the neighbour `peer`, which is on `side` of this node. That neighbour
-    receives it as from `side.opposite`."""
+    """Effect: send `message` to the neighbour `peer` on `side`, which gets it as from `side.opposite`."""
 
     peer: str
     side: Side
@@ -186,8 +183,7 @@ class Agent(Protocol):
         ...
 
     def quiet(self) -> bool:
-        """True if this agent awaits no answer and plans no change. Periodic messages (`confirms`) do not
-        count."""
+        """True if this agent awaits no answer and plans no change; periodic `confirms` do not count."""
         ...
 
 

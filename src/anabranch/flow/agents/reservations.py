@@ -31,8 +31,7 @@ class Reserved(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Message to the previous hop, passed on to the source: these units' reserved paths are out of date, and
-    the source must give the units up."""
+    """Message to the previous hop, passed on to the source, which must give these units up: paths changed."""
 
     units: tuple[UnitId, ...]
 
@@ -46,8 +45,7 @@ class Release(Message, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Reservation:
     """Place (capacity for one microbatch) that this node reserves for a unit. link: the working unit by which
-    it arrives (at the source: departs). reported: True if the source was told that the working path goes
-    elsewhere by now."""
+    it arrives (at the source: departs). reported: True if the source knows it goes elsewhere."""
 
     link: UnitId
     previous: str | None
@@ -82,8 +80,7 @@ class Reservations:
     # -- at the source -----------------------------------------------------------------------------------
 
     def depart(self, link: UnitId, peer: str) -> list[Send]:
-        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, unless that was done
-        before."""
+        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, once."""
         if link in self._by_link:
             return []
         self._number += 1
@@ -93,8 +90,7 @@ class Reservations:
         return [Send(peer, Side.NEXT, Reserve(unit, link))]
 
     def repeat(self) -> list[Send]:
-        """Send again the reservation requests that are not confirmed: a message was lost, or a relay was
-        full."""
+        """Send unconfirmed reservation requests again: a message was lost, or a relay was full."""
         return [
             Send(place.next, Side.NEXT, Reserve(unit, place.link))
             for unit, place in self._departing.items()
@@ -102,8 +98,7 @@ class Reservations:
         ]
 
     def keep_only(self, links: Iterable[UnitId]) -> list[Send]:
-        """Give up the units of this source whose working unit (unit of the negotiated plan) is not in
-        `links`."""
+        """Give up this source's units whose working unit (of the negotiated plan) is not in `links`."""
         alive = set(links)
         gone = [unit for link, unit in self._by_link.items() if link not in alive]
         return self._give_up(gone)
@@ -171,8 +166,7 @@ class Reservations:
         return sends
 
     def moved(self) -> list[Send]:
-        """Notify the sources of units whose working path no longer matches their reserved path, once for each
-        unit."""
+        """Notify the sources of units whose working path left their reserved path, once for each."""
         sends: list[Send] = []
         for unit, place in self._through.items():
             onward = self._onward(place.link, place.previous)

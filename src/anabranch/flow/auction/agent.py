@@ -28,8 +28,7 @@ PRICED = 0.5
 
 
 class AuctionAgent:
-    """Agent of policy `auction` at one node (`flow.agents.interface.Agent`). It uses no random numbers; `rng`
-    is ignored."""
+    """Agent of policy `auction` at one node (`flow.agents.interface.Agent`). `rng` is not used."""
 
     def __init__(self, setup: Setup, rng: CounterRng) -> None:
         self._setup = setup

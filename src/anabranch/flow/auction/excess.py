@@ -38,16 +38,14 @@ class Excess:
 
     def act(self) -> bool:
         """Apply the result of this source's finished search for free capacity, and begin another if the cost
-        of one more unit has risen enough. True if the refusal price (`Market.limit`) changed, so that the
-        market must act."""
+        of one more unit has risen enough. True if the refusal price (`Market.limit`) changed."""
         again = self._apply_result()
         self._search_at_level()
         return again
 
     def _apply_result(self) -> bool:
         """Set the refusal price (`Market.limit`) by this source's finished search for free capacity: if no
-        free path was found, units that cost more than `Searches.bound` are refused, else no unit is. True if
-        the refusal price changed."""
+        free path was found, units above `Searches.bound` are refused, else none is. True if it changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:

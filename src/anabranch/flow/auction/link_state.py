@@ -67,8 +67,7 @@ class Link:
         return not (self.dirty or self.owes or self.asks)
 
     def receive(self, letter: Letter) -> bool:
-        """Handle the sequence number and acknowledgement of a letter; True if the letter is newer than all
-        before."""
+        """Handle a letter's sequence number and acknowledgement; True if it is newer than all before."""
         if letter.ack > self._acked:
             self._acked = letter.ack
             if letter.ack >= self._seq:
@@ -82,8 +81,7 @@ class Link:
         return True
 
     def is_latest(self, letter: Letter) -> bool:
-        """True if no newer letter was received before. An older or repeated letter may still acknowledge
-        something."""
+        """True if no newer letter was received before. An older one may still acknowledge something."""
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:

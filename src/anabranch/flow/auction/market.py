@@ -32,8 +32,7 @@ FINENESS_MAX = 250.0
 RESOLUTION = 1e-13
 #: Least fall of a price or a bid, in epsilons, that is sent to neighbours.
 MIN_FALL = 1.0
-#: Excess of a unit's cost over its bid, in epsilons, above which the unit is handed back. The raises along
-#: the path explain smaller ones.
+#: Excess of a unit's cost over its bid (epsilons) above which it goes back. Raises explain smaller ones.
 TOLERANCE = 4.0
 #: Least advantage of another next hop, in epsilons, for which a unit moves: before the first external change
 #: (prices still settle) and after it.
@@ -41,8 +40,7 @@ MOVE_COLD, MOVE = 7.0, 4.0
 
 
 class Ranking:
-    """Next hops of a node, sorted by `OutLink.level` (cost of one more unit); hops of infinite cost are left
-    out."""
+    """Next hops of finite cost, sorted by `OutLink.level` (cost of one more unit)."""
 
     __slots__ = ("_level", "_sorted", "_two")
 
@@ -125,8 +123,7 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost (s) of a path from this node to its end, among the units that this node has
-        placed at next hops; 0 without any."""
+        """Greatest finite cost (s) of a path from here to its end, of units placed at next hops; 0: none."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property
@@ -212,8 +209,7 @@ class Market:
     # -- bidding: prices rise ----------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Hand back units beyond capacity, place the others, set the price, and mark the changed links as
-        dirty."""
+        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty."""
         if not self.ready:
             return
         if not self._is_data:
@@ -269,8 +265,7 @@ class Market:
     # -- repair: prices fall -----------------------------------------------------------------------------
 
     def survey(self) -> None:
-        """Begin a repair: mark the prices of all relays as unconfirmed, since a relay does not announce that
-        its price has risen."""
+        """Begin a repair: mark all relays' prices as unconfirmed, since rises are not announced."""
         for link in self.outs.values():
             link.fresh = link.to_data
 
@@ -297,8 +292,7 @@ class Market:
     def repair(self) -> None:
         """Repair: lower prices and bids that are too high, and move units to cheaper next hops.
 
-        Call it only after a time in which no unit moved: if prices are raised and lowered at the same time,
-        they chase each other.
+        Call it only after a time in which no unit moved: prices raised and lowered at once chase each other.
         """
         if not self.ready:
             return
@@ -318,9 +312,8 @@ class Market:
             self.tell_fall()
 
     def _return_dear_units(self) -> None:
-        """At a relay: hand units whose cost exceeds their bid back to previous hops; the units placed at next
-        hops stay there, for other units that may arrive. At a source: take units that cost more than `limit`
-        back from their next hops."""
+        """At a relay: hand units whose cost exceeds their bid back to previous hops; those placed at next
+        hops stay there for others. At a source: take units that cost more than `limit` back."""
         slack = TOLERANCE * self.epsilon
         while self.users and (self._is_data or self.senders):
             dear = max(self.users, key=lambda user: (user.level, user.peer))
@@ -335,8 +328,7 @@ class Market:
                 self._hand_back(low, 1)
 
     def _dear_hops(self) -> list[OutLink]:
-        """Next hops at which a unit of this node costs more than at the best next hop, by more than `MOVE`
-        epsilons."""
+        """Next hops at which a unit costs over `MOVE` epsilons more than at the best next hop."""
         most = self.ranking.best_two()[1] + (MOVE if self.stirred else MOVE_COLD) * self.epsilon
         return [link for link in self.users if link.level > most]
 
@@ -357,8 +349,7 @@ class Market:
     # -- telling prices ----------------------------------------------------------------------------------
 
     def tell_fall(self) -> None:
-        """Mark the links to previous hops that know a higher price as dirty, so that they are told; rises are
-        not sent."""
+        """Mark the links to previous hops that know a higher price as dirty; rises are not sent."""
         if self.price >= self._compared:
             return
         self._compared = self.price

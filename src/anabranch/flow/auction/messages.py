@@ -23,8 +23,7 @@ class Search(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Answer to a `Search`. open: True if the sender knows a free path; False if all paths from it are
-    full."""
+    """Answer to a `Search`. open: the sender knows a free path; False: all paths from it are full."""
 
     source: str
     number: int
@@ -53,8 +52,7 @@ class Offer(Letter, frozen=True):
 
     pushed: units handed over so far. recalled: number of units that must be handed back in all, at least.
     bid: highest price of the receiver at which these units stay. wants: standing units whose path goes or
-    shall go through the receiver. The fields after it are reserved: always empty, kept for the wire format
-    of version 4.
+    shall go through the receiver. The fields after it are always empty, kept for version 4.
     """
 
     pushed: int

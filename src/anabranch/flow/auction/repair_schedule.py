@@ -27,9 +27,8 @@ class RepairSchedule:
         """Repairs since the rest reached its maximum."""
 
     def changed(self, here: bool) -> None:
-        """Allow repairs again after an external change, after a shortened rest (seconds without moved units
-        that a repair needs): at most LULL_S if the change was at this node (`here`), else at most
-        LULL_MAX_S."""
+        """Allow repairs again after an external change, after a shortened rest (seconds without moved units):
+        at most LULL_S if the change was at this node (`here`), else LULL_MAX_S."""
         self._lull_s = min(self._lull_s, timing.LULL_S if here else timing.LULL_MAX_S)
         self._more = 0
 

@@ -53,8 +53,7 @@ class Explorer:
 
     def reached(self, link: Link) -> None:
         """Handle a neighbour's request, received over `link`, to search for a free path from here. Searches
-        on; or answers at once: True if a path is known, False while another neighbour, which asked first,
-        waits for the result."""
+        on; or answers at once: True if a path is known, False while one that asked first waits."""
         if link.side is Side.PREVIOUS:
             self._at_entry = True
         else:
@@ -71,8 +70,7 @@ class Explorer:
 
     def found(self, link: Link, is_open: bool) -> None:
         """Handle a neighbour's answer, received over `link`, to this node's request. is_open: True if the
-        neighbour knows a free path, which ends the search here with success; else the search goes on at other
-        neighbours."""
+        neighbour knows a free path, which ends the search here; else it goes on."""
         self._waiting.discard(link)
         if is_open:
             self._succeed()
@@ -80,8 +78,7 @@ class Explorer:
             self.explore()
 
     def forget(self, link: Link) -> None:
-        """Handle the loss of a link: the search at this node no longer awaits an answer over it, nor answers
-        a request that came over it."""
+        """Handle the loss of a link: the search awaits no answer over it, and answers no request of it."""
         self._others.pop(link, None)
         if link in self._parents:
             del self._parents[link]
@@ -176,20 +173,17 @@ class Searches:
 
     @property
     def are_many(self) -> bool:
-        """True if this node knows searches of several data nodes, so that refusal prices have to be
-        announced."""
+        """True if this node knows searches of several data nodes: refusal prices are announced."""
         return len(self._explorers) > 1
 
     @property
     def others_closed(self) -> bool:
-        """True if another source's search for free capacity has ended at this node without a free path: that
-        source has to refuse units."""
+        """True if another source's search ended here without a free path: that source refuses units."""
         others = (explorer for source, explorer in self._explorers.items() if source != self._name)
         return any(explorer.done and not explorer.open for explorer in others)
 
     def read(self, link: Link, searches: tuple[Search, ...], findings: tuple[Finding, ...]) -> None:
-        """Handle each request and answer that the other end of `link` sent, once; `bound` rises to that of
-        the requests."""
+        """Handle each request and answer of the other end of `link` once; `bound` rises to theirs."""
         if (searches, findings) == link.read:
             return
         link.read = (searches, findings)
@@ -217,7 +211,6 @@ class Searches:
             explorer.forget(link)
 
     def explore(self) -> None:
-        """Continue all searches for free paths after units of this node were received, placed or handed back,
-        which may have freed capacity."""
+        """Continue all searches after units were received, placed or handed back: capacity may be free."""
         for explorer in self._explorers.values():
             explorer.explore()

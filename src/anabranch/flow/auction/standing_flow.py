@@ -119,8 +119,7 @@ class StandingFlow:
     def answered(
         self, link: OutLink, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float
     ) -> bool:
-        """Apply the next hop's answer about the units that this node wants; return True if it differs from
-        the last one."""
+        """Apply the next hop's answer about the units that this node wants; True if it changed."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.
@@ -288,8 +287,7 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Choose another next hop for a reserved unit. Without one the unit waits, or is given up if it had a
-        next hop."""
+        """Choose another next hop for a reserved unit. Without one it waits, or ends if it had one."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now
@@ -341,8 +339,7 @@ class StandingFlow:
         link.unwant(unit)
 
     def _no_longer_wanted(self, unit: UnitId, link: InLink) -> None:
-        """Note that the previous hop over `link` no longer wants `unit`; give up its place when no previous
-        hop does."""
+        """Note that the previous hop over `link` no longer wants `unit`; give it up when none does."""
         queued = self._queue.get(unit)
         if queued is not None:
             queued.pop(link, None)

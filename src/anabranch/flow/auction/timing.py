@@ -9,19 +9,16 @@ from __future__ import annotations
 
 #: Delay in which changes are collected, so that a node sends each neighbour one letter for all of them.
 TICK_S = 0.1
-#: The same delay under constant churn. 0.3 s sends a fifth fewer letters at 250 relays; 0.25 s changed no
-#: iteration over ten regions.
+#: The same under constant churn: 0.3 s sends a fifth fewer letters at 250 relays; 0.25 s changed nothing.
 TICK_UNCEASING_S = 0.25
 
-#: Upper bound of the round trip to a neighbour with the delay of a tick at both ends; twice the greatest link
-#: delay of the benchmarks is 0.6 s.
+#: Upper bound of the round trip to a neighbour with ticks at both ends; the benchmarks' links: up to 0.6 s.
 ROUND_TRIP_S = 1.0
 #: Longest delay of an acknowledgement, in which a letter with news may carry it. It must be below REPEAT_S.
 LINGER_S = ROUND_TRIP_S
 #: Time-out before a letter without acknowledgement is repeated; it doubles up to the second value.
 REPEAT_S, REPEAT_MAX_S = 2.5 * ROUND_TRIP_S, 12.0 * ROUND_TRIP_S
-#: Delay of the first bids: once all next hops have sent a price, for further neighbours to connect; otherwise
-#: for the missing prices.
+#: Delay of first bids: with all next hops' prices, for further neighbours; else for the missing prices.
 MEET_S, START_S = 0.5 * ROUND_TRIP_S, 3.0 * ROUND_TRIP_S
 #: Rest (time without a moved unit) before a repair at a node: after an external change, and at the start,
 #: when neighbours are still bidding. It doubles with each repair up to the third value.

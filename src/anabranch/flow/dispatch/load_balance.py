@@ -11,8 +11,7 @@ import heapq
 from collections.abc import Mapping
 from functools import lru_cache
 
-#: Extra time, as a share of the stage's least time, in which places are counted: it leaves the flow room to
-#: choose cheap links. A plain choice.
+#: Extra time, as a share of the stage's least, in which places are counted: room for cheap links. A choice.
 SLACK = 0.25
 #: Most stages in the cache: the replicas of a simulated stage all compute the same places.
 STAGES_KEPT = 64

@@ -17,8 +17,7 @@ from typing import NamedTuple
 #: Share of a mean pass in a microbatch's compute time at a peer: a pass is the mean of forward and backward,
 #: the whole is forward, backward and weight gradients.
 PASS = 1.0 / 3.0
-#: Least time (s) for which a sender holds a microbatch back until a better peer has a free slot: a plain
-#: choice, shorter waits bring nothing.
+#: Least time (s) for which a microbatch is held back for a better peer: a choice; less brings nothing.
 HOLD_MIN_S = 0.001
 #: Longest hold, in multiples of the time that the peer needs for all microbatches that it has: a peer that
 #: takes longer may be stuck. A plain choice.
@@ -63,8 +62,7 @@ class Policy:
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
         """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
-        waited_s: seconds since the microbatch was ready to be sent. The caller sends at once if the choice
-        has `hold_s` 0."""
+        waited_s: seconds since it was ready to be sent. The caller sends at once if `hold_s` is 0."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
@@ -104,8 +102,7 @@ class Dispatch(Policy):
 
     Queueing is at the peer or on the link, whichever is slower. If the best peer has no free slot, the
     microbatch is held back for as long as waiting costs less than the best peer with a free slot. load,
-    price, hold: switches for benchmarks; False ignores reported load, ignores the flow's prices, never holds
-    a microbatch back.
+    price, hold: switches for benchmarks; False ignores load or prices, or never holds back.
     """
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.dispatch.next_hop_policies import Candidate, Choice, Policy
 
-#: Seconds to wait for a slot of the chosen peer before another is chosen: the published deadline of a
-#: forward.
+#: Seconds to wait for a slot of the chosen peer: the published deadline of a forward.
 DEADLINE_S = 30.0
 #: Seconds of a ban: the published lifetime of an announcement.
 BAN_S = 300.0
-#: Expected seconds of a microbatch at a peer before any was measured, and weight of the newest measurement in
-#: the running mean. Both as published.
+#: Expected seconds of a microbatch at an unmeasured peer, and weight of the newest measurement, as published.
 FIRST_S, NEWEST = 1.0, 0.1
 
 
@@ -83,8 +81,7 @@ class SwarmQueue(Policy):
         return Choice(call.peer)
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
-        """Always None: `choose` itself names the peer to request a slot from, by a choice with `hold_s` above
-        0."""
+        """Always None: `choose` names the peer to request a slot from, by a choice with `hold_s` > 0."""
         return None
 
     def opened(self, peers: Collection[str]) -> None:

@@ -132,8 +132,7 @@ class FlowProgram:
         self.limits = np.array(list(limits.values()), dtype=np.float64)
 
     def best(self, *, integer: bool = False) -> Vector:
-        """Solve the problem: values of the variables in the greatest flow with the least cost. integer: True
-        for whole microbatches."""
+        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches."""
         if not self.hops:
             return np.zeros(0)
         constraints = [(self.conserve, 0.0, 0.0), (self.bound, -np.inf, self.limits)]

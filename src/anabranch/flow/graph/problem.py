@@ -3,8 +3,7 @@
 The goal is to give as many microbatches as possible a path, at the least total cost. A path leaves a data
 node, passes one relay of each stage 1..S and ends at a data node (any, or its own). A microbatch in a plan is
 also called a unit. Links are directed and listed forward. The cost of a link is `d_ij` (GWTF, arXiv
-2509.21221): seconds of one microbatch between two nodes, forward and backward averaged. File format:
-`instance_file.py`.
+2509.21221): seconds of a microbatch between two nodes, mean of forward and backward.
 """
 
 from __future__ import annotations

@@ -253,8 +253,7 @@ class GwtfAgent:
         units.changed = units.round
 
     def _compare(self, peer: str, side: Side, message: msg.Confirm) -> list[Send]:
-        """Adapt to the shared units listed in a neighbour's `Confirm`; answer with those that this node
-        lacks."""
+        """Adapt to the shared units in a neighbour's `Confirm`; answer with those that this node lacks."""
         units, pending = self._units, self._negotiation.pending
         table = units.ins if side is Side.PREVIOUS else units.outs
         requested = pending.number if pending is not None else None

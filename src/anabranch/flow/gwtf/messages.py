@@ -11,16 +11,14 @@ from anabranch.flow.agents.reservations import Release, Reserve, Reserved, Stale
 
 
 class Advertise(Message, frozen=True):
-    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each new
-    offer."""
+    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each."""
 
     version: int
     costs: dict[str, float]
 
 
 class RequestFlow(Message, frozen=True):
-    """Request to a node of the next stage for one unit to `sink`, which it advertised at `cost`. link: name
-    of the new unit."""
+    """Request to a node of the next stage for a unit (`link`) to `sink`, which it advertised at `cost`."""
 
     link: UnitId
     sink: str
@@ -47,8 +45,7 @@ class RequestChange(Message, frozen=True):
 
 class RequestRedirect(Message, frozen=True):
     """Request to a node of the same stage: the sender wants to take the receiver's place on a path. number:
-    id of the request, repeated by the `Answer`. costs_in, costs_out: previous or next hop -> cost of the
-    sender's link to it."""
+    id of the request, repeated by the `Answer`. costs_in, costs_out: hop -> cost of the link."""
 
     number: UnitId
     costs_in: dict[str, float]

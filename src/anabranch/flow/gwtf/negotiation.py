@@ -16,8 +16,7 @@ from anabranch.flow.gwtf import messages as msg
 from anabranch.flow.gwtf.surplus import shed_excess
 from anabranch.flow.gwtf.units import Unit, Units
 
-#: Temperature of the annealing at the start (in units of cost), and its factor for each accepted change, both
-#: as published.
+#: First temperature of the annealing (units of cost), and factor at each accepted change; as published.
 T_START, T_FACTOR = 2.0, 0.95
 #: Rounds without an accepted change after which a node makes no requests until a neighbour or cost changes.
 #: The published algorithm never stops. Fewer rounds save messages and lose quality: on family E 20, 60 and

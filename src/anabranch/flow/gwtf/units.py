@@ -145,8 +145,7 @@ class Units:
             others[unit.partner].round = self.round
 
     def next_request(self) -> tuple[float, str, str, float] | None:
-        """Cheapest offered unit that this node may request: (cost, peer, sink, advertised cost); None if
-        there is none."""
+        """Cheapest offered unit that this node may request, (cost, peer, sink, advertised cost), or None."""
         if self._setup.is_data:
             if len(self.outs) >= self.demand:
                 return None

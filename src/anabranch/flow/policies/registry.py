@@ -44,8 +44,7 @@ def is_published(name: str) -> bool:
 
 
 def make_policy(name: str, rng: CounterRng | None = None) -> Policy:
-    """Make the dispatch policy `name` for one node. Raises ValueError, with the known names, for an unknown
-    one."""
+    """Make the dispatch policy `name` for one node. Raises ValueError for an unknown name."""
     if name not in POLICIES:
         raise ValueError(f"no routing policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name](rng or CounterRng(0))

@@ -3,8 +3,7 @@
 Microbatches are matched with the places of the next stage so that the most expensive link used is as cheap as
 possible (a bottleneck matching), stage by stage. With given stages the data-parallel part of DT-FM's
 objective is constant. Of all bottleneck matchings the augmenting-path search here prefers cheap links:
-scipy's maximum flow takes any, which costs 6 to 20 % more on the families A-F and would make the yardstick
-too easy.
+scipy's maximum flow takes any, which costs 6 to 20 % more on the families A-F: too easy a yardstick.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def _transport(units: Counter[str], room: dict[str, int], hops: Sequence[_Hop]) 
 
 
 def _arrive(instance: Instance, paths: list[Path]) -> list[Path]:
-    """Extend each path to the cheapest data node at which its microbatch may end; those that reach none are
-    left out."""
+    """Extend each path to the cheapest data node where it may end; those without one are left out."""
     whole = []
     for path in paths:
         ends = [end for end in instance.successors[path[-1]] if instance.returns == "any" or end == path[0]]

@@ -49,16 +49,14 @@ class Refused(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Message to the next hop: the unit that was handed over to it with number `step` is withdrawn, and the
-    receiver forgets the unit."""
+    """Message to the next hop: the unit handed over with number `step` is withdrawn and forgotten."""
 
     unit: UnitId
     step: int
 
 
 class Confirm(Message, frozen=True):
-    """Periodic list of the units whose paths use the link from the sender to the receiver, each with the
-    number of its hand-over."""
+    """Periodic list of the units that use the link from sender to receiver, with their hand-over numbers."""
 
     confirms: ClassVar[bool] = True
     units: tuple[tuple[UnitId, int], ...]
@@ -75,8 +73,7 @@ class LeastCost:
 
 
 class VirtualTime(LeastCost):
-    """Order of next hops in the policy `swarm`: the least virtual time first. A new next hop starts with the
-    least virtual time of all."""
+    """Order of next hops in the policy `swarm`: least virtual time first. A new hop starts with the least."""
 
     def __init__(self) -> None:
         self._time: dict[str, float] = {}
@@ -226,8 +223,7 @@ class WiringAgent:
 
     def _give_back(self, unit: UnitId) -> list[Send]:
         """Remove a unit, notify its next hop, and refuse it to the previous node, which tries another. At its
-        data node no further unit starts until next hops or demand change, unless this one had a whole path
-        before."""
+        data node none starts until next hops or demand change, unless this one was whole before."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:

@@ -9,8 +9,7 @@ from __future__ import annotations
 #: Work of the first walk-in of a block. A choice: 2^14 hashes, a fiftieth of a second in Python, more than
 #: the 2 ms that a handshake costs the server.
 BASE_BITS = 14
-#: Work above which a block is refused: 2^20 hashes, about a second in Python, which leaves time in the 10 s
-#: of a handshake on a loaded machine.
+#: Work above which a block is refused: 2^20 hashes, about a second of the 10 s of a handshake.
 MOST_BITS = 20
 #: Seconds for which a walk-in counts. A choice: seven of one block an hour.
 WINDOW_S = 3600.0

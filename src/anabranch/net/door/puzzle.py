@@ -12,8 +12,7 @@ import hashlib
 from itertools import count
 
 ANSWER_BYTES = 8
-#: Most bits for which this program works: about 20 s of one core in Python. A server that asks for more is
-#: not of this release, or means harm.
+#: Most bits for which this program works: about 20 s of one core. A server that asks for more means harm.
 MOST_SOLVED = 24
 
 _PURPOSE = b"anabranch open door\0"

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from types import TracebackType
 
 from anabranch.net.wan.namespaces import TUN, Claim, sweep
 from anabranch.net.wan.profile import Profile
@@ -109,15 +108,12 @@ class EmulatedNetwork:
     def __enter__(self) -> EmulatedNetwork:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple[int, int, float, float]]:
-    """Links of all pairs of hosts that both have a region, as (sender's number, receiver's number, delay in
-    s, bit/s); none without a profile."""
+    """Links of all pairs of hosts with regions, (sender's number, receiver's number, delay in s, bit/s)."""
     links = []
     for (sender, one), (receiver, other) in permutations(enumerate(regions), 2):
         if profile is not None and one is not None and other is not None:

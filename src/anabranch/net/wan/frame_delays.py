@@ -2,8 +2,7 @@
 
 A frame passes the sender's uplink, the link between the two hosts and the receiver's downlink. Each has a
 rate and a bounded queue; between link and downlink lies the delay. Uplink and link transmit in the order of
-sending, so their times are computed at once; the downlink transmits in the order of arrival, which is known
-only when the frames arrive."""
+sending: their times are computed at once. The downlink transmits in the order of arrival, known later."""
 
 from __future__ import annotations
 

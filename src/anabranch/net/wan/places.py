@@ -14,8 +14,7 @@ from anabranch.net.wan.shape import Host, WanError
 
 @dataclass(frozen=True)
 class Place:
-    """Network namespace in which a process runs in the emulated network, its IPv4 address there, and its
-    region."""
+    """Network namespace of a process in the emulated network, its IPv4 address there, and its region."""
 
     namespace: str
     address: str

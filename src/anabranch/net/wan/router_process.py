@@ -1,8 +1,7 @@
 """Process of the emulated network's router: makes the hosts, then moves frames between their devices.
 
-It reads the description of the network, a JSON object, from its standard input, and prints "ready" or why the
-network cannot be made. It removes the namespaces and ends on SIGTERM, and when the process that started it
-dies."""
+It reads the description of the network, a JSON object, from its standard input, and prints "ready" or an
+error. On SIGTERM, and when its parent dies, it removes the namespaces and ends."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ from anabranch.net.wan.shape import Host, WanError
 
 #: Frames read from one device before the other devices are read and due frames delivered.
 _BATCH = 16
-#: Seconds to sleep between turns, so that each handles more frames: waking up is most of a turn's cost. Adds
-#: about half of it to each delay.
+#: Seconds of sleep between turns, as waking up costs most of a turn. It adds half of it to each delay.
 _REST_S = 0.0002
 #: Number of prctl's option that sets the accuracy of a thread's timers, from linux/prctl.h.
 _PR_SET_TIMERSLACK = 29
@@ -93,9 +91,8 @@ class Router:
 
 
 def _raise_priority() -> None:
-    """Raise the priority of this process: the delays are only as accurate as its wake-ups, on a machine that
-    the hosts keep busy. It sleeps most of the time, and the kernel limits the share of real-time
-    processes."""
+    """Raise the priority of this process: the delays are only as accurate as its wake-ups, on a busy machine.
+    It sleeps most of the time, and the kernel limits real-time processes."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)

@@ -28,8 +28,7 @@ UNHIT_ABSENT_S = 10.0
 
 @dataclass
 class Seat:
-    """Position in a swarm of constant size: the process that has it now, and when that process's replacement
-    is due."""
+    """Position in a swarm of constant size: its present process, and when the next one is due."""
 
     name: str
     role: str
@@ -85,8 +84,7 @@ class FaultInjector:
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:
-        """Stop injecting: record the faults that were not delivered, end the guests and wake frozen
-        processes."""
+        """Stop injecting: record undelivered faults, end the guests and wake frozen processes."""
         for fault in self._pending:
             victims = () if fault.target == GUEST else self._victims_of(fault)
             reason = victims if isinstance(victims, str) else "no time was left"
@@ -229,7 +227,8 @@ class FaultInjector:
         else:
             seat.absent_at = seat.due = 0.0
             return
-        unhit = self._hostile and not any(self._was_hit(p, now) for p in self._ids_of(seat))
+        ids = [peer for peer, name in self.tracker.names.items() if name == seat.name]
+        unhit = self._hostile and not any(self._was_hit(peer, now) for peer in ids)
         if not gone and now < seat.absent_at + (UNHIT_ABSENT_S if unhit else ABSENT_S):
             return
         if not seat.due:
@@ -240,12 +239,8 @@ class FaultInjector:
             returns = unhit or (seat.hit_by is not None and seat.hit_by.planned.returns)
             self._replace(seat, founder or (gone and returns))
 
-    def _ids_of(self, seat: Seat) -> list[str]:
-        return [peer for peer, name in self.tracker.names.items() if name == seat.name]
-
     def _replace(self, seat: Seat, returns: bool) -> None:
-        """Start the next process of a seat. returns: True for the same peer with its key, False for a new
-        peer."""
+        """Start the next process of a seat. returns: True for the same peer and key, else a new peer."""
         former = seat.name
         if not returns:
             self._strangers += 1

@@ -16,8 +16,7 @@ TARGETS = (RELAY, DATA, VOTER, STAGE)
 RARE_EVERY = 20
 #: A schedule with fewer faults than this aims all of them at relays.
 MIN_FOR_RARE = 4
-#: Shortest and longest freeze (s), log-uniform: from much shorter to much longer than the time after which
-#: silent peers are suspected.
+#: Shortest and longest freeze (s), log-uniform: far below to far above the time before a suspicion.
 FREEZE_S = (0.5, 30.0)
 #: Shortest and longest delay (s) between a loss and the start of the replacement.
 REPLACE_S = (0.2, 3.0)
@@ -25,8 +24,7 @@ REPLACE_S = (0.2, 3.0)
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """A planned kill (SIGKILL) or freeze (SIGSTOP) of one process, or of all processes of a stage; or a
-    planned hostile guest."""
+    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest."""
 
     at_s: float
     """Seconds after the schedule begins."""

@@ -28,8 +28,7 @@ class GuestFigures(msgspec.Struct):
 
 
 class SeatFigures(msgspec.Struct):
-    """Removal of an honest member that no fault had hit. back_s: seconds until it served again; null if it
-    did not."""
+    """Removal of an honest member that no fault had hit. back_s: seconds until it served again, or null."""
 
     name: str
     reason: str

@@ -33,8 +33,7 @@ BLOCKS = 250
 
 @dataclass
 class _Running:
-    """Guest whose process was started. until: Unix time (s) at which it is ended. read: bytes of its output
-    that were read."""
+    """Started guest. until: Unix time (s) at which it is ended. read: bytes that were read of its output."""
 
     visit: GuestVisit
     process: Process
@@ -73,8 +72,7 @@ class GuestHost:
                     self._put_out(guest.visit, event.reason, event.time)
 
     def poll(self) -> None:
-        """Read the guests' output, and kill those that did not come into their role within ARRIVES_S or did
-        their deed for STAYS_S."""
+        """Read the guests' output; kill those without a role after ARRIVES_S, or STAYS_S into a deed."""
         now = time.time()
         for guest in list(self._running):
             ended = not guest.process.running

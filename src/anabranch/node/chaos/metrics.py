@@ -149,7 +149,7 @@ def _recovery(record: RunRecord, events: Sequence[Event], faults: Sequence[Deliv
     hops = []
     latest: dict[str, DeliveredFault] = {}  # by peer id, until the peer joins again
     timeline: list[Event | DeliveredFault] = [*events, *record.delivered]
-    for event in sorted(timeline, key=_time_of):
+    for event in sorted(timeline, key=lambda e: e.at if isinstance(e, DeliveredFault) else e.time):
         match event:
             case DeliveredFault(ids=ids):
                 latest |= dict.fromkeys(ids, event)
@@ -162,7 +162,3 @@ def _recovery(record: RunRecord, events: Sequence[Event], faults: Sequence[Deliv
         commit=Spread.of(commits[i] - fault.at for fault, i in following if i < len(commits)),
         replaced=Spread.of(seconds for fault, seconds in record.replaced_s if fault in faults),
     )
-
-
-def _time_of(event: Event | DeliveredFault) -> float:
-    return event.at if isinstance(event, DeliveredFault) else event.time

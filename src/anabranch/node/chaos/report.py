@@ -14,8 +14,7 @@ from anabranch.node.chaos.wasted_compute import WastedCompute
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the experiment. minutes: length of the run with faults; calm_minutes: of each run
-    without."""
+    """Settings of the experiment. minutes: of the run with faults; calm_minutes: of each run without."""
 
     population: int
     stages: int
@@ -33,8 +32,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of recomputing the run in one process (`anabranch verify`); `text` is the last line of its
-    report."""
+    """Result of recomputing the run (`anabranch verify`); `text` is the last line of its report."""
 
     exact: bool
     """True if the run promises every bit and keeps the promise."""
@@ -44,8 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of the experiment: the run with faults, and the runs without (`calm`) that it is compared
-    with."""
+    """Result of the experiment: the run with faults, and those without (`calm`) to compare with."""
 
     setting: Settings
     record: RunRecord
@@ -53,8 +50,7 @@ class Result:
     verify: Verdict
     calm: list[RunRecord] = field(default_factory=list)
     same_as_calm: bool | None = None
-    """True if every step that is also in the runs without faults is the same there; None if there are
-    none."""
+    """True if every step that the runs without faults have, too, is the same there; None: no such runs."""
 
     @property
     def problems(self) -> list[str]:
@@ -71,19 +67,13 @@ class Result:
         return found
 
     @property
-    def calm_steps_per_s(self) -> float:
-        seconds = sum(record.seconds for record in self.calm)
-        return sum(record.steps for record in self.calm) / seconds if seconds else 0.0
-
-    @property
     def kept(self) -> float | None:
-        """Throughput as a share of that without faults: in tokens, or in steps where these are not known;
-        None if it was not measured."""
-        metrics, calm = self.metrics, self.calm_steps_per_s
-        seconds = sum(record.seconds for record in self.calm)
+        """Throughput as a share of that without faults: in tokens if known, else in steps; None: unknown."""
+        metrics, seconds = self.metrics, sum(record.seconds for record in self.calm)
         if (tokens := sum(record.tokens for record in self.calm)) and self.record.tokens:
             return self.record.tokens / self.record.seconds / (tokens / seconds)
-        return metrics.steps / metrics.seconds / calm if calm and metrics.seconds else None
+        steps = sum(record.steps for record in self.calm)
+        return metrics.steps / metrics.seconds / (steps / seconds) if steps and metrics.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
         metrics: dict[str, Any] = msgspec.to_builtins(self.metrics)

@@ -1,5 +1,4 @@
-"""Record of a timed run of a swarm: faults, their victims and replacements, and numbers of committed
-steps."""
+"""Record of a timed run of a swarm: faults, victims, replacements, and numbers of committed steps."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from dataclasses import dataclass, field
 from anabranch.node.chaos.fault_schedule import PlannedFault
 from anabranch.node.chaos.honest_seats import LostSeat
 
-#: Seconds after the kill of a process, or after a frozen one has woken, for which a suspicion or removal of
-#: that peer is put down to the fault.
+#: Seconds after a kill, or the end of a freeze, for which a suspicion or removal is put down to the fault.
 AFTERMATH_S = 15.0
 
 
@@ -32,9 +30,8 @@ class DeliveredFault:
 
 @dataclass
 class GuestVisit:
-    """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, it did
-    its deed first (0: it did not), and its process ended. began_t, ended_t, put_out_t: last committed steps
-    by then."""
+    """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, its
+    deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then."""
 
     name: str
     planned: PlannedFault

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.protocol.consensus.log_replay import fold
+from anabranch.node.lifecycle.tickets import history_of
 from anabranch.protocol.log.records import Commit
 
 
 def same_steps(one: RunDirectory, other: RunDirectory) -> bool:
     """True if all steps that both runs committed have the same losses, gradients and states, bit for bit."""
-    logs = (directory.log.read_bytes().rpartition(b"\n")[0].splitlines() for directory in (one, other))
-    first, second = ({commit.t: _values(commit) for commit in fold(lines).commits} for lines in logs)
+    histories = map(history_of, (one, other))
+    first, second = ({commit.t: _values(commit) for commit in each.commits} for each in histories)
     return all(first[t] == second[t] for t in first.keys() & second.keys())
 
 
 def tokens_of(directory: RunDirectory, after: int, last: int) -> int:
     """Target tokens of a run's steps after iteration `after`, up to iteration `last`."""
-    lines = directory.log.read_bytes().rpartition(b"\n")[0].splitlines()
-    return sum(commit.tokens for commit in fold(lines).commits if after < commit.t <= last)
+    return sum(commit.tokens for commit in history_of(directory).commits if after < commit.t <= last)
 
 
 def _values(commit: Commit) -> object:

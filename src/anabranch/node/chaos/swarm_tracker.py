@@ -1,5 +1,4 @@
-"""Members of a swarm and its last committed step, kept up to date from the run's events; voters from its
-log."""
+"""Members of a swarm and its last committed step, followed by its events; voters from its log."""
 
 from __future__ import annotations
 

@@ -69,7 +69,6 @@ def _majority_left(awake: list[Candidate], victims: set[str], voters: int) -> bo
 
 
 def _is_last(candidate: Candidate, awake: list[Candidate]) -> bool:
-    """True if the candidate is the only awake (not frozen) active replica of its stage: a fault would leave
-    the stage without any."""
+    """True if the candidate is the only awake (not frozen) active replica of its stage."""
     others = (other for other in awake if other.name != candidate.name)
     return candidate.serves and not any(other.serves and other.stage == candidate.stage for other in others)

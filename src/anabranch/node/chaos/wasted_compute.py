@@ -1,5 +1,4 @@
-"""Wasted compute time, whose result entered no committed step, by cause: from peers' ledgers and the commit
-log."""
+"""Compute time whose result entered no committed step, by cause, from peers' ledgers and the commit log."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class WastedCompute(msgspec.Struct):
 def wasted_compute(
     record: RunRecord, events: Iterable[Event], history: LogReplay, ledgers: Mapping[str, Sequence[Entry]]
 ) -> WastedCompute:
-    """Wasted compute of a run, without the iteration that was open at its end. ledgers: compute tasks of each
-    peer, by peer id."""
+    """Wasted compute of a run, without the iteration open at its end. ledgers: compute tasks by peer id."""
     useful = {
         (commit.t, stage, unit, entry.members[owner])
         for commit in history.commits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import timeit
 from collections.abc import Callable
 
 from anabranch.errors import UserError
@@ -24,7 +25,7 @@ def measure_device(device_name: str) -> dict[str, float | str]:
     import torch
 
     from anabranch.config import ComputeSection
-    from anabranch.node.lifecycle.training_machine import free_host_bytes
+    from anabranch.operating_system import free_memory_bytes
     from anabranch.train.numerics.numerics_class import device_of
 
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device_name):
@@ -40,15 +41,22 @@ def measure_device(device_name: str) -> dict[str, float | str]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    def fastest_s(work: Callable[[], object]) -> float:
+        def whole() -> None:
+            work()
+            synchronize()
+
+        return min(timeit.repeat(whole, synchronize, repeat=TRIES, number=1))
+
     def flops_per_s(dtype: torch.dtype) -> float:
         one = torch.ones(side, side, dtype=dtype, device=device)
-        return 2.0 * side**3 / _fastest_s(lambda: torch.mm(one, one), synchronize)
+        return 2.0 * side**3 / fastest_s(lambda: torch.mm(one, one))
 
     block = torch.zeros(COPIED_BYTES[device.type] // 8, dtype=torch.float64, device=device)
     target = torch.empty_like(block)
-    copy_s = _fastest_s(lambda: target.copy_(block), synchronize)
+    copy_s = fastest_s(lambda: target.copy_(block))
     cuda = device.type == "cuda"
-    memory = torch.cuda.mem_get_info(device)[0] if cuda else free_host_bytes()
+    memory = torch.cuda.mem_get_info(device)[0] if cuda else free_memory_bytes()
     description = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return {
         "source": f"measured by anabranch profile, {time.strftime('%Y-%m-%d')}: {description}; free memory",
@@ -57,14 +65,3 @@ def measure_device(device_name: str) -> dict[str, float | str]:
         "memory_bytes": memory,
         "memory_bytes_per_s": round(2.0 * block.nbytes / copy_s),
     }
-
-
-def _fastest_s(work: Callable[[], object], synchronize: Callable[[], None]) -> float:
-    times = []
-    for _ in range(TRIES):
-        synchronize()
-        begin = time.perf_counter()
-        work()
-        synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times)

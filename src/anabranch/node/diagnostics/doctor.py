@@ -95,8 +95,7 @@ def _torch() -> CheckResult:
 
 
 def _devices(run: RunConfig) -> Iterator[CheckResult]:
-    """Check each GPU, or the processors where there is none; RED if the run file's device is not on this
-    machine."""
+    """Check each GPU, or the processors without one; RED if the run file's device is not here."""
     import torch
 
     wanted, found = run.compute.device, torch.cuda.device_count()
@@ -150,8 +149,7 @@ def _clock() -> CheckResult:
 
 
 def _congestion_control() -> CheckResult:
-    """Check whether this process may use the TCP congestion control BBR, without which TCP is slow on long
-    paths that lose packets."""
+    """Check for the TCP congestion control BBR, without which TCP is slow on long paths that lose packets."""
     name = "TCP congestion control"
     if not bbr_missing():
         return CheckResult(name, GREEN, "BBR")
@@ -201,8 +199,7 @@ def _reachability(host: str) -> CheckResult:
 
 
 def _own_addresses(version: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Addresses of this machine on packets to others: the IPv4 one, and with version 6 also the IPv6 one.
-    Empty without a network."""
+    """Addresses of this machine on packets to others: IPv4, with version 6 also IPv6; may be none."""
     found = []
     for far in ("192.0.2.1", "2001:db8::1")[: 2 if version == 6 else 1]:
         with contextlib.suppress(OSError):

@@ -146,8 +146,7 @@ class LinkTestClient:
 
     @classmethod
     def parse(cls, text: str) -> LinkTestClient | None:
-        """The client for HOST:PORT/CODE; None for text of another form. Raises ValueError for an invalid
-        port."""
+        """Client for HOST:PORT/CODE; None for another text. Raises ValueError for an invalid port."""
         found = re.fullmatch(r"\[?([^\]/]+)\]?:(\d+)/([0-9A-Za-z]+)", text)
         if found is None:
             return None
@@ -156,8 +155,7 @@ class LinkTestClient:
         return cls(found[1], int(found[2]), found[3])
 
     def hello(self, own_port: int = 0) -> Greeting:
-        """Measure round trip and clock offset, from port `own_port` of this machine (0: any). Raises
-        LinkTestError."""
+        """Measure round trip and clock offset, from port `own_port` (0: any). Raises LinkTestError."""
         with self._connected("hello", own_port) as connection:
             sent = time.time()
             begun = time.monotonic()

@@ -11,8 +11,7 @@ from anabranch.errors import UserError
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
 
-#: Bytes of disk that a checkpoint leaves free for the commit log and the event log: a plain choice, a day of
-#: steps of a small run.
+#: Disk bytes that a checkpoint leaves free for the logs. A choice: a day of a small run.
 SPARE_BYTES = 4 << 20
 #: Pieces of a stage's state, and its fingerprint.
 StageCopy = tuple[tuple[Payload, ...], str]
@@ -20,9 +19,8 @@ StageCopy = tuple[tuple[Payload, ...], str]
 
 class CheckpointIo:
     """Checkpoints of a run directory. The methods block. newest: step of the checkpoint that the run
-    continues from, 0 if there is none; younger ones in the directory are damaged, or of steps that were never
-    announced. keep: number of checkpoints to keep. frozen: hashes of the frozen weights of stages 0 to S;
-    empty if there are none."""
+    continues from (0: none); younger ones are damaged, or of steps that were never announced. keep: number of
+    checkpoints to keep. frozen: hashes of stages' frozen weights, if there are any."""
 
     def __init__(
         self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()
@@ -34,9 +32,8 @@ class CheckpointIo:
         self._newest = newest
 
     def read(self, t: int, stage: int) -> ev.CheckpointRead:
-        """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage
-        number S + 1 + n means the frozen weights of stage n, for t = 0. Raises UserError if it cannot be
-        read."""
+        """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage S + 1
+        + n means the frozen weights of stage n, for t = 0. Raises UserError."""
         import torch
 
         from anabranch.train.stage.state import piece_hashes
@@ -51,8 +48,7 @@ class CheckpointIo:
 
     def _read_frozen(self, t: int, number: int) -> ev.CheckpointRead:
         """Read the frozen weights of a stage, mapped into memory, in the form of a checkpoint's stage. t: 0.
-        number: the stage plus the number of frozen stages, as in `read`. Raises UserError if there are none
-        or they cannot be read."""
+        number: the stage plus the number of frozen stages, as in `read`. Raises UserError."""
         import torch
 
         from anabranch.train.adapters.frozen import FrozenStore

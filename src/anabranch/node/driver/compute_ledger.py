@@ -56,8 +56,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Compute tasks that a peer's `Ledger` wrote to the file at `path`; none if there is no such file. A last
-    line that is cut off is left out."""
+    """Compute tasks that a `Ledger` wrote to `path`, without a last line that is cut off; none without it."""
     if not path.exists():
         return []
     lines = path.read_bytes().rpartition(b"\n")[0].splitlines()

@@ -9,6 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from anabranch.addresses import MOST_DIALLED, foreign_block_of, parse_addresses
 from anabranch.background import background
@@ -30,9 +31,8 @@ from anabranch.protocol.messages import (
     encode,
 )
 
-#: offload(work, done) runs `work()` on another thread, one after the other, and calls `done(result)` on the
-#: event loop.
-Offload = Callable[[Callable[[], object], Callable[[object], None]], None]
+#: offload(work, done) runs `work()` on another thread, in turn, and calls `done(result)` on the event loop.
+Offload = Callable[[Callable[[], Any], Callable[[Any], object]], None]
 
 #: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no
 #: further. A choice: many small parts, or a single large one.
@@ -43,7 +43,7 @@ VALUE_BYTES = 8
 FRESH_S = 10.0
 
 
-def _at_once(work: Callable[[], object], done: Callable[[object], None]) -> None:
+def _at_once(work: Callable[[], Any], done: Callable[[Any], object]) -> None:
     done(work())
 
 
@@ -117,8 +117,7 @@ class Connections:
     def _keeps(self, older: Link, link: Link) -> bool:
         """True if the new `link` is to be closed and the older one stays: `link` goes through a carrier, and
         the older one is direct, made less than FRESH_S ago, and to the same process of the peer
-        (incarnation). Both sides then dialled at once. A direct link of longer standing may be dead without
-        anybody's knowledge."""
+        (incarnation). Both sides then dialled at once. An older direct link may be dead."""
         fresh = self._loop.time() < self._made_at.get(older, 0.0) + FRESH_S
         return bool(link.way.via) and not older.way.via and fresh and older.incarnation == link.incarnation
 
@@ -199,18 +198,15 @@ class Connections:
             return
         from anabranch.node.driver.tensor_codec import deflated, is_slow, to_blob
 
-        if isinstance(message, Piece):
-            self._offload(lambda: to_blob(deflated(payload)), lambda blob: self._packed(link, message, blob))
-            return
-        convert = self._offload if is_slow(payload) else _at_once
-        convert(lambda: to_blob(payload), lambda blob: self._packed(link, message, blob))
+        of_state = isinstance(message, Piece)
+        convert = self._offload if of_state or is_slow(payload) else _at_once
+        work = (lambda: to_blob(deflated(payload))) if of_state else (lambda: to_blob(payload))
+        convert(work, lambda blob: self._packed(link, message, blob))
 
-    def _packed(self, link: Link, message: Message, blob: object) -> None:
-        if not self._is_current(link):
-            return
-        assert isinstance(blob, Blob)
-        self.sent_bytes[type(message).__name__] += memoryview(blob.data).nbytes
-        link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
+    def _packed(self, link: Link, message: Message, blob: Blob) -> None:
+        if self._is_current(link):
+            self.sent_bytes[type(message).__name__] += memoryview(blob.data).nbytes
+            link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 
     def dial(self, peer: str, address: str) -> None:
         if peer in self._links or peer in self._dialling:
@@ -249,8 +245,7 @@ class Connections:
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
         """Try to connect to all addresses (joined by commas) of a peer.
 
-        Returns the addresses that answered with the peer's key, joined by commas, and the reasons of the
-        others, joined by "; ".
+        Returns the addresses that answered with its key, joined by commas, and the others' reasons, by "; ".
         """
         parsed = parse_addresses(addresses)
         reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))

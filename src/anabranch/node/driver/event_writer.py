@@ -22,8 +22,7 @@ from anabranch.protocol.log.records import Commit, Evaluation, Member
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.rounds.plan import Plan, counted
 
-#: Kinds of notes that only the leader writes as events; every peer's protocol makes them, from the commit
-#: log.
+#: Kinds of notes that only the leader writes as events; every peer makes them, from the commit log.
 _LEADER_NOTES = frozenset(
     {"step", "evaluation", "peer_joined", "peer_active", "peer_removed", "rollback", "control", "audit"}
 )
@@ -49,8 +48,7 @@ MAX_EVENT_BYTES = 65536
 #: Most bytes that events of other peers may add to the event log in one process of the leader: a week of a
 #: hundred honest relays, at a step every 15 s.
 MAX_OTHERS_BYTES = 4 << 30
-#: Free bytes of the disk below which events of other peers are left out: the commit log and a checkpoint of a
-#: small model need them more.
+#: Free bytes of the disk below which others' events are left out: log and checkpoints need them more.
 MIN_FREE_BYTES = 256 << 20
 #: Seconds between two looks at the free disk.
 FREE_CHECK_S = 1.0
@@ -105,16 +103,14 @@ class EventWriter:
             self._unsent.append(log.encode_event(event))
 
     def flush(self) -> None:
-        """Send events that were not sent yet to the leader, as one message of at most MAX_EVENTS; the others
-        wait for the next call."""
+        """Send the leader events that it lacks, as one message of at most MAX_EVENTS; the others wait."""
         if self._unsent:
             lines, self._unsent = tuple(self._unsent[:MAX_EVENTS]), self._unsent[MAX_EVENTS:]
             self._send(lines)
 
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """Write events that another peer sent, JSON lines, with all texts plain. Events in a third peer's
-        name, and of types that only the leader writes, are left out; all of them while the disk is nearly
-        full."""
+        name, and of types that only the leader writes, are left out; all of them on a nearly full disk."""
         if self._left_out():
             return
         for line in lines[:MAX_EVENTS]:

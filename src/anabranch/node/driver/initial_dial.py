@@ -19,8 +19,7 @@ from anabranch.protocol.interface import events as ev
 #: First and longest back-off (s) between two attempts; it doubles, with jitter.
 FIRST_S = 0.5
 LAST_S = 15.0
-#: Seconds to dial a data node whose run was over when this machine last took part, as its owner may have
-#: resumed it; a plain choice.
+#: Seconds to dial a data node whose run was over, as its owner may have resumed it; a plain choice.
 OVER_S = 10.0
 #: Seconds of a day.
 DAY_S = 24 * 3600.0

@@ -44,12 +44,10 @@ MIN_WAKE_S = 0.001
 
 
 class Machine(Protocol):
-    """This machine's compute, as the driver sees it. Both methods run on the worker thread and may import
-    torch."""
+    """This machine's compute, for the driver. Both methods run on the worker thread and may import torch."""
 
     def describe(self, genesis: Genesis) -> ev.Described:
-        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
-        speed, and the run's settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
@@ -58,12 +56,11 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Why a peer's part in the run ended.
+    """Reason for the end of a peer's part in the run.
 
-    ok: True if as planned. internal: True if by a defect of the program or an exhausted machine, after which
-    a new process may go on. again: True if this machine may join the run again with the same ticket.
-    unreached: True if the run could not be reached. terminated: True if a scheduler ended it (SIGTERM) before
-    the run was over.
+    ok: as planned. internal: by a defect of the program or an exhausted machine, after which a new process
+    may go on. again: this machine may join the run again with the same ticket. unreached: the run could not
+    be reached. terminated: a scheduler ended it (SIGTERM) before the run was over.
     """
 
     reason: str
@@ -126,8 +123,7 @@ class LivePeer:
     # --- running -------------------------------------------------------------------------------
 
     async def run(self, dial: tuple[str, str] | None = None) -> Outcome:
-        """Run until the protocol stops this peer. dial: (peer id, host:port) of a peer to dial first, or
-        None."""
+        """Run until the protocol stops this peer. dial: (peer id, host:port) to dial first, or None."""
         settle()
         self._loop.set_exception_handler(self._loop_failed)
         self.handle(ev.Started())
@@ -155,8 +151,7 @@ class LivePeer:
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
-        """End this peer at once, without waiting for the current step. reason: sentence in the outcome that
-        `run` returns."""
+        """End this peer at once, without waiting for the current step. reason: sentence of the outcome."""
         self.finish(Outcome(reason, ok=False))
 
     def handle(self, event: ev.Event) -> None:
@@ -254,8 +249,7 @@ class LivePeer:
             case ev.Reported(peer, lines) if peer != self.peer.ctx.me:
                 self.journal.merge(peer, lines)
             case ev.Persist(number):
-                done = lambda _: self.handle(ev.Persisted(number))  # noqa: E731
-                self._disk.submit(lambda: self._persist(effect), done)
+                self._disk.submit(lambda: self._persist(effect), lambda _: self.handle(ev.Persisted(number)))
             case ev.Describe(genesis):
                 self._worker.submit(
                     lambda: self._describe(genesis), lambda found: self._described(genesis, found)
@@ -270,10 +264,10 @@ class LivePeer:
             case ev.ReadEvents(peer, position):
                 background(self._read_events(peer, position))
             case ev.ReadCheckpoint(t, stage):
-                self._disk.submit(lambda: self._read_checkpoint(t, stage), self._handle_result)
+                self._disk.submit(lambda: self._read_checkpoint(t, stage), self.handle)
             case ev.WriteCheckpoint(t, base, stages):
                 copies = dict(stages)
-                self._disk.submit(lambda: self._write_checkpoint(t, base, copies), self._handle_result)
+                self._disk.submit(lambda: self._write_checkpoint(t, base, copies), self.handle)
             case ev.Stop(reason, ok, again):
                 self.finish(Outcome(reason, ok, again=again))
 
@@ -282,21 +276,15 @@ class LivePeer:
         self.handle(ev.DialledBack(peer, addresses, reached, reason))
 
     async def _read_events(self, peer: str, position: int) -> None:
-        """Read a piece of the event log for a watcher, on a pool thread: the disk thread's writes must not
-        wait."""
+        """Read a piece of the event log for a watcher, on a pool thread: the disk's writes must not wait."""
         found = await self._loop.run_in_executor(None, piece_of, self.journal.path, position)
         self.handle(ev.EventsRead(peer, position, *found))
-
-    def _handle_result(self, event: object) -> None:
-        assert isinstance(event, ev.Event)
-        self.handle(event)
 
     def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
         computer = self._computer
         assert computer is not None, "the protocol computes only after StageBuilt"
 
-        def done(result: object) -> None:
-            assert isinstance(result, Result)
+        def done(result: Result) -> None:
             if self._ledger is not None:
                 ctx = self.peer.ctx
                 self._ledger.add(task, ctx.run.stage, ctx.run.settings.microbatches, result.seconds)
@@ -307,18 +295,16 @@ class LivePeer:
         self._worker.submit(lambda: computer.run(task, inputs), done)
 
     def _describe(self, genesis: Genesis) -> ev.Described | UserError:
-        """This machine's offer to the run, or why its user has to act first, as with a damaged corpus; on the
-        worker thread."""
+        """This machine's offer to the run, or why its user has to act first; on the worker thread."""
         try:
             return self.machine.describe(genesis)
         except UserError as error:
             return error
 
-    def _described(self, genesis: Genesis, described: object) -> None:
+    def _described(self, genesis: Genesis, described: ev.Described | UserError) -> None:
         if isinstance(described, UserError):
             self.finish(Outcome(str(described), ok=False))
             return
-        assert isinstance(described, ev.Described)
         settings = described.settings
         limits = limits_of_run(
             genesis.parameters, settings.largest_share, settings.boundary_bytes, PIECE_BYTES
@@ -327,8 +313,7 @@ class LivePeer:
         settle()  # a joining peer has imported torch only now
         self.handle(described)
 
-    def _built(self, stage: int, built: object) -> None:
-        assert isinstance(built, tuple)
+    def _built(self, stage: int, built: tuple[Computer, str]) -> None:
         self._computer, fingerprint = built
         self.handle(ev.StageBuilt(stage, fingerprint))
 
@@ -356,8 +341,7 @@ class LivePeer:
         self._raft_storage.do(write)
 
     def _write_proof(self, finding: Mapping[str, Any]) -> None:
-        """Write the proof file of an auditor's finding; a disk that refuses it costs the proof, not the
-        run."""
+        """Write the proof file of an auditor's finding; a full disk costs the proof, not the run."""
         try:
             write_proof(self.journal.path.parent, self.peer.ctx.run.settings.run, finding)
         except OSError as error:

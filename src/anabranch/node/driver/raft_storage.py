@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from anabranch.checkpoint.directory import write_atomically
 from anabranch.errors import UserError, os_errors_named
-from anabranch.operating_system import write_at
+from anabranch.operating_system import write_at, write_atomically
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface.events import Persist
 from anabranch.protocol.log.hash_chain import LogError, Position
@@ -24,8 +23,7 @@ VERSION = 1
 
 
 class _Versioned(msgspec.Struct):
-    """Version field of a vote file, read before the rest, so that a vote file of another release is
-    refused."""
+    """Version field of a vote file, read before the rest: one of another release is refused."""
 
     version: int
 
@@ -141,8 +139,7 @@ class RaftStorage:
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`; raises OSError if the disk is full. A system call may store a part of
-    the data and report no error."""
+    """Write all of `data` at `offset`, of which a system call may store a part without an error."""
     view = memoryview(data)
     while view:
         written = write_at(handle, view, offset)

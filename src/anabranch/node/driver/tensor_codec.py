@@ -30,8 +30,7 @@ _HEAD = 5
 
 
 def is_slow(payload: Payload | Blob) -> bool:
-    """True if a conversion of the payload must pack or unpack its values, which takes too long for the event
-    loop."""
+    """True if its conversion packs or unpacks values, which takes too long for the event loop."""
     if isinstance(payload, Blob):
         return payload.dtype in (PACKED, SCALED)
     return isinstance(payload, torch.Tensor) and payload.dtype == torch.int64

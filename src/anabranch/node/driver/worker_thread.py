@@ -7,11 +7,12 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from anabranch.node.driver.allocator import keep_freed_memory
 from anabranch.protocol.interface.tasks import Payload, Result, Task
 
+_T = TypeVar("_T")
 #: Seconds for which the end of a peer waits for its running task.
 CLOSE_S = 30.0
 
@@ -23,7 +24,7 @@ class Computer(Protocol):
 
 
 #: Work, and the callable that gets its result.
-_Job = tuple[Callable[[], object], Callable[[object], None]]
+_Job = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 class WorkerThread:
@@ -41,7 +42,7 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name="anabranch worker", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+    def submit(self, work: Callable[[], _T], done: Callable[[_T], object]) -> None:
         """Run `work` on the thread; its result goes to `done`, on the event loop."""
         self._jobs.put((work, done))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from anabranch.addresses import Address, host_port, on_loopback, parse_addresses
-from anabranch.checkpoint.directory import write_atomically
 from anabranch.config import NetworkSection
 from anabranch.errors import UserError
 from anabranch.net.errors import ListenError
 from anabranch.net.identity import Identity
 from anabranch.net.iroh.engine import IrohEngine, installed, udp_ends
+from anabranch.operating_system import write_atomically
 
 #: File in the leading peer's folder: the port that its tickets name, chosen if `network.port` is 0.
 PORT_FILE = "port"
@@ -69,8 +69,7 @@ def advertised(network: NetworkSection, port: int) -> str:
 
 
 def relay_address(url: str) -> Address:
-    """Address that names the iroh relay at this URL, for a peer that others reach through the relay. Form:
-    see `anabranch.addresses`."""
+    """Address that names the iroh relay at this URL, for a peer behind it (`anabranch.addresses`)."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Address(parts.hostname or "", port, kind="iroh" if parts.scheme == "https" else "iroh+http")

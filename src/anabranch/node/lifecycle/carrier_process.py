@@ -29,8 +29,7 @@ REPORT_S = 60.0
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of a dedicated carrier. home: folder for its key. advertise: address at which others dial it,
-    "" for host:port."""
+    """Options of a dedicated carrier. home: folder for its key. advertise: "" for host:port."""
 
     ticket: Ticket
     home: Path
@@ -52,8 +51,7 @@ class CarrierProcess:
         self._told = ""
 
     async def run(self) -> str:
-        """Carry until the user ends it or the run refuses this process; returns the reason. Raises UserError
-        if the address cannot be used."""
+        """Carry until the user ends it or the run refuses this process; returns why. Raises UserError."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)
@@ -90,14 +88,11 @@ class CarrierProcess:
             self._say(f"{self._carrier.carried_bytes / 1e6:.1f} MB carried in all")
 
     def stop(self, reason: str) -> None:
-        self._end(reason)
-
-    def abort(self, reason: str) -> None:
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
+        """End this carrier at once: `run` returns the first reason given here."""
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    abort = stop
 
     def _report(self) -> None:
         carried, count = self._carrier.carried_bytes, len(self._carrier.circuits)
@@ -118,7 +113,7 @@ class CarrierProcess:
                 case ev.Send(peer, message):
                     self._links.send(peer, message, None)
                 case ev.Stop(reason):
-                    self._end(reason)
+                    self.stop(reason)
         if self._timer is not None:
             self._timer.cancel()
         at = self._client.deadline()
@@ -134,7 +129,7 @@ class CarrierProcess:
             case ev.LinkDown(peer, reason) if peer == leader.peer_id:
                 refusal = self._links.refusals.get(peer)
                 if refusal is not None and refusal.kind in LASTING:
-                    self._end(f"the run's data node refuses this carrier: {refusal}")
+                    self.stop(f"the run's data node refuses this carrier: {refusal}")
                 elif reason != self._told:
                     self._told = reason
                     self._say(f"no connection to the run's data node: {reason}; retrying")

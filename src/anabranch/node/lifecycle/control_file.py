@@ -40,8 +40,7 @@ _KEY = re.compile("[0-9a-f]{64}")
 
 
 def problem_of(action: str, steps: int) -> str:
-    """Reason why a request of the run's owner is invalid, "" if it is valid. steps: the wished number, for
-    "steps"."""
+    """Reason why a request of the owner is invalid, "" if it is valid. steps: wished number, for "steps"."""
     if action not in ACTIONS:
         return f"there is no action {action!r}"
     problem = CONSTRAINTS["run.steps"].problem(steps) if action == STEPS else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch import PROTOCOL_VERSION
-from anabranch.checkpoint.directory import RunDirectory, write_atomically
+from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, load_run_file, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
@@ -20,6 +20,7 @@ from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.run_checks import check_run, checked_model, resolved
 from anabranch.node.lifecycle.saved_checkpoint import SavedCheckpoints
 from anabranch.node.lifecycle.training_machine import TrainingMachine, run_of
+from anabranch.operating_system import write_atomically
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface.events import VerifiedCredential
@@ -171,8 +172,7 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
 
 
 def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
-    """State of the run after the commit log's entries. Raises UserError if the log is damaged, or of another
-    protocol version."""
+    """State of the run after the commit log. Raises UserError for damage, or another protocol version."""
     try:
         history = fold(kept.lines)
     except LogError as error:
@@ -205,19 +205,14 @@ def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, me
 
 
 def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -> tuple[str, ...]:
-    """Hashes of each stage's frozen weights; the weights are written into the run directory, from which every
-    peer fetches those of its stage."""
-    import torch
-
+    """Hashes of each stage's frozen weights, which are written into the run directory, for peers to fetch."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.adapters.frozen import FrozenStore, frozen_of_folder
-    from anabranch.train.adapters.lora import LoraModel, run_model
+    from anabranch.train.adapters.lora import adapted
 
-    built = run_model(run, model, torch.device("cpu"))
-    assert isinstance(built, LoraModel)
     _, tensors = import_hf(model_folder(run.model.initial_weights))
-    return frozen_of_folder(run, built, tensors, FrozenStore(directory.frozen))
+    return frozen_of_folder(run, adapted(run, model), tensors, FrozenStore(directory.frozen))
 
 
 def _certifier(identity: Identity, run_id: str) -> Certify:

@@ -17,6 +17,7 @@ import msgspec
 
 from anabranch.errors import UserError
 from anabranch.net.ticket import Grant, PeerIdText
+from anabranch.operating_system import lock, write_atomically
 from anabranch.protocol.messages.common import REMARK_MAX
 
 FILE = "gate.json"
@@ -99,8 +100,7 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(run_dir: Path) -> GateRecord:
-    """Gate's record of a run directory; an empty one if there is no file. Raises UserError for a damaged
-    file."""
+    """Gate's record of a run directory; empty without a file. Raises UserError for a damaged one."""
     path = run_dir / FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=GateRecord)
@@ -115,23 +115,13 @@ def read(run_dir: Path) -> GateRecord:
 
 @contextmanager
 def changed(run_dir: Path) -> Iterator[GateRecord]:
-    """Yield the gate's record, and write it when the context ends without an error. Processes take turns
-    (flock on the run directory)."""
+    """Yield the gate's record, and write it at the context's end without an error. Processes take turns."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
-        import fcntl
-
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder, wait=True)
         record = read(run_dir)
         yield record
-        temporary = run_dir / f".{FILE}.unfinished"
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, run_dir / FILE)
-        os.fsync(folder)
+        data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+        write_atomically(run_dir / FILE, data, 0o600)
     finally:
         os.close(folder)

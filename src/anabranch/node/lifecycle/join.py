@@ -164,8 +164,7 @@ class Volunteer:
             self._live.stop(reason)
 
     def abort(self, reason: str) -> None:
-        """Leave the run at once, without waiting for the current step, and do not join again. reason:
-        sentence in the outcome."""
+        """Leave the run at once, without waiting for the current step, for good. reason: for the outcome."""
         self._leave(reason)
         if self._live is not None:
             self._live.abort(reason)
@@ -179,9 +178,8 @@ class Volunteer:
         self._left.set()
 
     async def stay(self) -> Outcome:
-        """Join the run, and join again after each part in it, until the protocol's `Return` says no, the user
-        stops, or the options say `once`; returns how the last part ended. Raises UserError if the first part
-        cannot begin."""
+        """Join the run, again after each part in it, until the protocol's `Return` says no, the user stops,
+        or the options say `once`; returns how the last part ended. Raises UserError."""
         try:
             outcome = await self._parts()
             return replace(outcome, reason=self._named(outcome.reason))
@@ -215,8 +213,7 @@ class Volunteer:
         return outcome
 
     async def _hours_begin(self) -> None:
-        """Wait for the hours at which this machine is lent; returns at once within them, or once the user
-        leaves."""
+        """Wait for the hours at which this machine is lent, or until the user leaves."""
         self._hours_over, hours, said = False, self._options.hours, False
         while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
             if not said:
@@ -298,8 +295,7 @@ class Volunteer:
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     async def _engine(self) -> IrohEngine | None:
-        """Start this machine's iroh endpoint; None if it is not to be used or not installed. Raises
-        UserError."""
+        """Start this machine's iroh endpoint; None: not to be used, or not installed. Raises UserError."""
         options = self._options
         relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
         if relay is None:

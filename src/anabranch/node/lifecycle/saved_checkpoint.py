@@ -73,6 +73,5 @@ class SavedCheckpoints:
         return manifest.base, SavedCheckpoint(t, fingerprints)
 
     def _was_written(self) -> bool:
-        """True if the event log tells of a checkpoint of step 1 or later; a run directory without any
-        checkpoint has then lost them."""
+        """True if the event log tells of a checkpoint of step 1 or later; without any, all were lost."""
         return any(event.t > 0 for event in events_of(self._directory.events, Checkpoint))

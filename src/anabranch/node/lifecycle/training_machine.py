@@ -87,8 +87,7 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
-        speed, and the run's settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
@@ -102,7 +101,7 @@ class TrainingMachine:
         elif "," in self._device:
             raise UserError(f"--device {self._device}: a data node holds no blocks: name one device")
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
-        room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
+        room = min(settings.snapshot_budget_bytes, int(free_memory_bytes() * SNAPSHOT_SHARE))
         settings = replace(settings, snapshot_budget_bytes=room)
         fingerprint = self.corpus.fingerprint if self.corpus else ""
         manifest_hash = self.batches.manifest_hash if self.batches else None
@@ -111,8 +110,7 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, with capacity and speed. Both are measured, unless the run file sets
-        the capacity."""
+        """Member record of this machine, with speed and capacity as measured, or as the run file sets it."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class
@@ -146,11 +144,6 @@ class TrainingMachine:
         if self.run.model.initial_weights != "seed" and not self.run.lora.rank:
             return worker, ""
         return worker, worker.run(InitState(0)).fingerprint
-
-
-def free_host_bytes() -> int:
-    """Bytes of free host memory."""
-    return free_memory_bytes()
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
@@ -215,18 +208,17 @@ def free_bytes(device: torch.device, parts: int = 1) -> int:
     """Free memory of a GPU, or of one of `parts` parts of the host."""
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes() // parts
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
-    """Number of microbatches beyond the `resident` ones whose activations can be offloaded to host memory, as
-    the run file's `fleet.park` allows."""
+    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
         return 0
     blocks = max(blocks for _, _, blocks in _shares(run, model))
-    fit = int(free_host_bytes() * MEMORY_SHARE) // (blocks * _held_bytes(run, model))
+    fit = int(free_memory_bytes() * MEMORY_SHARE) // (blocks * _held_bytes(run, model))
     return max(0, min(int(resident * run.fleet.park), fit, MAX_CAPACITY - resident))
 
 

@@ -19,8 +19,7 @@ EVERY_S = 10.0
 
 
 class VolunteerConsole:
-    """Prints messages about the peer `me` with `say`. `total`: units of work that it computed for committed
-    steps."""
+    """Printer of messages about the peer `me`. total: units of work that it computed for committed steps."""
 
     def __init__(self, me: str, say: Callable[[str], None]) -> None:
         self._me = me
@@ -66,8 +65,7 @@ class VolunteerConsole:
                 self._say("the run's owner lets it go on")
 
     def watch(self, live: LivePeer, event: ev.Event) -> None:
-        """Show the download of the stage's state, and tell the user of a pause that goes on; called after
-        each event of the peer."""
+        """Show the download of the stage's state, and a pause that goes on; called after each event."""
         match event:
             case ev.Received(_, Welcome(t=t, held=held)) if 0 <= held <= t and not self._serving:
                 self._say(f"the run is paused by its owner after step {held}; this machine waits")

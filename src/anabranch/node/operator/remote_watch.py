@@ -86,8 +86,7 @@ class RemoteWatch:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _report(self, event: ev.Event) -> None:
-        """Tell the user when the connection is lost; end if the run's data node refuses this machine for
-        good."""
+        """Tell the user of a lost connection; end if the run's data node refuses this machine for good."""
         match event:
             case ev.LinkUp():
                 self._outage_reported = False

@@ -37,8 +37,7 @@ class Console:
         self._print(plain_lines(text))
 
     def _print(self, text: str) -> None:
-        """Print a text whose colours are this program's own; control characters that others wrote were
-        removed before."""
+        """Print a text with this program's own colours; others' control characters are gone by now."""
         print(text, file=self._stream, flush=True)
 
     def on_event(self, event: log.Event) -> None:
@@ -71,8 +70,7 @@ class Console:
             self._print(text)
 
     def _share(self, event: log.Step, stage: int) -> list[int]:
-        """Number of a step's microbatches at each replica of a relay stage, in the order of the replicas'
-        names."""
+        """A step's microbatches at each replica of a relay stage, in the order of the replicas' names."""
         served = Counter(event.owners[stage].values())
         idle = {peer for peer, (at, first) in self._serving.items() if at == stage and first <= event.t}
         names = {peer: self._view.peers.called(peer) for peer in served.keys() | idle}
@@ -80,8 +78,7 @@ class Console:
 
 
 def said(text: str, stream: IO[str] | None = None) -> None:
-    """Print a sentence that is not about an event as a line of JSON: {"kind": "said", "time": unix seconds,
-    "text": ...}."""
+    """Print a sentence as a line of JSON: {"kind": "said", "time": unix seconds, "text": ...}."""
     line = {"kind": "said", "time": time.time(), "text": text}
     print(escaped(json.dumps(line, ensure_ascii=False)), file=stream or sys.stdout, flush=True)
 

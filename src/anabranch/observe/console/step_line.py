@@ -28,8 +28,7 @@ def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) 
 
 
 class StepLine:
-    """Formatter of the step lines of one run; it remembers the greatest number of peers that each stage has
-    had."""
+    """Formatter of a run's step lines; it remembers the greatest number of peers of each stage."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -75,19 +74,17 @@ class StepLine:
 
 def _islands(inner_steps: Sequence[int]) -> str:
     """Inner steps of the islands of a round in text: "islands 20+18+25, 1 late"."""
-    counts, late = [n for n in inner_steps if n > 0], sum(n == 0 for n in inner_steps)
-    few = len(counts) <= _LISTED
-    text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
-    return f"islands {text}" + (f", {late} late" if late else "")
+    late = sum(n == 0 for n in inner_steps)
+    return f"islands {_numbers([n for n in inner_steps if n > 0])}" + (f", {late} late" if late else "")
 
 
 def _split(shares: Sequence[Sequence[int]]) -> str:
     """Text for the split of microbatches: "1: 7+1 2: 0-3x16" means 7 and 1 at two replicas of stage 1, then 0
     to 3 at each of sixteen of stage 2."""
-    shown = []
-    for stage, counts in enumerate(shares, start=1):
-        few = len(counts) <= _LISTED
-        text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
-        shown.append(f"{stage}: {text}")
-    return "  ".join(shown)
+    return "  ".join(f"{stage}: {_numbers(counts)}" for stage, counts in enumerate(shares, start=1))
+
+
+def _numbers(counts: Sequence[int]) -> str:
+    few = len(counts) <= _LISTED
+    return "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
 

@@ -48,8 +48,7 @@ class Writer(Protocol):
 
 
 class TensorBoardWriter:
-    """Writer of metrics to TensorBoard event files in a folder. Raises UserError if the package is
-    missing."""
+    """Writer of metrics to TensorBoard files in a folder. Raises UserError if the package is missing."""
 
     def __init__(self, folder: Path) -> None:
         try:

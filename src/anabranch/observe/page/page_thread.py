@@ -23,8 +23,7 @@ PREVIEW_S = 1.5
 
 
 class PageThread:
-    """Thread that serves the web page of a run from `start` until `close`. events: path of the run's event
-    log."""
+    """Thread that serves a run's web page from `start` until `close`. events: path of its event log."""
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ def _follow(tail: EventTail, server: PageServer) -> None:
 
 
 def _follow_long(tail: EventTail, server: PageServer, whole: Recording, partial: Recording) -> None:
-    """Read the whole log into the recording `whole` while the preview `partial` is shown and kept up to
-    date."""
+    """Read the whole log into `whole` while the preview `partial` is shown and kept up to date."""
     preview_tail = EventTail(tail.path, tail.path.stat().st_size)
     _show(server, partial, 0.0)
     server.ended.wait(PREVIEW_S)
@@ -84,8 +82,7 @@ def _follow_long(tail: EventTail, server: PageServer, whole: Recording, partial:
 
 
 def _show(server: PageServer, recording: Recording, reading: float | None) -> None:
-    """Let the page show `recording`. reading: fraction of the log that was read so far, None when all of it
-    was."""
+    """Let the page show `recording`. reading: fraction of the log that was read so far, None: all."""
     with server.changed:
         server.recording, server.reading = recording, reading
         server.notify()

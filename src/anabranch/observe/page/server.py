@@ -126,8 +126,7 @@ class PageServer(socketserver.ThreadingTCPServer):
         return f"{self._address}#secret={self.owner_secret}" if self.owner_secret else ""
 
     def notify(self) -> None:
-        """Wake the threads that stream the recording to readers, after a change. The caller holds
-        `changed`."""
+        """Wake the threads that stream the recording, after a change. The caller holds `changed`."""
         self.version += 1
         self.changed.notify_all()
 
@@ -203,8 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a malformed request with status 400, whatever the `code`; `parse_request` calls
-        this, too."""
+        """Answer a malformed request with status 400, whatever the `code`, as for `parse_request`."""
         self._answer(400, b"not a request\n")
 
     def _respond(self, body: bytes) -> None:

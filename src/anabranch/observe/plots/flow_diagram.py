@@ -32,8 +32,7 @@ def draw_flow(
 ) -> None:
     """Write the diagram to `out`, in the format of its suffix. OSError if `out` cannot be written. stages:
     number of relay stages. stage: of every node, 0 for data nodes, which are drawn at both ends. capacity:
-    microbatches of each relay; what is unused is pale. paths: nodes of each microbatch, from data node to
-    data node."""
+    microbatches of each relay; the unused part is pale. paths: nodes of each microbatch."""
     columns = _columns(stages, stage, capacity, paths)
     gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
     tallest = max(sum(size + gap for _, size in column) for column in columns)
@@ -57,8 +56,7 @@ def draw_flow(
 def _columns(
     stages: int, stage: Mapping[str, int], capacity: Mapping[str, int], paths: Sequence[Sequence[str]]
 ) -> list[list[tuple[str, float]]]:
-    """Columns of the diagram, each a list of (node, height in units). The height of a data node is its
-    flow."""
+    """Columns of the diagram, each a list of (node, height in units); a data node's height is its flow."""
     through = [Counter(path[at] for path in paths) for at in range(stages + 2)]
     columns: list[list[tuple[str, float]]] = [[] for _ in range(stages + 2)]
     for name, level in stage.items():
@@ -97,8 +95,7 @@ def _draw_nodes(
 
 
 def _draw_ribbons(axes: Axes, tops: dict[tuple[int, str], float], paths: Sequence[Sequence[str]]) -> None:
-    """Draw a ribbon for each two peers that follow each other on paths of the same data node, as wide as the
-    number of these microbatches."""
+    """Draw a ribbon for each hop of paths of one data node, as wide as the number of their microbatches."""
     colours = _colours(sorted({name for column, name in tops if column == 0}))
     left, right = dict(tops), dict(tops)
     for at in range(max((len(path) for path in paths), default=1) - 1):

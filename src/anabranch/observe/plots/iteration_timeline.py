@@ -45,8 +45,7 @@ LIFT_PT = 10.0
 
 @dataclass(frozen=True)
 class Span:
-    """Activity of a node, of a kind in KINDS, from `begin_s` to `end_s` (s). text: description for
-    the trace."""
+    """Activity of a node, of a kind in KINDS, from `begin_s` to `end_s` (s). text: for the trace."""
 
     node: str
     kind: str
@@ -77,8 +76,7 @@ def draw_timeline(
     """Draw one row per node, in this order: computing above, sending and absence below; gaps are idle time.
 
     A repair is a line from the lost node to the one that took the microbatch over. phases: seconds of each
-    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). OSError if `out`
-    cannot be written.
+    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError.
     """
     begin = min((span.begin_s for span in spans), default=0.0) if begin_s is None else begin_s
     phases = phases or {}
@@ -103,8 +101,7 @@ def draw_timeline(
 
 
 def in_seconds(seconds: float, whole_s: float) -> str:
-    """Duration as text: to a tenth of a second, or to a hundredth if the whole (`whole_s`) is shorter than
-    two."""
+    """Duration as text: to a tenth of a second, or a hundredth if the whole (`whole_s`) is below two."""
     return f"{seconds:.1f} s" if whole_s >= 2.0 else f"{seconds:.2f} s"
 
 
@@ -127,8 +124,7 @@ def _draw_spans(
 
 
 def _name_phases(axes: Axes, phases: Mapping[str, float]) -> bool:
-    """Write the phases' names above the rows of the plot. True if some stand in a second line, for which the
-    caller makes room."""
+    """Write the phases' names above the rows. True if some are in a second line, which needs room."""
     whole_s, end, edge, lifted, any_lifted = sum(phases.values()), 0.0, -math.inf, False, False
     for phase, seconds in phases.items():
         if seconds:

@@ -52,9 +52,8 @@ def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out
 def draw_throughput(
     lines: Mapping[str, Sequence[tuple[float, float, float, int]]], tokens: int, title: str, out: Path
 ) -> None:
-    """Draw tokens per second and relays present over time, per policy. OSError if `out` cannot be written.
-    lines: policy -> per iteration (seconds, mean relays present, clairvoyant bound in seconds, crashes).
-    tokens: tokens of an iteration."""
+    """Draw tokens per second and relays present over time, per policy. Raises OSError. lines: policy -> per
+    iteration (seconds, mean relays present, bound in seconds, crashes). tokens: tokens of an iteration."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

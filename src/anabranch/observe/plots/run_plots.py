@@ -36,8 +36,7 @@ class History:
     """Kind of mark -> fractional steps at which it happened."""
 
     def bits_per_nat(self) -> float | None:
-        """Factor from nats per token to bits per byte, from the last evaluation that has both; None if
-        unknown."""
+        """Factor from nats per token to bits per byte, by the last evaluation with both; None: unknown."""
         for _, evaluation in sorted(self.evaluations.items(), reverse=True):
             if evaluation.loss and evaluation.bits_per_byte:
                 return evaluation.bits_per_byte / evaluation.loss
@@ -45,8 +44,7 @@ class History:
 
 
 def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
-    """Collect the events for the plots. A step taken again (after a rollback or a resume) replaces the former
-    one."""
+    """Collect the events for the plots. A step that is taken again replaces the former one."""
     history = History()
     faults: list[float] = []
     for event in events:

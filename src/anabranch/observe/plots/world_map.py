@@ -189,8 +189,7 @@ def _draw_hosts(
 
 
 def around(at: int, count: int, radius: float) -> Point:
-    """Offset of the dot of host `at` among the `count` hosts of a region: on a ring, or for more than RING in
-    a sunflower disc."""
+    """Offset of the dot of host `at` of a region's `count`: on a ring, above RING in a sunflower disc."""
     if count <= RING:
         turn = 2.0 * math.pi * at / count + math.pi / 2.0
     else:

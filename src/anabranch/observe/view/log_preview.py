@@ -1,8 +1,7 @@
 """Preview of a long event log: a recording of its last events, with the peers' names from its beginning.
 
-Folding a million events takes half a minute. Until then the page shows this preview, which has the present
-step, figures, flow and peers. The past is missing: totals, most of the story, and names of peers that joined
-midway.
+Folding a million events takes half a minute. Until then the page shows this preview, with the present step,
+figures, flow and peers. Totals, most of the story and some names of peers are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ HEAD_BYTES, TAIL_BYTES = 1 << 19, 3 << 19
 
 def preview(path: Path) -> Recording | None:
     """Recording made from the first HEAD_BYTES and the last TAIL_BYTES of the log at `path`, which a page
-    shows until all is read. None if the log is short, its beginning lacks the run's start, or its end names
-    no peer."""
+    shows until all is read. None if the log is short or does not suffice."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)

@@ -34,8 +34,7 @@ def hops_of(owners: Mapping[int, Mapping[int, str]], stages: int) -> Hops:
 
 
 def shares_of(owners: Mapping[int, Mapping[int, str]]) -> dict[str, float]:
-    """Microbatches of a step at each peer; a data node's head and embedding units count one half each.
-    owners: as for `hops_of`."""
+    """Microbatches of a step at each peer; a data node's units count one half. owners: as for `hops_of`."""
     shares: Counter[str] = Counter()
     halves: Counter[str] = Counter()
     for stage, units in owners.items():

@@ -80,8 +80,7 @@ class Peers:
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
     def serving(self, stage: int) -> int:
-        """Number of replicas of a stage that are active or merely suspected, neither joining nor lost nor
-        auditors."""
+        """Number of replicas of a stage that are active or merely suspected, without auditors."""
         nodes = self._state.sections.get("nodes", {}).values()
         here = [node for node in nodes if node["stage"] == stage and node["role"] != AUDITOR]
         return sum(node["state"] in ("active", "suspect") for node in here)
@@ -175,8 +174,7 @@ class Peers:
         self._working = working
 
     def subtract_shares_after(self, t: int) -> None:
-        """Subtract the shares of steps after t from the peers' totals, as after a rollback; those of the last
-        STEPS_KEPT steps are known."""
+        """Subtract the shares of steps after t (of the last STEPS_KEPT) from the totals: a rollback."""
         while self._shares and self._shares[-1][0] > t:
             _, shares = self._shares.pop()
             for peer, share in shares.items():

@@ -66,8 +66,7 @@ class Recording:
             self._thin()
 
     def _thin(self) -> None:
-        """Merge the frames in pairs, except for the latest tenth of all frames: a long recording is coarse in
-        its past."""
+        """Merge the frames in pairs, but the latest tenth: a long recording is coarse in its past."""
         keep = len(self.frames) - len(self.frames) // 10
         old, new = self.frames[:keep], self.frames[keep:]
         thinned = []
@@ -115,8 +114,7 @@ LISTS = ("steps", "held_out", "story")
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position of a reader in a `Recording`: number of the last frame that it has, and its position in each
-    list of LISTS."""
+    """Position of a reader in a `Recording`: number of its last frame, and position in each of LISTS."""
 
     frame: int = 0
     positions: tuple[ReadPosition, ...] = (ReadPosition(), ReadPosition(), ReadPosition())

@@ -210,8 +210,7 @@ class View:
 
 
 def _shortened(lines: list[Line]) -> list[Line]:
-    """Story without a fifth of its lines: those on the least important subjects go first, and of each the
-    oldest; the latest 200 lines stay."""
+    """Story without a fifth of its lines: the least important, then oldest, go; the latest 200 stay."""
     worth = {"note": 0, "progress": 1, "crew": 2, "repair": 3, "trouble": 4}
     order = sorted(range(len(lines) - 200), key=lambda at: (worth[str(lines[at][1])], at))
     gone = set(order[: len(lines) // 5])

@@ -38,8 +38,7 @@ class Story:
         self._founder = ""
 
     def heard(self, event: log.Event) -> bool:
-        """True if another peer reported `event`: neither the founder nor the supervisor (whose events name no
-        peer)."""
+        """True if another peer reported `event`: not the founder, nor the supervisor (no peer's name)."""
         return event.peer not in ("", self._founder)
 
     def tell(self, event: log.Event) -> list[Sentence]:

@@ -59,8 +59,7 @@ class Worker:
     ) -> float:
         """Queue tasks of microbatch `index`, which are computed one after another as a whole. Returns their
         seconds while no other process of the machine computes (`SHARED`). then: runs at the end, unless the
-        process crashed. members: number of replicas in the reduce, for tasks of a reduce, whose seconds
-        depend on it."""
+        process crashed. members: replicas in the reduce, for its tasks."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.drift.slowness(self.host.id)
@@ -207,8 +206,7 @@ class Baseline(ABC):
         return self.workers[name].alive
 
     def shared(self, name: str) -> bool:
-        """True while another process computes on the machine of host `name`; then its tasks take longer
-        (`SHARED`)."""
+        """True while another process computes on the host's machine; tasks then take longer (`SHARED`)."""
         return any(self.workers[other].computes for other in self._beside.get(name, ()))
 
     # --- wires ---------------------------------------------------------------------------------
@@ -323,8 +321,7 @@ class Baseline(ABC):
 class Reduce:
     """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
 
-    still(): False once the reduce is to be given up; then nothing more happens. then: runs when all members
-    have the result.
+    still(): False once the reduce is to be given up. then: runs when all members have the result.
     """
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)

@@ -46,8 +46,7 @@ class Pipelines(Baseline):
     """Iterations of a baseline. A subclass chooses the next hop and decides when an iteration is complete.
 
     admitted: microbatches of the batch that have begun. reducing: number of the newest reduce; older ones are
-    given up. backward, late: tasks of a relay for an arriving gradient, before and after it sends the input
-    gradient on.
+    given up. backward, late: tasks of a relay for a gradient, before and after it sends that on.
     """
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
@@ -90,8 +89,7 @@ class Pipelines(Baseline):
         self.back_to(microbatch, sender, self.before(microbatch, sender))
 
     def before(self, microbatch: Microbatch, host: str) -> str:
-        """Node that sent `host` the activation of the microbatch. A data node counts as the end of the path
-        (head), not its begin."""
+        """Node that sent `host` the activation of the microbatch. A data node counts as the path's end."""
         at = -1 if self.fleet.hosts[host].stage == 0 else microbatch.path.index(host)
         return microbatch.path[at - 1]
 

@@ -17,8 +17,7 @@ LOOK_S = 1.0
 
 
 class Rebalancing:
-    """Rule that moves peers of one swarm between stages: at most one peer in each period of `every_s`
-    seconds."""
+    """Rule that moves peers of a swarm between stages: at most one peer in each `every_s` seconds."""
 
     def __init__(self, swarm: Pipelines, every_s: float) -> None:
         self._swarm, self._every_s = swarm, every_s

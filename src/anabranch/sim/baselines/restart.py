@@ -52,8 +52,7 @@ class Restart(Pipelines):
         return list(arrange(Instance(self.stages, "any", data, tuple(relays), links)).paths)
 
     def _cost(self, one: str, other: str) -> float:
-        """Cost of a link in seconds, of sending alone: each relay's number of microbatches is balanced by its
-        speed already."""
+        """Cost of a link in seconds, of sending alone: numbers of microbatches follow the speeds already."""
         there, back = self.fleet.link(one, other), self.fleet.link(other, one)
         size = self.fleet.scenario.work.activation_bytes
         return link_cost((0.0, 0.0), (there.latency_s, back.latency_s), (there.rate_bps, back.rate_bps), size)

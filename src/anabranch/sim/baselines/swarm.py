@@ -46,8 +46,7 @@ class Variant:
 
     deadline_s: time-out of a forward call. refresh_s: interval at which the list of peers is refreshed.
     recompute: True if the backward call recomputes the forward. any_replica: True if a call to a lost relay
-    is made again at another replica, False if its microbatch restarts. rebalance_s: seconds between two moves
-    of a peer (0: none).
+    is made again at another replica, False if its microbatch restarts. rebalance_s: between moves (0: none).
     """
 
     deadline_s: float
@@ -155,9 +154,8 @@ class Swarm(Pipelines):
         super().committed(members, useful_s, counted_twice)
 
     def _holder(self, microbatch: Microbatch, name: str) -> str:
-        """Node that takes the part of node `name` as sender of its input or gradient: itself, or in place of
-        a lost relay the microbatch's data node; "" for a lost relay in a variant where microbatches
-        restart."""
+        """Node that takes the part of node `name` as sender of its input or gradient: itself, or for a lost
+        relay the microbatch's data node, or "" where microbatches restart."""
         if self._serves(name):
             return name
         return microbatch.source if self.variant.any_replica else ""
@@ -166,8 +164,7 @@ class Swarm(Pipelines):
         return {relay for names in self.serving.values() for relay in names}
 
     def _serves(self, name: str) -> bool:
-        """True for a live data node, and for a live relay that has the state of its stage: not while it joins
-        after a crash or moves."""
+        """True for a live data node, and a live relay with its stage's state: not while it joins or moves."""
         return self.alive(name) and name in self.serving[self.fleet.hosts[name].stage]
 
     # --- an iteration --------------------------------------------------------------------------
@@ -378,8 +375,7 @@ class Swarm(Pipelines):
     ) -> None:
         """Send the gradient again (`_broken`) when `sender` notices a loss, after a link's latency or
         `delay_s`. gone: the receiver of the gradient, which is lost. input_lost: True if instead the relay is
-        lost that sends `gone` the activation; then nothing is done if gradient and activation have arrived by
-        then."""
+        lost that sends `gone` the activation; nothing is done if both have arrived by then."""
         gradient = microbatch.gradient
 
         def noticed() -> None:

@@ -41,8 +41,7 @@ class GroundTruth(Protocol):
 
     def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
         """Key of the state that iteration t makes of the state with `key`. stepped: False if t was skipped.
-        In a round, slots: those that count; plan: of all its slots, late ones included. Both are empty
-        otherwise."""
+        In a round, slots: those that count; plan: of all. Both are empty otherwise."""
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
@@ -116,8 +115,7 @@ class Invariants:
             raise Violation("I5", "they wait for each other: " + " -> ".join(found))
 
     def _read_notes(self) -> None:
-        """Collect from the peers' notes the microbatches and iterations with faults: only these may be
-        computed twice (I6)."""
+        """Collect the microbatches and iterations with faults: only these may be computed twice (I6)."""
         notes = self.world.notes
         for _, peer, kind, fields in notes[self._notes_read :]:
             if kind == "repair":
@@ -168,8 +166,7 @@ class Invariants:
                 raise Violation("I6", f"unit {unit} of {t} at stage {stage} was computed by {who} unprovoked")
 
     def _check_state(self, node: Node, stage: int) -> None:
-        """Check that replicas of a stage agree on the state after a log entry (I2), and with a single machine
-        (I3)."""
+        """Check that replicas agree on the state after a log entry (I2), and with one machine (I3)."""
         replica, base = node.peer.replica, node.peer.replica.base
         if replica.t < 0 or not base:
             return
@@ -244,8 +241,7 @@ class Invariants:
         self._first_plan[record.t + 1] = plan
 
     def _exactly_once(self, commit: Commit) -> None:
-        """Check I1: at every stage the owners of units are the whole batch, and each owner has added its
-        units to its sum."""
+        """Check I1: at every stage the owners' units are the whole batch, each added to its owner's sum."""
         if commit.verdict != "step":
             return
         if any(loss != loss for loss in commit.loss_sums):

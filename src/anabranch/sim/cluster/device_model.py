@@ -1,8 +1,7 @@
 """Device model: seconds of each task, and number of microbatches that fit into memory.
 
 Roofline (Williams, Waterman, Patterson, CACM 52(4), 2009): a task takes the longer of its operations over the
-device's rate and its bytes over the memory's. Devices are data (`devices.json`): published figures with their
-source.
+device's rate and its bytes over the memory's. Devices are data with sources (`devices.json`).
 """
 
 from __future__ import annotations
@@ -150,8 +149,7 @@ class Workload:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes in memory of one microbatch at a block's input, at the model's width (`dim`) also where cuts
-        carry a subspace."""
+        """Bytes in memory of a microbatch at a block's input, at the model's width, subspace or not."""
         return self.tokens * self.model.dim * self.width
 
     @property
@@ -189,8 +187,7 @@ class Workload:
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
 
     def step_bytes(self, stage: int) -> int:
-        """Bytes in the memory of a stage's relay for weights, moments, gradient sums and reduced gradient; of
-        all versions that are kept."""
+        """Bytes of a stage's weights, moments, gradient sums and reduced gradient, in all kept versions."""
         second = SECOND_BYTES * self.delayed
         return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)
 
@@ -214,8 +211,7 @@ class Workload:
         """Operations and bytes of a task of one microbatch at a stage; zero for tasks that are not modelled
         there.
 
-        Attention, which has no weights, does four multiplications backward for two forward. A linear layer
-        does one for each gradient.
+        Attention, without weights, does four multiplications backward for two; a linear layer one a gradient.
         """
         weights = self.parameters(stage) * self.width
         if stage == 0 and self.whole:
@@ -287,8 +283,7 @@ class Machine:
     measured: Mapping[type[tasks.Task], float] = field(default_factory=dict)
 
     def seconds(self, stage: int, task: type[tasks.Task], members: int = 1) -> float:
-        """Seconds of a task at a stage, measured or else modelled. members: replicas in the stage's reduce,
-        for tasks of a step."""
+        """Seconds of a task at a stage, measured or modelled. members: replicas in the stage's reduce."""
         work = self.work
         if task in self.measured:
             return self.measured[task] / self.speed
@@ -340,8 +335,7 @@ def shipped_devices() -> Mapping[str, Device]:
 
 
 def read_devices(path: Path) -> Mapping[str, Device]:
-    """Device models that a device file describes, by name. Raises UserError with file, key and allowed
-    values."""
+    """Device models of a device file, by name. Raises UserError with file, key and allowed values."""
     try:
         text = path.read_bytes()
     except OSError as error:

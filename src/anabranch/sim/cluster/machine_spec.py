@@ -97,8 +97,7 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
 
 
 def staged(machines: Sequence[MachinePart], stages: int) -> list[tuple[int, MachinePart]]:
-    """(stage, machine) pairs, data nodes (stage 0) first. Relays without a stage go to the stage with the
-    fewest relays."""
+    """(stage, machine) pairs, data nodes first. Relays without a stage go to that with the fewest relays."""
     each = single(machines)
     relays = [part for part in each if part.role == "relay"]
     count = dict.fromkeys(range(1, stages + 1), 0)

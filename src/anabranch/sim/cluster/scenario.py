@@ -208,8 +208,7 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
 
 
 def _value(value: Any, hint: Any, label: str) -> Any:
-    """Checked value of a key, or of an item of a list, in the type of its field. `label` begins the message
-    of a UserError."""
+    """Checked value of a key, or an item of a list, in its field's type. `label` begins a UserError."""
     kind, allowed = type_and_constraint(hint)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value):
         value = float(value)

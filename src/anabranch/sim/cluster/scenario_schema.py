@@ -1,7 +1,6 @@
 """Sections of a scenario file: type, default and constraint of each key (docs/reference/scenario.md).
 
-A constraint of a list holds for each of its values. Not here: machines that are named one by one
-(`machine_spec`).
+A constraint of a list holds for each value. Not here: machines named one by one (`machine_spec`).
 """
 
 from __future__ import annotations
@@ -144,8 +143,7 @@ class DriftPart:
 @dataclass(frozen=True)
 class RunPart:
     """Length of a simulated run. iterations: number of iterations. warm_up: first iterations that are not
-    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 if two iterations are in flight,
-    from the third one on."""
+    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two in flight."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2

@@ -2,8 +2,7 @@
 
 The real protocol runs in virtual time until the first iteration opens: relays ask for any stage, measure
 links, and are assigned (`protocol.fleet.initial_assignment`). Every policy and baseline then uses this
-assignment for the scenario and seed. Relays that join later, by a trace, have the stage that they get in
-turn.
+assignment for the scenario and seed. Relays that join later get a stage in turn.
 """
 
 from __future__ import annotations

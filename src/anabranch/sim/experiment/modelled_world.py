@@ -1,8 +1,7 @@
 """World of real peers over modelled links and devices (`sim.network`, `sim.cluster`), with integer workers.
 
 Payloads have the size of the tensors that they stand for. Control messages take a link's latency and the time
-of their own bytes. They do not share bandwidth with payloads: on a live link, too, they have their own
-connection.
+of their own bytes. They do not share bandwidth with payloads, as on a live link.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ SNAPSHOTS_EVERY = (5, 100)
 COPIES = 2
 #: Factor on the duration of a task that begins while another process of the machine computes.
 SHARED = 2.0
-#: Kinds of notes that every peer makes for the same log entry; in a large swarm they would be most of all
-#: notes.
+#: Kinds of notes that every peer makes for the same log entry: most of all notes in a large swarm.
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 
 
@@ -242,8 +240,7 @@ class ModelledWorld(World):
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
-        """Size (bytes) of a microbatch's or slot's token ids from a data node; losses and answers are a few
-        bytes."""
+        """Bytes of a microbatch's or slot's token ids from a data node; losses and answers are small."""
         if sender.peer.ctx.run.stage or isinstance(message, msg.Backward):
             return 8.0
         plan = sender.peer.ctx.run.plan(message.fence.t)
@@ -253,8 +250,7 @@ class ModelledWorld(World):
         return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
-        """Number of parts into which the current reduce of a stage is cut, as the peer `node` knows it, as a
-        member or a helper."""
+        """Number of parts of a stage's current reduce, as the peer `node` knows it, as member or helper."""
         if stage != node.peer.ctx.run.stage:
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.all_reduce.reduce

@@ -35,8 +35,7 @@ class TimelineRecorder:
         simulation.world.traffic.watch = self._left
 
     def of(self, t: int) -> list[Span]:
-        """Spans of computing, sending and absence in iteration t, cut off at its begin and end (virtual
-        seconds)."""
+        """Spans of computing, sending and absence in iteration t, cut at its begin and end (virtual s)."""
         begin, end = self.time_of(t)
         return [
             Span(span.node, span.kind, max(begin, span.begin_s), min(end, span.end_s), span.text)
@@ -51,8 +50,7 @@ class TimelineRecorder:
         return begin, begin + next(row.seconds for row in rows if row.t == t)
 
     def repairs(self, t: int) -> list[Repair]:
-        """Repairs in iteration t: microbatches that were lost with a peer and entered the step through
-        another one."""
+        """Repairs in iteration t: microbatches lost with a peer that another one brought into the step."""
         begin, end = self.time_of(t)
         paths, found = self.paths(t), []
         for at, _, kind, fields in self._simulation.world.notes:

@@ -52,8 +52,7 @@ def flood(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Fault: deliver the last messages that the victim has received to the victim once more. None if there
-    are none."""
+    """Fault: deliver the last messages that the victim has received once more. None if there are none."""
     heard = [event for event in swarm.heard.get(victim.id, ()) if event.peer in victim.links][-REPLAY:]
     if not heard:
         return None
@@ -102,8 +101,7 @@ _OWN = -1
 
 
 def _fence(rng: random.Random, target: Node) -> msg.Fence:
-    """Fence (the fields that date a message) of the open iteration; in at most five of six cases one field
-    is wrong."""
+    """Fence (fields that date a message) of the open iteration; in up to five of six cases one is wrong."""
     peer = target.peer
     t, base, epoch = peer.replica.t + 1, peer.progress.base, peer.ctx.run.settings.epoch
     wrong = rng.randrange(6)

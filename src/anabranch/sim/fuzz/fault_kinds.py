@@ -99,8 +99,7 @@ PROFILES = {
 }
 #: Profile of deeds whose defence is not built yet: its seeds may fail, and no turn comes to it.
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
-#: Profile of runs with rounds of islands. No turn comes to it, so that the seeds of the others stay as they
-#: were.
+#: Profile of runs with rounds of islands. It has no turn, so that the others' seeds stay as they were.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
 #: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
 DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)

@@ -40,8 +40,7 @@ FALSE_HASH = "f" * 16
 PINGS, LINES = 10, 16
 #: Seconds between two talks of a guest (a choice); it also talks when a step is committed or opened.
 EVERY_S = 0.1
-#: Requests for states or for the log to each neighbour in one talk, and messages about past iterations (a
-#: choice, as above).
+#: Requests for states or the log to each neighbour in a talk, and messages about past iterations: choices.
 ASKED, PAST = 4, 10
 #: Keys with which a walk-in comes again, and seconds between two of them. Each of them costs it work at the
 #: door, which the simulator does not have.
@@ -157,8 +156,7 @@ class Deed:
 
 
 def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: put a false hash into the guest's own reports of a state, once these have an effect
-    (`_has_a_say`)."""
+    """Deed: put a false hash into the guest's reports of a state, once they count (`_has_a_say`)."""
     if isinstance(message, msg.Applied) and _has_a_say(guest, message.fence.t):
         return structs.replace(message, fingerprint=FALSE_HASH)
     return message
@@ -203,8 +201,7 @@ def _false_digest(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | Non
 
 
 def _tell_false_digest(guest: Guest) -> None:
-    """Deed: report PREPARED with a false digest in every reduce attempt of the guest's stage, even in
-    attempts without the guest."""
+    """Deed: report PREPARED with a false digest in every reduce attempt of the stage, member or not."""
     lead = guest.lead
     attempt = lead.round.attempts.get(guest.stage) if lead is not None and lead.round is not None else None
     if attempt is not None:
@@ -314,8 +311,7 @@ def _blame(guest: Guest) -> None:
 
 
 def _break_circuits(guest: Guest) -> None:
-    """Deed: as a carrier, flip, repeat or drop bytes of a circuit. The two ends see a broken link, since they
-    run TLS inside the circuit."""
+    """Deed: as a carrier, flip, repeat or drop bytes of a circuit. Its ends (TLS) see a broken link."""
     if guest.world.carries(guest.name):
         guest.told.add(("broke", round(guest.world.clock.now, 3)))
         guest.world.end_circuits(guest.name)
@@ -329,8 +325,7 @@ def _swallow_circuits(guest: Guest) -> None:
 
 
 def _come_again(guest: Guest) -> None:
-    """Deed: walk in with further keys, up to KEYS. Each of these processes works honestly, if it gets a
-    seat."""
+    """Deed: walk in with further keys, up to KEYS. Each process works honestly if it gets a seat."""
     world, number = guest.world, len(guest.told) + 1
     if number > KEYS or ("key", int(world.clock.now / NEXT_KEY_S)) in guest.told:
         return
@@ -365,8 +360,7 @@ def _send_unsigned(guest: Guest) -> None:
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: keep back the PREPARED, with its receipt, of a step in which the guest computed falsely, and die
-    `DIES_S` later."""
+    """Deed: keep back PREPARED and receipt of a step that the guest computed falsely; die `DIES_S` later."""
     lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
     if not lied or "gone" in guest.told:
         return None if lied else message

@@ -51,8 +51,7 @@ APART = (GuestRole.ADMITTED, GuestRole.STRANGER)
 @dataclass(frozen=True)
 class GuestPlan:
     """Planned arrival of a hostile guest. It joins `stage` after `after_t` committed steps. first: True if
-    its id sorts before all others, else after them. returns: True if its owner starts it again when it was
-    removed."""
+    its id sorts before all others, else after them. returns: True if it comes again."""
 
     deed: str
     role: GuestRole
@@ -78,8 +77,7 @@ def draw_guests(
     never serve: two serving replicas that agree on a lie are believed (docs/explanation/trust.md).
 
     audits: True in a seed with audits; there the first guest computes falsely in every second seed. later:
-    draws the deed and the role of the first guest in some seeds, from those that came later
-    (`guest_deeds.LATER`).
+    draws the first guest's deed and role in some seeds (`guest_deeds.LATER`).
     """
     defended = cells(False, audits)
     false_work = [(deed, role) for deed, role in defended if deed.audited]
@@ -138,8 +136,7 @@ class HostileGuests:
     # --- their life ----------------------------------------------------------------------------
 
     def look(self, node: Node, steps: int) -> None:
-        """Let the guests act on an event of a node, and check the demands. steps: last committed
-        iteration."""
+        """Let the guests act on an event of a node; check the demands. steps: last committed iteration."""
         for number, plan in enumerate(self._plans[len(self.guests) :], start=len(self.guests)):
             if plan.after_t > steps:
                 break

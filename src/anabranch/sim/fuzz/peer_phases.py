@@ -48,8 +48,7 @@ _RUNNING: dict[type[tasks.Task], str] = {
 
 
 def phase_of(node: Node, committed_t: int) -> str:
-    """Phase of a peer's work, at which faults can be aimed. committed_t: last iteration committed in the
-    log."""
+    """Phase of a peer's work, for the aim of faults. committed_t: last iteration committed in the log."""
     peer = node.peer
     if _misses_a_leader(node):
         return ELECTION
@@ -72,8 +71,7 @@ def phase_of(node: Node, committed_t: int) -> str:
 
 def phase_for(node: Node, committed_t: int, aimed: str) -> str:
     """Phase of a peer when a fault that is `aimed` at a phase hits it: as `phase_of`, except for a leader
-    that has just committed a step. That is in CHOSEN and APPLY at once, and counts as CHOSEN if this is aimed
-    at."""
+    that has just committed a step. That is in CHOSEN, too, and counts so if aimed at."""
     running = node.peer.ctx.tasks.running
     applies = running is not None and _RUNNING.get(type(running.task)) == APPLY
     just_chosen = applies and node.peer.lead is not None and node.task_at == node.world.clock.now

@@ -43,8 +43,7 @@ CROWDED_EVERY = 50
 NEWCOMERS = 0.5
 #: Share of seeds with reduces spread over random helpers.
 SPREAD = 0.3
-#: Share of seeds in which nobody can dial some relays, and share of their relays: they work through carriers,
-#: which die as any peer does.
+#: Share of seeds in which nobody can dial some relays, and share of their relays: they need carriers.
 UNREACHABLE, HIDDEN = 0.25, 0.6
 #: Share of seeds with random standbys.
 SPARED = 0.2
@@ -252,9 +251,8 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """When a seed begins to have two iterations in flight; `NO_DELAY` (never) in most seeds, and in all
-    with islands or audits. torch: True if the seed computes with tensors, so that it begins as early as it
-    can."""
+    """Begin of a seed's time with two iterations in flight; `NO_DELAY` (never) in most seeds, and in all with
+    islands or audits. torch: True for tensors: begin as early as possible."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:
@@ -296,8 +294,7 @@ def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) ->
 def _machines(
     rng: random.Random, aims: tuple[FaultTarget, ...], torch: bool, crowded: bool, large: bool
 ) -> tuple[Machine, ...]:
-    """Draw the machines of a swarm, 2 to 40: 1 to 8 stages, 1 to 3 data nodes; the first one founds the
-    run."""
+    """Draw the machines of a swarm, 2 to 40: 1 to 8 stages, 1 to 3 data nodes; the first founds the run."""
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
     data_nodes = rng.choice([1, 1, 2, 2, 3])
     for aim in aims:

@@ -112,8 +112,7 @@ def small_run(
 
 
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
-    """World of a drawn swarm whose workers train with torch, and a single machine's results for
-    comparison."""
+    """World of a drawn swarm whose workers train with torch, and a single machine's results."""
     wanted = drawn.settings
     configure(threads=1)
     # Drawn apart from all else in the seed.
@@ -145,8 +144,7 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
 class Tensors:
     """Results of a single machine that trains with torch, computed when they are asked for.
 
-    The key of a state (see `GroundTruth`) is the number of its last iteration: in these seeds no iteration is
-    skipped.
+    The key of a state (see `GroundTruth`) is its last iteration: these seeds skip none.
     """
 
     first: object = 0

@@ -28,8 +28,7 @@ from anabranch.sim.metrics.wasted_compute import WastedCompute
 #: Steps that must be committed after the last fault is over, and virtual seconds that each may take (more
 #: if every message takes long).
 STEPS_AFTER, QUIET_S = 3, 400.0
-#: Steps that may follow a false one, if all work is audited, before the log goes back: twice as many as an
-#: audit has time for.
+#: Steps that may follow a false one, if all is audited, before a rollback: twice an audit's time.
 FALSE_STEPS = 2 * AUDIT_STEPS
 #: Virtual seconds without progress after which the conditions of progress are checked.
 LOOK_S = 90.0
@@ -122,8 +121,7 @@ class SeedTrial:
         return False
 
     def _stuck(self) -> None:
-        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record those that
-        do not."""
+        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record others."""
         self.outcome.unmet = unmet(self.world, self.invariants.t)
         if not self.outcome.unmet:
             waiting = [str(f.get("reason")) for _, _, kind, f in self.world.notes if kind == "waiting"][-1:]
@@ -161,8 +159,7 @@ class SeedTrial:
             self._churn()
 
     def _churn(self) -> None:
-        """Plan the crash of each relay within a second, with the profile's probability; a relay that cannot
-        be lost then is spared."""
+        """Plan the crash of each relay within a second, by the profile's probability, if it can be lost."""
         rng = self.swarm.rng
         for name in sorted(self.world.nodes):
             if rng.random() < self.drawn.profile.churn:
@@ -188,8 +185,7 @@ class SeedTrial:
         return Role.RELAY if node.stage else Role.DATA
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
-        """Inject a fault into this peer now; False if that is not possible. aimed: phase in which the fault
-        was planned ("": none)."""
+        """Inject a fault into this peer now; False if impossible. aimed: planned phase ("": none)."""
         phase = phase_for(node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
@@ -279,8 +275,7 @@ class _PendingFault:
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
         """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
         its delay the fault is injected (`_inject`). Returns True if the fault was dropped, because it found
-        no victim in time; else False. For the phase DOWNLOAD a machine joins at the first attempt, so that
-        there is a download."""
+        no victim in time; else False. For the phase DOWNLOAD a machine joins first."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps

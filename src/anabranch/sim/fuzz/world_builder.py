@@ -22,8 +22,7 @@ from anabranch.sim.workers.integer_world import counting_world
 
 
 def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
-    """World of a drawn swarm that is not yet running, and the single machine with whose results it is
-    compared."""
+    """World of a drawn swarm that is not yet running, and the single machine to compare it with."""
     world: World
     truth: GroundTruth
     if drawn.torch:

@@ -16,8 +16,7 @@ SLICES: Final = 64.0
 
 
 class Clock:
-    """Virtual clock (`now`, in seconds) with an event queue. Simultaneous events run in the order in which
-    they were planned."""
+    """Virtual clock (`now`, in seconds) with an event queue; simultaneous events run in planned order."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,8 +59,7 @@ class Clock:
         return True
 
     def _begin_slice(self) -> bool:
-        """Move the events of the next time slice that has any from `_later` into the heap; False if there are
-        none."""
+        """Move the next time slice that has events from `_later` into the heap; False if there is none."""
         if not self._slices:
             return False
         number = heappop(self._slices)

@@ -16,8 +16,7 @@ from anabranch.sim.kernel.swarm_world import World
 def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, float]]) -> None:
     """Add (member, slowness) pairs to a world; the first one founds the run, the others join within 0.5 s.
 
-    `machines` may be a generator that draws from `world.random`: a pair is drawn just before the peer is
-    added.
+    `machines` may be a generator that draws from `world.random`, just before the peer is added.
     """
     every = iter(machines)
     founder, slowness = next(every)

@@ -44,14 +44,12 @@ class NetworkFaults:
         self._holes: dict[tuple[str, str], float] = {}
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
-        """Hold back all messages from the first to the second peer of each pair until the time `until`
-        (infinite: for ever)."""
+        """Hold back all messages from the first to the second peer of each pair until `until` (inf: ever)."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 
     def open_at(self, sender: str, receiver: str, now: float) -> float:
-        """Earliest time from `now` at which a message can pass from one peer to the other; infinite:
-        never."""
+        """Earliest time from `now` at which a message can pass between the two; infinite: never."""
         if sender in self.gone or receiver in self.gone:
             return math.inf
         return max(now, self._holes.get((sender, receiver), 0.0)) if self._holes else now

@@ -47,8 +47,7 @@ Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
 
 
 def _may_fail(task: Task) -> bool:
-    """True if a task may end with an error in a correct run (see `_MAY_FAIL`); any other error is one of the
-    simulation."""
+    """True if a task may fail in a correct run (`_MAY_FAIL`); other errors are the simulation's."""
     return isinstance(task, _MAY_FAIL) or (isinstance(task, Forward) and task.carried > 0)
 
 
@@ -89,8 +88,7 @@ class Environment(ABC):
 
     @abstractmethod
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Connect a node to a peer. address: address that the node believes the peer has ("": the true
-        one)."""
+        """Connect a node to a peer. address: where the node believes the peer to be ("": the truth)."""
 
     @abstractmethod
     def end_circuits(self, carrier: str) -> None:
@@ -196,8 +194,7 @@ class Node:
         self._unwritten: list[ev.Persist] = []
         self._backlog: list[ev.Event] | None = None
         self.catching_up = False
-        """True while the process handles events that arrived while it was frozen; it does not know its newest
-        links yet."""
+        """True while the process handles events that came while it was frozen: newest links are unknown."""
         self._wake_at = float("inf")
         self._clock_ahead_s = 0.0
         self._unseen: Counter[str] = Counter()
@@ -274,8 +271,7 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the disk writes up to `number` and report it to the protocol; a crash loses those that are
-        not complete."""
+        """Complete the disk writes up to `number` and report it to the protocol; a crash loses others."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))
@@ -296,8 +292,7 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process and close its links. reason: for the story. ok: True if it ends without an
-        error."""
+        """Exit the process and close its links. reason: for the story. ok: True without an error."""
         self.stopped = (reason, ok)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")

@@ -6,8 +6,7 @@ import hashlib
 
 
 class SimulatedSigner:
-    """Stand-in for signatures: a hash of the peer's name and the text, which no other peer computes by
-    mistake."""
+    """Stand-in for signatures: a hash of the peer's name and the text."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer

@@ -105,8 +105,7 @@ class World(Environment):
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
-        """Add the founder, which leads first. If there are several voters, it also dials one that its disk
-        names."""
+        """Add the founder, which leads first. Of several voters it also dials one that its disk names."""
         node = Node(self, peer, member, 1.0)
         node.disk = disk or Disk(member.disk)
         self.schedule = peer.ctx.run.schedule
@@ -227,8 +226,7 @@ class World(Environment):
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly. The
-        node gets a LinkUp or LinkDown event, unless it has ended or has another open link to the peer by
-        then."""
+        node gets LinkUp or LinkDown, unless it has ended or another link is open."""
         if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
@@ -245,8 +243,7 @@ class World(Environment):
         return open_now and listens and blocked <= self.clock.now
 
     def _carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
-        """First of these carriers that the node reaches now and to which `peer` has a link that it dialled
-        itself ("": none)."""
+        """First of these carriers that the node reaches now and `peer` has dialled itself ("": none)."""
         other, now = self.nodes.get(peer), self.clock.now
         for carrier in carriers:
             link = None if other is None or not other.running else other.links.get(carrier)
@@ -322,8 +319,7 @@ class World(Environment):
         self.clock.at(at if at < math.inf else self.clock.now + DIAL_S, answer)
 
     def credential_of(self, node: Node) -> VerifiedCredential:
-        """Credential that a node shows when it dials: its entry in `tickets`, else one with the role of its
-        stage."""
+        """Credential that a node shows when it dials: of `tickets`, else with the role of its stage."""
         return self.tickets.get(node.id) or (NO_TICKET_RELAY if node.member.stage else NO_TICKET_DATA)
 
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
@@ -361,8 +357,7 @@ class World(Environment):
         self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
-        """Break the link of two peers and lose what is in flight; dialling fails for `seconds`. Returns False
-        if there is no open link."""
+        """Break the link of two peers, losing what is in flight; dials fail for `seconds`. False: no link."""
         link = self.nodes[one].links.get(other)
         self._blocked[frozenset((one, other))] = self.clock.now + seconds
         if link is None or not link.open:
@@ -402,8 +397,7 @@ class World(Environment):
     def disorder(
         self, duplicated: float, shaken_s: float, seconds: float, peers: Collection[str] | None = None
     ) -> None:
-        """Duplicate and reorder messages for a while (see `LinkDisorder`). peers: only on links of these
-        peers (None: on all links)."""
+        """Duplicate and reorder messages for a while (`LinkDisorder`). peers: whose links (None: all)."""
         disorder = LinkDisorder(duplicated, shaken_s, None if peers is None else frozenset(peers))
         self.trouble.disorders.append(disorder)
         self.clock.after(seconds, lambda: self.trouble.disorders.remove(disorder))
@@ -415,8 +409,7 @@ class World(Environment):
         self.clock.after(seconds, node.thaw)
 
     def leading(self) -> Node:
-        """Leader with the highest term; if there is none, the running peer with the longest log, else the
-        founder."""
+        """Leader with the highest term, else the running peer with the longest log, else the founder."""
         running = [node for node in self.nodes.values() if node.running]
         leaders = [node for node in running if node.peer.lead is not None]
         if leaders:
@@ -428,8 +421,7 @@ class World(Environment):
 
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
         """Run until every live peer has stopped, or has no link to a founder that has stopped. Raises
-        TimeoutError, which names what is missing, if `until_s` (virtual seconds) or `max_events` is reached
-        first."""
+        TimeoutError, which names what is missing, after `until_s` (virtual) or `max_events`."""
         for _ in range(max_events):
             if self._over():
                 return
@@ -463,8 +455,7 @@ class World(Environment):
         return not self.settings.evaluates(steps, steps) or steps in self.history().evaluations
 
     def history(self) -> LogReplay:
-        """State of the run after a replay of the whole log, cached until the log changes. Callers must not
-        change it."""
+        """State of the run after the whole log, cached until the log changes; callers must not change it."""
         key = (len(self.log), self.log[-1] if self.log else b"")
         if self._history is None or self._history[0] != key:
             self._history = key, fold(self.log)

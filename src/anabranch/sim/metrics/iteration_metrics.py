@@ -164,8 +164,7 @@ _SUMS = (
 
 
 def _microbatches(rows: Sequence[Row], microbatches: int) -> float:
-    """Mean number of microbatches per iteration that entered the step: in rounds those of the slots that
-    counted."""
+    """Mean number of microbatches per iteration that entered the step: in rounds of counted slots."""
     return statistics.mean(row.microbatches or microbatches for row in rows)
 
 
@@ -199,8 +198,7 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
 
 class Summary(msgspec.Struct):
     """Summary of a policy over its seeds, without warm-up iterations. seeds: number of seeds that finished.
-    figures: estimate of each figure in FIGURES. kinds: control messages per node and iteration, by kind
-    (empty for baselines)."""
+    figures: estimate of each of FIGURES. kinds: control messages per node and iteration, by kind."""
 
     policy: str
     seeds: int

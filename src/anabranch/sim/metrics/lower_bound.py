@@ -55,8 +55,7 @@ class LowerBound:
 
     def bound_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
         """Lower bound on one iteration in seconds. available: relay -> share of the iteration in which it can
-        contribute (missing: 1). members: stage -> number of replicas in its reduce (missing: all); one alone
-        needs no reduce."""
+        contribute (missing: 1). members: stage -> replicas in its reduce (missing: all); one needs none."""
         least = 0.0
         for stage, hosts in enumerate(self._hosts):
             shares = [available.get(host.id, 1.0) for host in hosts]
@@ -140,8 +139,7 @@ def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
 
 
 def download_s(fleet: Fleet, relay: str) -> float:
-    """Least seconds in which a relay downloads its state, from all other replicas of its stage at once; 0 if
-    there are none."""
+    """Least seconds in which a relay downloads its state, from all other replicas at once; 0 without any."""
     host = fleet.hosts[relay]
     links = [fleet.link(other.id, relay) for other in fleet.stage(host.stage) if other is not host]
     if not links:

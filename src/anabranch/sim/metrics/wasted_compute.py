@@ -18,8 +18,7 @@ from anabranch.sim.metrics.trial_result import DeliveredFaults
 
 class WastedCompute:
     """Observer of a world that accounts for computed and wasted seconds. Waste and repairs are attributed to
-    the last fault reported with `struck`. faults: False if no faults are reported; then fewer events are
-    observed, which is faster."""
+    the last fault reported with `struck`. faults: False if none are reported, which is faster."""
 
     def __init__(self, world: World, faults: bool = True) -> None:
         self.world = world

@@ -62,8 +62,7 @@ class SharedLink:
         return self.latency_s + 8.0 * size_bytes / self.rate_bps
 
     def retransmit_s(self) -> float:
-        """Seconds by which each loss of a control message delays it: a round trip and the retransmission
-        timeout."""
+        """Seconds that each loss of a control message costs: a round trip and the retransmission timeout."""
         return 2.0 * self.latency_s + RETRANSMIT_S
 
 
@@ -116,8 +115,7 @@ class _Paced:
 
     def offer(self, bits: float, now: float) -> None:
         """Note bits that the sender wants to send. Those of one round trip add up, and the greatest sum so
-        far bounds the rate (`rate_bps`): more was never tried. Measures first, if the last measurement is a
-        round trip old."""
+        far bounds the rate (`rate_bps`): more was never tried. Measures first, after a round trip."""
         if now - self._looked_at >= self.trip_s:
             self.measure(now)
         if now - self._since > self.trip_s:
@@ -228,8 +226,7 @@ class _Wire:
 
 
 class InFlightTime:
-    """Measurement of the time in which each host had a payload in flight. seconds: host -> virtual seconds so
-    far."""
+    """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds: dict[str, float] = {}
@@ -252,8 +249,7 @@ class Traffic:
     """All payloads in flight between the hosts of a simulated network.
 
     link: (sender, receiver) -> link. line: host -> access line. machine: host -> host that has its line.
-    watch: called with (sender, receiver, begin, end, priority) for each span in which a lane sent payloads of
-    one priority.
+    watch: called with (sender, receiver, begin, end, priority) for each span of payloads of one priority.
     """
 
     def __init__(
@@ -318,8 +314,7 @@ class Traffic:
     # --- inside --------------------------------------------------------------------------------
 
     def _pace(self, lane: _Lane, payload: _Payload) -> None:
-        """Tell the lane's connection, if it is paced, how many bits a payload offers to it: it learns no rate
-        beyond what was offered."""
+        """Tell the lane's paced connection how many bits a payload offers: it learns no rate beyond that."""
         link = lane.link
         if not link.burst_trips or not link.latency_s:
             return
@@ -353,8 +348,7 @@ class Traffic:
             self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
 
     def _end(self, lane: _Lane) -> None:
-        """Remove a lane with the payloads that are left on it; lanes that shared a line with it become
-        faster."""
+        """Remove a lane with the payloads left on it; lanes that shared its lines become faster."""
         wires = lane.up, lane.down
         others = [other for wire in wires if wire.is_narrow() for other in wire.lanes if other is not lane]
         del self._lanes[lane.sender, lane.receiver]

@@ -229,8 +229,7 @@ class Estimates:
         return self._slowest[names]
 
     def _rates_bps(self, name: str) -> list[float]:
-        """Rates of the links from one machine to each of `_kinds_like`, one machine for each group of
-        identical ones."""
+        """Rates of the links from a machine to each of `_kinds_like` (one for each group of alike ones)."""
         if name not in self._rates:
             self._rates[name] = [self._fleet.link(name, other).rate_bps for other in self._kinds_like]
         return self._rates[name]

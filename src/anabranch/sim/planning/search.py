@@ -153,8 +153,7 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> It
 
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
     """Plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches held at
-    once): all activations in device memory, then, while slots are short, with activations offloaded or
-    recomputed."""
+    once): all activations in device memory; while slots are short, offloaded or recomputed."""
     for row in MORE_PLACES:
         for park, recompute in row:
             scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))
@@ -195,8 +194,7 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and each possible microbatch size, all with the same batch; their
-    machines have no stages yet."""
+    """Scenarios for each number of stages and microbatch size, of one batch; machines have no stages yet."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
@@ -236,8 +234,7 @@ def _fits(scenario: Scenario) -> bool:
 
 
 def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
-    """The plan with the best assignment that local search finds, from its own assignment and from `drawn`
-    random ones."""
+    """Plan with the best assignment of a local search, from its own assignment and `drawn` random ones."""
     estimates, assignment = of_any_assignment(plan.scenario, regions), _assignment_of(plan)
     assignments = [assignment, *(_drawn(assignment, estimates.stages, seed) for seed in range(drawn))]
     keeps = _least_replicas(plan.scenario)

@@ -75,8 +75,7 @@ def _fits(scenario: Scenario) -> bool:
 
 
 def tokens(scenario: Scenario) -> float:
-    """Tokens that a run needs for the loss that it would have without codecs, delay and subspace, over those
-    that it would need then."""
+    """Tokens that a run needs for a loss, over those without codecs, delay and subspace."""
     rounded = scenario.wire.activations != "none" or scenario.wire.reduce != "exact"
     factors = (
         (ROUNDED_TOKENS, rounded),
@@ -114,8 +113,7 @@ def _failed(plan: Plan) -> bool:
 
 
 def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
-    """Lines of text: figures of an iteration of each plan, why `taken` was chosen, and what would be quicker
-    with another model."""
+    """Lines of text: an iteration of each plan, why `taken` was chosen, and a quicker other model."""
     lines = []
     for plan in found:
         work, more = plan.scenario.work, tokens(plan.scenario)

@@ -36,8 +36,7 @@ class Weather:
 
 @dataclass
 class Counts:
-    """Counts of datagrams since the last reset. workers: nodes that sent anything but periodic
-    confirmations."""
+    """Counts of datagrams since the last reset. workers: nodes that sent more than confirmations."""
 
     total: int = 0
     confirmations: int = 0
@@ -73,8 +72,7 @@ class FlowWorld:
     """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`.
 
     now: current time. in_flight: number of datagrams in transit, without confirmations, plus planned actions.
-    last_work: time when such a datagram was last sent or delivered. agents: node -> agent, without crashed
-    nodes.
+    last_work: time when such a datagram was last sent or delivered. agents: by node, without crashed ones.
     """
 
     def __init__(
@@ -187,8 +185,7 @@ class FlowWorld:
     # -- the standing flow -------------------------------------------------------------------------------
 
     def flow(self) -> Flow:
-        """Standing flow as a solution: the paths of confirmed units that are reserved from end to end at this
-        moment."""
+        """Standing flow as a solution: the paths of units that are reserved from end to end now."""
         return Flow(tuple(path for _, path in self._standing() if path[-1] in self.instance.data))
 
     def _standing(self) -> Iterable[tuple[UnitId, Path]]:

@@ -46,8 +46,7 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Measurement of a repair after a crash of relays. nodes_touched: number of nodes that sent anything but
-    confirmations. graph_distance_*: median and greatest number of hops from these to the nearest crashed
-    relay."""
+    confirmations. graph_distance_*: median and greatest hops from these to a crashed relay."""
 
     crashed: list[str]
     flow: int
@@ -204,8 +203,7 @@ def _optimum(instance: Instance) -> Optimum:
 
 
 def _distances(instance: Instance, starts: Iterable[str]) -> dict[str, int]:
-    """Node -> number of hops to the nearest of `starts`, over links in either direction: how far a crash
-    there is felt."""
+    """Node -> hops to the nearest of `starts`, over links in either direction: how far a crash is felt."""
     distance = dict.fromkeys(starts, 0)
     queue = deque(distance)
     while queue:

@@ -32,8 +32,7 @@ Carried = tuple[tuple[int, int], ...]
 
 
 def mix(*numbers: int) -> int:
-    """64-bit hash of the given integers, the same in every process (Python hashes integers without a
-    seed)."""
+    """64-bit hash of the given integers, the same in every process (ints are hashed without a seed)."""
     return hash(numbers) & 0xFFFFFFFFFFFFFFFF
 
 
@@ -71,8 +70,7 @@ def late_contribution(number: int) -> Words:
 
 
 def slot_states(states: Sequence[int], plan: Plan, before: Carried) -> Carried:
-    """Numbers of all slots of a round after it. states: before the round. before: those of the round
-    before."""
+    """Numbers of all slots after a round. states: before the round. before: of the round before."""
     known, found = dict(before), []
     for slot, each in enumerate(plan):
         x = embedded(states[0], inner_salt(each.first, each.steps), slot)
@@ -140,8 +138,7 @@ def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
 
 
 class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state of each stage, by stage, and loss of each
-    microbatch of the batch."""
+    """Results of a step on a single machine: gradient and new state by stage, loss of each microbatch."""
 
     gradients: tuple[Words, ...]
     states: tuple[int, ...]

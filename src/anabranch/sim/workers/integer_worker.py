@@ -53,8 +53,7 @@ class Begun:
 class IntegerWorker:
     """Executor of a peer's tasks on integers, for one stage.
 
-    Activations and their gradients are integers; parts of a reduce and weight gradients are tuples of
-    integers.
+    Activations and their gradients are integers; parts of a reduce and weight gradients are tuples.
     """
 
     def __init__(self, stage: int, delay: Delay = NO_DELAY) -> None:
@@ -76,8 +75,7 @@ class IntegerWorker:
         return hashed(task, inputs, self._run(task, inputs))
 
     def _work(self, t: int) -> Begun:
-        """Results of iteration t that wait: of the second open iteration where t is that, else of the
-        first."""
+        """Results of iteration t that wait: of the second open iteration if t is it, else the first."""
         return self._begun[t == self.t + 2 and self.delay.has(t)]
 
     def _weights(self, task: Task) -> int:

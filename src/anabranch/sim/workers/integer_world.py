@@ -35,8 +35,7 @@ class Machine:
 
 
 def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers. leader: name of the machine that founds
-    it."""
+    """First log record of a run whose workers compute with integers. leader: name of the founder."""
     return Genesis(
         run=settings.run,
         epoch=settings.epoch,
@@ -65,8 +64,7 @@ def counting_world(
     """World of these machines, not yet running, whose workers compute with integers instead of tensors
     (`integer_worker`).
 
-    machines: the first one, of stage 0, founds the run. disks: machine -> name of its disk ("": no disk for
-    the log).
+    machines: the first one, of stage 0, founds the run. disks: machine -> disk ("": none for the log).
     """
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)

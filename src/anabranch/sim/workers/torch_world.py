@@ -46,8 +46,7 @@ def torch_world(
     """World of these machines that trains with torch, not yet running. The log passes `anabranch verify` if
     manifest, manifest_hash and numerics_class are the true ones. founder: name of the first machine, a data
     node. machines: (random numbers) -> (member, slowness) pairs; slowness: factor on the seconds of tasks.
-    times: model of the seconds of tasks and links (None: the default). manifest_hash: iteration -> hash of
-    its batch."""
+    times: seconds of tasks and links (None: the default). manifest_hash: of an iteration's batch."""
 
     def make_computer(stage: int) -> Worker:
         return make_worker(run, model, stage, batches if stage == 0 else None)

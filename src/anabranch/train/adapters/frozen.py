@@ -19,9 +19,9 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.errors import UserError
 from anabranch.protocol.interface.tasks import PIECE_BYTES
-from anabranch.train.adapters.lora import LoraModel, frozen_layout
+from anabranch.train.adapters.lora import LoraModel
 from anabranch.train.devices.placement import Where, put
-from anabranch.train.model.interface import DTYPES, weights_from_tensors
+from anabranch.train.model.interface import DTYPES, stage_layout, weights_from_tensors
 from anabranch.train.model.layout import Layout, raw_bytes
 from anabranch.train.model.partition import partition
 
@@ -115,8 +115,7 @@ class FrozenStore:
 
 
 class FrozenLoader:
-    """Frozen weights of the stages of a run, by the hashes in its run file: from pieces that a peer sent, or
-    from a store on this machine."""
+    """Frozen weights of a run's stages, by its run file's hashes: from a peer's pieces, or a store."""
 
     def __init__(self, run: RunConfig, model: LoraModel, store: FrozenStore | None = None) -> None:
         self._run, self._model, self._store = run, model, store
@@ -129,11 +128,10 @@ class FrozenLoader:
         return len(self._specs)
 
     def layout(self, stage: int) -> Layout:
-        return frozen_layout(self._model, self._specs[stage])
+        return stage_layout(self._model.base, self._specs[stage])
 
     def from_pieces(self, stage: int, pieces: Sequence[Tensor]) -> FrozenWeights:
-        """Weights of a stage from all their bytes, which are not compared with the hash. Raises FrozenError
-        if these have another size."""
+        """Weights of a stage from all their bytes, not compared with the hash. Raises FrozenError (size)."""
         return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
 
     def at_hand(self, stage: int) -> FrozenWeights | None:

@@ -17,9 +17,8 @@ from anabranch.config import LoraSection, RunConfig
 from anabranch.errors import ConfigError
 from anabranch.train.devices.split_model import SplitModel
 from anabranch.train.model.interface import DTYPES, LORA_A, LORA_B, Model, build
-from anabranch.train.model.layout import Layout, Shape
+from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
-from anabranch.train.model.partition import StageSpec
 from anabranch.train.model.residual import ResidualStream
 from anabranch.train.model.sizes import ARCHITECTURES, ModelConfig
 
@@ -40,8 +39,7 @@ class LoraModel:
     initial_gain: float = 1.0
 
     def __init__(self, base: Model, lora: LoraSection) -> None:
-        """base: the plain model. Raises ConfigError if it has no layer of a target's name, or is of an
-        architecture without adapters."""
+        """base: the plain model. Raises ConfigError for an unknown target, or no adapters for it."""
         self.base, self.config = base, base.config
         self.rank, self.alpha = lora.rank, lora.alpha
         self.scale = lora.alpha / lora.rank
@@ -152,17 +150,13 @@ def run_model(
     return LoraModel(model, run.lora) if run.lora.rank else model
 
 
-def frozen_layout(model: LoraModel, spec: StageSpec) -> Layout:
-    """Flat layout of the frozen weights of the stage `spec`."""
-    shapes: dict[str, Shape] = model.base.end_shapes() if spec.ends else {}
-    for block in spec.blocks:
-        shapes.update(model.base.block_shapes(block))
-    return Layout(shapes)
+def adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
+    """`run_model` of a run that trains adapters, on the CPU."""
+    return LoraModel(build(config, torch.device("cpu"), DTYPES[run.compute.dtype]), run.lora)
 
 
 def merged(model: LoraModel, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the plain model with the same results: W + (alpha / rank) B A, computed in fp64 and rounded
-    to the frozen weights' dtype."""
+    """Weights of the plain model with the same results: W + (alpha / rank) B A, in fp64, then rounded."""
     weights = dict(model.frozen)
     for name, weight in weights.items():
         a, b = adapter_names(name)

@@ -22,8 +22,7 @@ from torch import Tensor
 from anabranch.train.codec.dither import dither
 from anabranch.train.codec.sizes import encoded_bytes
 
-#: Largest magnitude that a block codec takes. A choice: every scale and every product of a scale and a level
-#: then stays far inside fp32.
+#: Largest magnitude that a block codec takes. A choice: scales and their products stay far inside fp32.
 LARGEST = math.ldexp(1.0, 126)
 #: Smallest scale, the smallest normal number of bf16. A block with a smaller one is encoded as zeros, so that
 #: no device that flushes subnormal numbers can differ.
@@ -189,8 +188,7 @@ def _upward(scale: Tensor) -> Tensor:
 
 
 def checked(payload: Tensor, size_bytes: int) -> Tensor:
-    """The payload, at a place in memory where wider numbers can be read. Raises BadPayload unless it is a
-    vector of `size_bytes` bytes."""
+    """The payload, aligned for wider numbers. Raises BadPayload unless it is `size_bytes` bytes."""
     if payload.dtype != torch.uint8 or tuple(payload.shape) != (size_bytes,):
         raise BadPayload(f"it is {payload.dtype} {tuple(payload.shape)}, not {size_bytes} bytes")
     aligned = payload.is_contiguous() and payload.storage_offset() % _WIDEST == 0
@@ -198,8 +196,7 @@ def checked(payload: Tensor, size_bytes: int) -> Tensor:
 
 
 def codec_named(name: str, block: int) -> Codec | None:
-    """Codec by its name in a run file; None for "none", which sends tensors as they are. block: elements of a
-    block (int8 and int4)."""
+    """Codec by its name in a run file; None for "none". block: elements of a block (int8 and int4)."""
     if name == "none":
         return None
     if name in ("bf16", "fp16"):

@@ -21,8 +21,7 @@ def fragment_of(name: str, fragments: int) -> int:
 
 
 def turn(round_number: int, fragments: int) -> int:
-    """Fragment whose turn the n-th round is (n = 1, 2, ...): every fragment has one turn in as many
-    rounds."""
+    """Fragment whose turn the n-th round is (n = 1, 2, ...); they take turns."""
     return (round_number - 1) % fragments
 
 

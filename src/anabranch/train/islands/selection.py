@@ -1,5 +1,4 @@
-"""Selection of the values of an island's change that are sent in a round; the others are zero in the
-contribution."""
+"""Selection of the values of an island's change that are sent in a round; the others count as zero."""
 
 from __future__ import annotations
 

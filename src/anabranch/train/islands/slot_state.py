@@ -29,8 +29,7 @@ class SlotState:
     """State of a slot after its inner steps of round `t`; what a run does not carry is None.
 
     sent: its contribution, flat. unsent: change of the weights that was not sent, flat. weights: of the
-    island after its inner steps, flat. ahead_loss: loss sum (nats) of the steps that it has taken already of
-    the next round's.
+    island after its inner steps, flat. ahead_loss: loss sum (nats) of steps of the next round.
     """
 
     t: int
@@ -54,8 +53,7 @@ class SlotStates:
             del known[t]
 
     def find(self, slot: int, t: int) -> SlotState | None:
-        """Carried state (`SlotState`) that a slot had after its inner steps of round t; None if none is
-        kept."""
+        """Carried state that a slot had after its inner steps of round t; None if none is kept."""
         return self._states.get(slot, {}).get(t)
 
     def clear(self) -> None:

@@ -32,17 +32,12 @@ class CausalAttention:
         """q (rows, sequence, heads, d), k, v (rows, sequence, kv_heads, d) -> (rows, sequence, heads·d)."""
         rows, sequence, heads, d = q.shape
         kv_heads = k.shape[2]
-        if not self._on_cpu and 0 < self._window < sequence:
-            mask, shared = self._mask(sequence).to(q.device), kv_heads != heads
-            with sdpa_kernel(SDPBackend.MATH):
-                y = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=shared
-                )
-            return y.transpose(1, 2).reshape(rows, sequence, heads * d)
         if not self._on_cpu:
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+            mask = self._mask(sequence).to(q.device) if 0 < self._window < sequence else None
+            flash = [SDPBackend.FLASH_ATTENTION] if mask is None else []
+            with sdpa_kernel([*flash, SDPBackend.MATH], set_priority=True):
                 y = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, is_causal=mask is None,
                     enable_gqa=kv_heads != heads,
                 )  # fmt: skip
             return y.transpose(1, 2).reshape(rows, sequence, heads * d)
@@ -57,8 +52,7 @@ class CausalAttention:
         return y.permute(0, 3, 1, 2, 4).reshape(rows, sequence, heads * d)
 
     def _mask(self, sequence: int) -> Tensor:
-        """Additive mask (sequence, sequence): 0 up to the token's own position, -inf after it and before its
-        window."""
+        """Additive mask (sequence, sequence): -inf after a token and before its window, else 0."""
         if sequence not in self._masks:
             hidden = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
             if self._window:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anabranch.train.model.interface import Model, build, initial_tensor
+from anabranch.train.model.interface import Model, all_shapes, build, initial_tensor
 from anabranch.train.model.linear import DeferredWeights, PlainWeights, Store
 from anabranch.train.model.sizes import ModelConfig
 
@@ -55,10 +55,8 @@ class _Checker:
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self.config = config
         self.model: Model = build(config, CPU, torch.float32)
-        shapes = self.model.end_shapes()
-        for block in range(config.blocks):
-            shapes.update(self.model.block_shapes(block))
-        self.weights = {name: initial_tensor(self.model, name, s, seed, 0.2) for name, s in shapes.items()}
+        shapes = all_shapes(self.model).items()
+        self.weights = {name: initial_tensor(self.model, name, s, seed, 0.2) for name, s in shapes}
         generator = torch.Generator().manual_seed(seed)
         size = (ROWS, min(TOKENS, config.max_sequence))
         self.ids = torch.randint(0, config.vocab_size, size, generator=generator)
@@ -92,8 +90,7 @@ class _Checker:
                 yield f"{name} returns {tuple(step(x).shape)} for {tuple(x.shape)}, not {wanted}"
 
     def own_loss(self) -> Iterator[str]:
-        """Yield a problem if the model has a loss of its own that is not one finite number, or not the sum of
-        the losses of the batch's rows."""
+        """Yield a problem if the model's own loss is not one finite number, or not the sum over the rows."""
         if self.loss is None:
             return
         with torch.no_grad():

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from anabranch.train.model.interface import build
-from anabranch.train.model.layout import Shape
+from anabranch.train.model.interface import all_shapes, build
 from anabranch.train.model.residual import fixed_embedding, subspace_basis
 from anabranch.train.model.sizes import ModelConfig
 
@@ -30,7 +29,7 @@ def dense_equivalent(
     basis = torch.from_numpy(subspace_basis(config.dim, config.subspace))
     model = build(dense, torch.device("cpu"), torch.float32)
     tensors = {}
-    for name, shape in _shapes(dense).items():
+    for name, shape in all_shapes(model).items():
         narrow = weights[name].detach().cpu()
         if tuple(narrow.shape) == shape:
             tensors[name] = narrow
@@ -44,11 +43,3 @@ def dense_equivalent(
             wide = basis @ wide
         tensors[name] = wide.to(narrow.dtype)
     return tensors, dense
-
-
-def _shapes(config: ModelConfig) -> dict[str, Shape]:
-    model = build(config, torch.device("cpu"), torch.float32)
-    shapes = model.end_shapes()
-    for block in range(config.blocks):
-        shapes.update(model.block_shapes(block))
-    return shapes

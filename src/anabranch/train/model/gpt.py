@@ -29,8 +29,6 @@ class GPT(StreamModel):
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
     end_names = EMBEDDING, FINAL_NORM, HEAD
-    embedding_scale: float = 1.0
-    initial_gain: float = 1.0
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
@@ -61,17 +59,14 @@ class GPT(StreamModel):
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
-        shapes: dict[str, Shape] = {
-            EMBEDDING: (c.vocab_size, c.stream),
-            POSITIONS: (c.max_sequence, c.stream),
-            f"{FINAL_NORM}.weight": (c.dim,),
-            f"{FINAL_NORM}.bias": (c.dim,),
-        }
-        if not c.tied:
-            shapes[HEAD] = (c.vocab_size, c.dim)
-        if c.free_block is not None:
-            shapes |= self.block_shapes(c.free_block)
-        return shapes
+        return self._ends(
+            {
+                EMBEDDING: (c.vocab_size, c.stream),
+                POSITIONS: (c.max_sequence, c.stream),
+                f"{FINAL_NORM}.weight": (c.dim,),
+                f"{FINAL_NORM}.bias": (c.dim,),
+            }
+        )
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
         z = F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]

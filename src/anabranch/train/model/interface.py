@@ -83,8 +83,7 @@ class Model(Protocol):
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """Model of `config` whose constants are on `device` and which computes in `dtype`; the weights are passed
-    to its functions."""
+    """Model of `config` with constants on `device`, computing in `dtype`; its functions get the weights."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
@@ -97,12 +96,19 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 
 def logits_of(model: Model, weights: Weights, ids: Tensor, at: int | None = None) -> Tensor:
-    """Logits of the whole model: (rows, sequence, vocabulary) of token ids (rows, sequence); with `at` only
-    those of this position."""
+    """Logits (rows, sequence, vocabulary) of token ids (rows, sequence); with `at` only of this position."""
     x = model.embed(weights, ids)
     for block in range(model.config.blocks):
         x = model.block(weights, block, x)
     return model.head(weights, x, at)
+
+
+def all_shapes(model: Model) -> dict[str, Shape]:
+    """Names and shapes of all parameters of a model."""
+    shapes = model.end_shapes()
+    for block in range(model.config.blocks):
+        shapes.update(model.block_shapes(block))
+    return shapes
 
 
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
@@ -141,8 +147,7 @@ def initial_tensor(
 def initial_weights(
     model: Model, layout: Layout, seed: int, dtype: torch.dtype, std: float = INITIAL_STD
 ) -> Tensor:
-    """A stage's initial weights as a flat vector in `layout`, on the CPU; each tensor as in
-    `initial_tensor`."""
+    """A stage's initial weights as a flat vector in `layout`, on the CPU (`initial_tensor`)."""
     flat = torch.empty(layout.elements, dtype=dtype)
     for name, view in layout.views(flat):
         view.copy_(initial_tensor(model, name, layout.shapes[name], seed, std))

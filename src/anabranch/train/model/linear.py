@@ -45,8 +45,7 @@ class Store:
     """Finished gradients of norm gains and biases."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Compute and yield (name, gradient) of every parameter, one at a time. Nothing is dropped, so a
-        second call yields the same."""
+        """Compute and yield (name, gradient) of every parameter, one at a time; may be called again."""
         for weight, bias, x, dy in self.products:
             yield weight, dy.t().mm(x)
             if bias is not None:
@@ -101,8 +100,7 @@ class DeferredWeights:
 
 
 class PlainWeights:
-    """Parameters for ordinary autograd, differentiable where they require gradients; lookup tables
-    never are."""
+    """Parameters for ordinary autograd, differentiable where they ask for it; lookup tables never are."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights

@@ -32,8 +32,6 @@ class Llama(StreamModel):
 
     tables: tuple[str, ...] = (EMBEDDING,)
     end_names = EMBEDDING, FINAL_NORM, HEAD
-    embedding_scale: float = 1.0
-    initial_gain: float = 1.0
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
@@ -71,12 +69,7 @@ class Llama(StreamModel):
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
-        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), f"{FINAL_NORM}.weight": (c.dim,)}
-        if not c.tied:
-            shapes[HEAD] = (c.vocab_size, c.dim)
-        if c.free_block is not None:
-            shapes |= self.block_shapes(c.free_block)
-        return shapes
+        return self._ends({EMBEDDING: (c.vocab_size, c.stream), f"{FINAL_NORM}.weight": (c.dim,)})
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
         return self.stream.begin(F.embedding(ids, weights.table(EMBEDDING)), ids)
@@ -106,8 +99,7 @@ class Llama(StreamModel):
         return weights.linear(y, f"{attention}.o_proj.weight")
 
     def _project(self, weights: Weights, h: Tensor, name: str) -> Tensor:
-        """Queries, keys or values (rows, sequence, heads·d) of h by the linear layer `name`, not yet split by
-        head."""
+        """Queries, keys or values (rows, sequence, heads·d) of h by the linear layer `name`."""
         return weights.linear(h, f"{name}.weight")
 
     def _rotate(self, x: Tensor) -> Tensor:
@@ -127,8 +119,7 @@ def scaled_frequencies(frequency: Tensor, factor: float) -> Tensor:
     """Rotary frequencies (radians per token) by Llama 3.1's rule: those with a wavelength of more than the
     original sequence are divided by `factor`, those below a quarter of it stay, and others are blended.
 
-    Grattafiori et al. 2024 name the aim; the rule is that of the published model's code, as in Hugging Face's
-    "llama3" rope type.
+    Grattafiori et al. 2024 name the aim; the rule is the published code's, Hugging Face's "llama3".
     """
     turns = ROPE_ORIGINAL_SEQUENCE * frequency / (2 * math.pi)  # in the original sequence
     kept = ((turns - ROPE_LOW_FACTOR) / (ROPE_HIGH_FACTOR - ROPE_LOW_FACTOR)).clamp(0.0, 1.0)

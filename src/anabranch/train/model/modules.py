@@ -77,8 +77,7 @@ class ModuleModel:
 
 
 class _Part:
-    """Module that is called with weights from outside. shared: names in the model of parameters that other
-    parts have, by their id."""
+    """Module that is called with weights from outside. shared: names of other parts' parameters, by id."""
 
     def __init__(self, module: nn.Module, prefix: str, shared: Mapping[int, str]) -> None:
         self.module = module

@@ -51,8 +51,7 @@ def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec
 
 
 def head_load(config: ModelConfig, sequence: int) -> float:
-    """Floating-point operations of the head (on data nodes) divided by those of one block, per token at
-    `sequence` tokens."""
+    """FLOPs of the head (on data nodes) over those of one block, per token at `sequence` tokens."""
     return head_flops(config, sequence) / block_flops(config, sequence)
 
 

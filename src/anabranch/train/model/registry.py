@@ -41,9 +41,8 @@ class CausalModel:
 
     embedding: table of token embeddings. blocks: modules x -> x in order, x of shape (rows, sequence, dim).
     head: module x -> logits (rows, sequence, vocabulary); a head whose parameter is `embedding.weight` itself
-    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: function
-    (output of the head, targets (rows, sequence)) -> loss summed over the targets (None:
-    cross-entropy in nats).
+    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: (output of
+    the head, targets (rows, sequence)) -> sum over the targets (None: cross-entropy, nats).
     """
 
     embedding: nn.Embedding
@@ -110,8 +109,7 @@ def parts_of(config: Any) -> CausalModel:
 
 @functools.lru_cache(maxsize=8)
 def counts_of(config: Any) -> Counts:
-    """Parameter and activation counts (`Counts`) of a registered model, by building it. Raises ConfigError if
-    it cannot be built."""
+    """Counts of a registered model, by building it. Raises ConfigError if it cannot be built."""
     parts = parts_of(config)
     blocks = [sum(p.numel() for p in block.parameters()) for block in parts.blocks]
     ends = {id(p): p.numel() for p in [*parts.embedding.parameters(), *parts.head.parameters()]}

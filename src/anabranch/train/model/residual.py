@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
 from anabranch.train.model.sizes import ModelConfig, id_columns, id_digit_bits
 
@@ -56,8 +57,7 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Clause that says why a received x, finite and of the right shape, is refused; "" if it is
-        accepted."""
+        """Reason to refuse a received x, finite and of the right shape, as a clause; "" if accepted."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -71,8 +71,7 @@ class ResidualStream(Protocol):
         ...
 
     def wide(self, z: Tensor, fixed: Tensor | None) -> Tensor:
-        """Stream at full width (rows, sequence, dim) of the values z; fixed: result of `fixed` for the same
-        tokens."""
+        """Stream at full width (rows, sequence, dim) of the values z. fixed: `fixed` of the same tokens."""
         ...
 
     def moved(self, x: Tensor, z: Tensor) -> Tensor:
@@ -253,16 +252,28 @@ class StreamModel(ABC):
     config: ModelConfig
     stream: ResidualStream
     end_names: tuple[str, str, str]
+    embedding_scale: float = 1.0
+    initial_gain: float = 1.0
+
+    @abstractmethod
+    def block_shapes(self, block: int) -> dict[str, Shape]:
+        """Names and shapes of a block's parameters."""
 
     @abstractmethod
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide:
-        function from values to the stream at full width; it returns them unchanged unless this is a subspace
-        model."""
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: from
+        values to full width, the same but in a subspace model."""
 
     @abstractmethod
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """x, normalised by the norm `name`."""
+
+    def _ends(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """Shapes of embedding and final norm, with those of an untied head and of a free block."""
+        if not self.config.tied:
+            shapes[self.end_names[2]] = (self.config.vocab_size, self.config.dim)
+        free = self.config.free_block
+        return shapes if free is None else shapes | self.block_shapes(free)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
         stream, fixed = self.stream, self.stream.fixed(x)

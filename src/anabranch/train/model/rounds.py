@@ -10,8 +10,7 @@ from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 
 
 def rounds_of(run: RunConfig) -> Rounds:
-    """Rounds of islands that a run file sets: first round, inner steps, slots and deadline; NO_ROUNDS for a
-    synchronous run."""
+    """Rounds of islands that a run file sets: first one, inner steps, slots, deadline; NO_ROUNDS without."""
     part = run.round
     if not part.slots:
         return NO_ROUNDS

@@ -65,8 +65,7 @@ class ModelConfig:
 
     @property
     def free_block(self) -> int | None:
-        """Number of the block that stage 0 has before the final norm of a subspace model, at full width; None
-        in another model."""
+        """Number of stage 0's block at full width before a subspace model's final norm; None in others."""
         return self.blocks if self.subspace else None
 
     @property
@@ -279,8 +278,7 @@ def block_flops(config: ModelConfig, sequence: int) -> int:
 
 
 def head_flops(config: ModelConfig, sequence: int) -> int:
-    """Floating-point operations of the head's forward per token, at `sequence` tokens, with the free block of
-    a subspace model."""
+    """FLOPs of the head's forward per token, at `sequence` tokens, with a subspace model's free block."""
     free = block_flops(replace(config, subspace=0), sequence) if config.subspace else 0
     return free + 2 * config.dim * (config.vocab_size + config.subspace)
 

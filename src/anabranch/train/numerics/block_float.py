@@ -43,8 +43,7 @@ def rounded(values: Tensor, bits: int) -> Tensor:
 
 
 def rounded_sums(sums: Tensor, bits: int) -> Tensor:
-    """Finished sums (int64, units of 2⁻⁴⁸) with each block rounded as by `rounded`, in the same units;
-    unchanged if bits = 0."""
+    """Finished sums (int64, units of 2⁻⁴⁸) with each block rounded as by `rounded`; unchanged if bits = 0."""
     if not bits:
         return sums
     values = sums.double().mul_(2.0**-UNIT_EXPONENT)

@@ -38,8 +38,7 @@ class CoarseAccumulator(ExactAccumulator):
     the unit of its segment (up to 64 adjacent parameters, `Segments`).
 
     `prepare` must be called with the exponents of the state before each step. For a table (token embedding,
-    learned positions) the gradients of one microbatch's tokens are added exactly, and each row's sum is
-    rounded.
+    learned positions) the gradients of one microbatch's tokens are added exactly and rounded by row.
     """
 
     def __init__(
@@ -124,8 +123,7 @@ class Segments:
     pieces: Tensor
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum in fp64 of every segment of a flat vector, by additions in a fixed order: the same bits on
-        every machine."""
+        """Sum in fp64 of every segment of a flat vector, in a fixed order: the same bits everywhere."""
         missing = -len(values) % SEGMENT
         table = torch.cat((values, values.new_zeros(missing))) if missing else values
         parts = [_row_sums(some) for some in torch.split(table.view(-1, SEGMENT), _TOGETHER)]

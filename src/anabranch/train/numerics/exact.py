@@ -9,8 +9,7 @@ contribution leaves a rounding error in its last bits.
 A contribution is defined so that every peer computes the same integers. For a linear weight, a bias or a norm
 gain it is the gradient over all tokens of one microbatch, rounded once. For an embedding or a learned
 position each *token's* gradient is its own contribution, rounded by itself and added to its row: no dense V×D
-tensor is made, and the order of the tokens does not matter. The two uses of a tied weight follow these rules
-separately.
+tensor is made, and the order of the tokens does not matter. A tied weight follows both rules.
 """
 
 from __future__ import annotations
@@ -241,8 +240,7 @@ def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
 
 
 def sum_of_squares(values: Tensor) -> float:
-    """Sum of squares of a vector: fp64 sums over fixed blocks of 4,096 elements, added without intermediate
-    rounding (`math.fsum`)."""
+    """Sum of squares of a vector: fp64 sums over fixed blocks of 4,096 elements, added by `math.fsum`."""
     sums: list[float] = []
     step = 16 * SQUARES_BLOCK
     for begin in range(0, len(values), step):

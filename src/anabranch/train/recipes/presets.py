@@ -1,7 +1,6 @@
 """Presets of the run file: published systems as settings of one mechanism, each with its source.
 
-Only systems whose mechanism is here have a preset. What a preset cannot reproduce of its paper is said in
-`differs`. Imports no torch.
+Only systems whose mechanism is here have one; `differs` says what is not reproduced. Imports no torch.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ def with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def heading(name: str) -> str:
-    """Comment lines for the head of a run file made from the preset `name`: its settings, source and
-    differences."""
+    """Comment lines for the head of a run file of the preset `name`: settings, source and differences."""
     preset = PRESETS[name]
     lines = [f"# Preset {name}: {preset.says}.", f"# Source: {preset.source}."]
     if preset.differs:

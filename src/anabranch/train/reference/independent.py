@@ -3,8 +3,7 @@
 It shares only the shape, the schedule and the draws of stochastic rounding with the rest of this package, and
 is given the initial weights. Codecs at the cuts are written a second time. All else is torch's: layers, fused
 attention, rotary embeddings as complex rotations, one backward through everything, `clip_grad_norm_`,
-`torch.optim.AdamW`. In fp64 its steps agree with a run's up to rounding, which `verify --independent`
-measures.
+`torch.optim.AdamW`. In fp64 its steps agree with a run's up to rounding (`verify --independent`).
 """
 
 from __future__ import annotations
@@ -182,8 +181,7 @@ class IndependentModel(nn.Module):
             self.lm_head = nn.Linear(c.dim, c.vocab_size, bias=False)
 
     def forward(self, ids: Tensor, cut: Callable[[Tensor, int], Tensor] = lambda x, blocks: x) -> Tensor:
-        """Logits of token ids. cut(x, blocks): what follows receives of x, the output of the first `blocks`
-        blocks."""
+        """Logits of token ids. cut(x, blocks): what is received of x, the output of that many blocks."""
         if self.c.architecture == "llama":
             m = self.model
             table, x = m.get_parameter("embed_tokens.weight"), m["embed_tokens"](ids)
@@ -202,8 +200,7 @@ class IndependentModel(nn.Module):
         return logits
 
     def widen(self, z: Tensor) -> Tensor:
-        """Values z of the residual stream taken to the model's width: U z in a subspace model, z itself in
-        others."""
+        """Values z of the residual stream at the model's width: U z in a subspace model, else z."""
         return z @ self.get_buffer("basis").T if self.c.subspace else z
 
     def embedded(self, ids: Tensor, z: Tensor) -> Tensor:
@@ -262,8 +259,7 @@ class IndependentReference:
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
         """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for what
-        this implementation lacks: models but llama and gpt, optimizers but AdamW, adapters, and codecs within
-        a subspace."""
+        is lacking here: models but llama and gpt, optimizers but AdamW, adapters, codecs in a subspace."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(
@@ -317,8 +313,7 @@ class IndependentReference:
         return IndependentStep(t, total / self._batches.tokens_per_iteration, norm, rate)
 
     def passed(self, t: int) -> None:
-        """Note that iteration t was stepped or skipped: predict the parameters for iteration t + 2 if it is
-        delayed."""
+        """After a step or skip of iteration t: predict the parameters of a delayed iteration t + 2."""
         if not self._delay.has(t + 2):
             return
         seen = []
@@ -336,8 +331,7 @@ class IndependentReference:
 
     def _exchange(self, values: list[Tensor] | None) -> list[Tensor] | None:
         """Put `values` (in the optimizer's order) into the parameters and return the former values, so that a
-        delayed iteration's gradients are computed with predicted weights and the true ones put back. None: no
-        change."""
+        delayed iteration's gradients come from predicted weights. None: no change."""
         if values is None:
             return None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -114,8 +114,7 @@ class Reference:
         initial: Mapping[str, Tensor] | None = None,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`initial`: tensors to start from instead of the seed's. `frozen`: those that a run of adapters
-        leaves as they are."""
+        """initial: tensors to start from instead of the seed's. frozen: those beside a run's adapters."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
@@ -173,8 +172,7 @@ class Reference:
         return self._rounds.has(t)
 
     def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
-        """Order in which the microbatches of iteration t are added: order(t), or in a round the numbers of
-        its slots that count."""
+        """Order in which iteration t's microbatches are added: order(t), or a round's slots that count."""
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
@@ -198,8 +196,7 @@ class Reference:
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
         """All overflows of microbatch `index` of t; none if there is no such microbatch.
 
-        The microbatch is computed in the accumulators of `share`, so a share made earlier and not stepped is
-        void.
+        It is computed in the accumulators of `share`: a share made earlier and not stepped is void.
         """
         if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
@@ -208,8 +205,7 @@ class Reference:
     def step(self, share: Share) -> StepRecord:
         """Take the optimizer step (in a round the outer step) of iteration share.t with the gradient sums of
         `share`, which must hold the whole batch; skip the step if a contribution overflowed. Returns the
-        record of the step, as the log has it. Raises ValueError if a microbatch is missing or t is not the
-        next step."""
+        step's record, as in the log. Raises ValueError if a microbatch is missing or t is not next."""
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
@@ -352,13 +348,11 @@ class Reference:
         return float(loss.detach()), frozenset(found)
 
     def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
-        """Output x of stage `cut` as the next stage receives it, encoded and decoded; its gradient goes
-        through the cut's codec, too."""
+        """Output x of stage `cut` as the next stage receives it, encoded and decoded; its gradient, too."""
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add the contribution of a slot to round t; returns its loss sum (nats) and its overflows, after
-        which the sums are void."""
+        """Add a slot's contribution to round t; returns and means the same as `_contribute`."""
         found: set[Witness] = set()
         loss_sum = 0.0
         with _noting(found, 1):
@@ -370,8 +364,7 @@ class Reference:
 
     def _contribution_of(self, t: int, slot: int, plan: Slot) -> Contribution:
         """Contribution of a slot to round t by the inner steps that `plan` records; the carried state that
-        the slot takes to its next round is kept. Raises ValueError if the round it was carried from was not
-        replayed."""
+        the slot takes to its next round is kept. Raises ValueError if its source was not replayed."""
         carried = self._slot_states.find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")

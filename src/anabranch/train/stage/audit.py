@@ -75,8 +75,7 @@ class AuditedSteps:
         self._weights = {k: kept for k, kept in self._weights.items() if k > t - tasks.AUDIT_STEPS}
 
     def clear(self) -> None:
-        """Drop the kept weights of all steps and the audit's sum, after the stage's state was replaced by one
-        that no step led to."""
+        """Drop the kept weights of all steps and the audit's sum, as another state replaced the stage's."""
         self._weights.clear()
         self._stage = None
 

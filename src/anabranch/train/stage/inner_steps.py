@@ -140,8 +140,7 @@ class _Island:
         return Moments(local.exp_avg, local.exp_avg_sq, self._first_steps, self._second_steps)
 
     def step(self, microbatches: Tensor, rate: float) -> float:
-        """Take an inner step with a learning rate on token ids (microbatches, rows, sequence + 1); returns
-        their loss sum (nats)."""
+        """Take an inner step on token ids (microbatches, rows, sequence + 1); returns their loss sum."""
         run, local, total = self._run, self.local, 0.0
         self._gradient.zero_()
         leaves = {
@@ -163,8 +162,7 @@ class _Island:
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
     """Weights (flat) with which an island begins its inner steps: the committed ones and, if `round.unsent`
     is "local", its own change that was not sent yet. With fragments or overlap, the fragment exchanged in its
-    last round has no unsent change: there the committed weights are averaged with its own by the share
-    `round.mix`."""
+    last round has no unsent change: there committed and own weights are averaged by `round.mix`."""
     part, weights = run.round, state.weights.clone()
     if carried is None or carried.unsent is None or part.unsent != "local":
         return weights
@@ -184,8 +182,7 @@ def add_gradient(
     """Add the gradient of scale · loss of one microbatch to the flat vector `gradient`; returns the loss sum
     (nats).
 
-    leaves: working weights that require gradients. ids: (rows, sequence + 1). Raises Overflow if the loss is
-    not finite.
+    leaves: working weights that require gradients. ids: (rows, sequence + 1). Raises Overflow of the loss.
     """
     inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
     weights = PlainWeights(leaves)
@@ -207,8 +204,7 @@ def add_gradient(
 def begin_rounds(run: RunConfig, state: StageState) -> None:
     """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
-    It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction, kept for ever,
-    would have brought it.
+    It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction would have led.
     """
     if run.round.first_moment == "estimate":
         scale = _outer_scale(run, rounds_of(run).start + 1)
@@ -219,8 +215,7 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
 
 def end_rounds(run: RunConfig, state: StageState) -> None:
     """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not. It begins
-    at zero, or (`round.first_moment = "estimate"`) at the outer momentum scaled back, the inverse of
-    `begin_rounds`."""
+    at zero, or (`round.first_moment = "estimate"`) as `begin_rounds` inverted."""
     if run.round.first_moment == "estimate":
         scale = _outer_scale(run, rounds_of(run).last + 1)
         state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
@@ -237,8 +232,7 @@ def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
 
 def _outer_scale(run: RunConfig, t: int) -> float:
     """Ratio by which `begin_rounds` and `end_rounds` convert a step's direction to outer momentum before
-    round t: the sum of a round's learning rates / (1 - outer momentum), as if the direction had always been
-    the same."""
+    round t: the sum of a round's learning rates / (1 - outer momentum), as of a constant direction."""
     rounds = rounds_of(run)
     last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
     rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))

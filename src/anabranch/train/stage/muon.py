@@ -23,8 +23,7 @@ from anabranch.train.numerics.exact import sum_of_squares
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.state import StageState
 
-#: Coefficients of the quintic Newton-Schulz iteration, and its steps, as published: singular values come to
-#: between about 0.7 and 1.2.
+#: Coefficients of the quintic Newton-Schulz iteration, and its steps, as published: to about 0.7 to 1.2.
 QUINTIC, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 #: Smallest norm by which a matrix is divided, as in `torch.optim.Muon`.
 LEAST_NORM = 1e-7
@@ -70,8 +69,7 @@ def take_step(
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Matrix with the same singular vectors and singular values near 1, by Newton-Schulz iterations in the
-    dtype of `matrix`."""
+    """Matrix with the same singular vectors and singular values near 1, by Newton-Schulz iterations."""
     a, b, c = QUINTIC
     x = matrix.t().contiguous() if matrix.shape[0] > matrix.shape[1] else matrix.clone()
     x.div_(max(math.sqrt(sum_of_squares(matrix.reshape(-1))), LEAST_NORM))

@@ -47,8 +47,7 @@ class Manifest:
 
 
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
-    """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log, raised by each
-    recovery."""
+    """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log."""
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
     trained = trained_parameters(run, model)
@@ -140,9 +139,8 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
-    """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least for which
-    snapshots (weights and two moments) send at most a quarter of the bytes of activations and their
-    gradients."""
+    """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least at which
+    snapshots (weights, two moments) send at most a quarter of the bytes of activations and gradients."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]
@@ -156,8 +154,7 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
 def schedule_of(
     run: RunConfig, manifest_hash: Callable[[int], str] | None, tokens_per_iteration: int
 ) -> Schedule:
-    """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch; None
-    without the corpus."""
+    """Scalars of each step as pure functions of the run file. manifest_hash: t -> batch's hash, if known."""
 
     rounds = rounds_of(run)
 

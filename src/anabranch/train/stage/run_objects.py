@@ -57,8 +57,7 @@ class Batches(Protocol):
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) (rows, sequence) of microbatch `index`; from index `microbatches` on, of held-out
-    windows."""
+    """(inputs, targets) (rows, sequence) of microbatch `index`, or window `index - microbatches`."""
     if index < microbatches:
         ids, targets = batches.microbatch(t, index)
     else:
@@ -180,8 +179,7 @@ def is_coarse(run: RunConfig) -> bool:
 
 def units_of(run: RunConfig, state: StageState) -> Tensor | None:
     """Rounding units of coarse sums in the step after `state`: for each segment (up to 64 adjacent
-    parameters) an exponent e, the unit being 2^(e - 48) (`coarse_sums.unit_exponents`). None in a run without
-    coarse sums."""
+    parameters) an exponent e, the unit being 2^(e - 48) (`coarse_sums.unit_exponents`). None without."""
     if not is_coarse(run):
         return None
     digits = coarse_digits(run.batch.microbatches)

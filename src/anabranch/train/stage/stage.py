@@ -86,8 +86,7 @@ class Stage:
     def head(
         self, unit: int, x: Tensor, targets: Tensor, scale: float, weight: float = 1.0
     ) -> tuple[Tensor, float]:
-        """x -> (dx of scale · loss, loss), where the loss is the sum in nats times `weight`. Stage 0; keeps
-        the store under `unit`."""
+        """x -> (dx of scale · loss, loss = sum in nats · `weight`); keeps the store under `unit`. Stage 0."""
         dx, loss_sum, store = self._head(x, targets, scale, weight)
         self._stores[unit] = store
         return dx, loss_sum
@@ -197,8 +196,7 @@ class Stage:
 def model_loss(
     model: Model, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float = 1.0
 ) -> Tensor:
-    """Loss of x, the output of the last block, times `weight`: by the loss of a user's model, or as in
-    `loss_of`."""
+    """Loss of x, the output of the last block, times `weight`: by the model's own loss, or `loss_of`."""
     output = model.head(weights, x)
     own = getattr(model, "loss", None)
     if own is None:
@@ -208,8 +206,7 @@ def model_loss(
 
 
 def loss_of(logits: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
-    """Cross-entropy (nats) summed over the tokens, in fp32 at least, times `weight`. targets (rows,
-    sequence); -100 does not count."""
+    """Cross-entropy sum (nats), in fp32 at least, times `weight`. targets (rows, sequence), -100: none."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1), reduction="sum")
     return loss if weight == 1.0 else loss * weight

@@ -42,8 +42,7 @@ class Ahead:
 @dataclass(frozen=True)
 class SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
-    iterations. segments: number of rounding units, one for each segment of up to 64 parameters (0: no coarse
-    sums)."""
+    iterations. segments: number of rounding units of coarse sums, of 64 parameters each."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -78,8 +77,7 @@ class StageState:
 
     def fingerprint(self, key: str = "") -> str:
         """BLAKE3 of names, shapes, Adam's counter, weights and moments in name order, and what is kept for
-        delayed iterations. key: text that is hashed before them; the hash with another key can only be
-        computed from the whole state."""
+        delayed iterations. key: text hashed before them; another key's hash needs the whole state."""
         hasher = blake3.blake3(key.encode() + self.layout.header())
         hasher.update(f"{self.weights.dtype} {self.adam_step}".encode())
         for kind in _KINDS:
@@ -119,14 +117,12 @@ class StageState:
 
 
 def _scalars(state: StageState) -> str:
-    """Learning rate and bias corrections of the last step as exact hexadecimal text, for fingerprint and
-    snapshot."""
+    """Learning rate and bias corrections of the last step as exact hexadecimal text."""
     return " ".join(value.hex() for value in (state.rate, *state.corrections))
 
 
 def _canonical(data: bytes) -> bytes:
-    """Safetensors file with a sorted header. The library writes metadata in any order, which would give
-    replicas of one state different bytes."""
+    """Safetensors file with a sorted header, as the library's order would give replicas different bytes."""
     size = int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     padded = header.ljust(-(-len(header) // 8) * 8)

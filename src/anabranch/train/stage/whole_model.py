@@ -64,8 +64,7 @@ class WholeModel(Stage):
         self._add_whole(*self._inputs.pop(unit), self._stores.pop(unit), 1)
 
     def recount_tokens(self, ids: Tensor, targets: Tensor, scale: float, sign: int) -> None:
-        """Recompute a microbatch's weight gradients of scale · loss, and add them to the gradient sums (sign
-        1) or take them back (-1)."""
+        """Recompute a microbatch's weight gradients of scale · loss, and add them `sign` times (±1)."""
         forward = self._whole_pass(ids, targets)
         self._add_whole(ids, self._whole_gradient(forward, scale), forward.store, sign)
 
@@ -88,8 +87,7 @@ class WholeModel(Stage):
 
     def _whole_gradient(self, forward: _Pass, scale: float) -> Tensor:
         """Backward of scale · loss through the whole model: returns the gradient with respect to the
-        embedding's output; the store gets the gradients of norm gains and biases, and the inputs of those of
-        linear layers."""
+        embedding's output; the store gets gradients of norm gains and biases, and linear layers' inputs."""
         smalls = forward.weights.smalls
         dx, *gradients = torch.autograd.grad(forward.loss * scale, [forward.x, *smalls.values()])
         forward.store.smalls = dict(zip(smalls, gradients, strict=True))

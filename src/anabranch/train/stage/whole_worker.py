@@ -34,7 +34,7 @@ from anabranch.train.stage.inner_steps import (
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_model import WholeModel
-from anabranch.train.stage.worker import Refused, Worker, outputs
+from anabranch.train.stage.worker import Refused, Worker, outputs, tensor_of
 
 #: Answer of a data node to a loss, and of a relay to that.
 _ANSWER = torch.zeros(1, dtype=torch.uint8)
@@ -42,8 +42,7 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 class _SumsOfRounds(Worker):
     """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
-    `round.results` sets, and joins received parts into the whole result, for its own stage or another one
-    that it helps."""
+    `round.results` sets, and joins received parts into the whole, for any stage."""
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -54,7 +53,7 @@ class _SumsOfRounds(Worker):
         if not bits:
             return super()._sum_part(task, inputs)
         result = super()._sum_part(replace(task, whole=False), inputs)
-        return Result(outputs=tuple(rounded_sums(_tensor(part), bits) for part in result.outputs))
+        return Result(outputs=tuple(rounded_sums(tensor_of(part), bits) for part in result.outputs))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         if self._rounds.has(task.t) and BITS[self._run.round.results]:
@@ -67,8 +66,7 @@ class _SumsOfRounds(Worker):
 
 
 class TokenSource(_SumsOfRounds):
-    """Worker of a data node whose relays each hold the whole model: sends token ids, takes losses, and has no
-    parameters."""
+    """Worker of a data node whose relays hold whole models: sends token ids, takes losses, no parameters."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
@@ -203,8 +201,7 @@ class WholeWorker(_SumsOfRounds):
 
     def _passed(self, t: int) -> None:
         """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
-        becomes the outer momentum before the first round, and the outer momentum Adam's again after the last
-        one."""
+        becomes the outer momentum before the first round, and the reverse after the last one."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:
@@ -233,8 +230,7 @@ class WholeWorker(_SumsOfRounds):
         return ids[:, :-1], ids[:, 1:].contiguous()
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
-        """Received token ids (rows, sequence + 1) on the device. Raises Refused for another shape or type, or
-        an id that is not in the vocabulary."""
+        """Received token ids (rows, sequence + 1) on the device. Raises Refused (shape, type, vocabulary)."""
         vocabulary = self.model.config.vocab_size
         shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
         if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:
@@ -252,8 +248,3 @@ def packed_ids(ids: Tensor, vocab_size: int) -> Tensor:
     """Token ids (rows, n) as their bytes, lowest first, (rows, n, bytes of an id) uint8."""
     places = [(ids >> (8 * place)) & 255 for place in range(token_bytes(vocab_size))]
     return torch.stack(places, -1).to(torch.uint8)
-
-
-def _tensor(payload: object) -> Tensor:
-    assert isinstance(payload, Tensor)
-    return payload

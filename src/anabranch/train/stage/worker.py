@@ -1,7 +1,6 @@
 """Worker: executes the protocol's tasks on one stage of the model.
 
-Drivers call `Worker.run` only. Payloads are contiguous torch tensors on the CPU; `Worker` moves them to and
-from an accelerator.
+Drivers call `Worker.run` only. Payloads are contiguous CPU tensors; `Worker` moves them.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ class Refused(Exception):
 class Worker:
     """Executor of the tasks of one stage on one peer. Without `batches` (a relay) it serves stages 1..S only.
 
-    No input makes `run` raise: a task that cannot be done gives Result.error, a non-finite or out-of-range
-    result gives Result.overflow.
+    `run` never raises: a task that cannot be done gives Result.error, an overflow Result.overflow.
     """
 
     def __init__(
@@ -178,10 +176,10 @@ class Worker:
                 raise Refused("the worker has no state yet: InitState or LoadState comes first")
             if isinstance(task, _OF_OPEN_ITERATION):
                 self._expect_open(task)
-            tensors = [_tensor(payload) for payload in inputs]
+            tensors = [tensor_of(payload) for payload in inputs]
             result = self._tasks[type(task)](task, tensors)
             if task.hashed and not result.error:
-                whole = [*tensors, *map(_tensor, result.outputs)]
+                whole = [*tensors, *map(tensor_of, result.outputs)]
                 result = replace(result, hashes=tuple(map(payload_hash, whole)))
         except Refused as refusal:
             result = Result(error=str(refusal))
@@ -458,8 +456,7 @@ class Worker:
         self._look_ahead(state)
 
     def _go_on(self) -> None:
-        """Drop the work of the iteration whose step was taken or skipped. Where the next one is open already,
-        its work stays."""
+        """Drop the work of the iteration that was stepped or skipped; that of a next, open one stays."""
         if self._ahead is None:
             self._install(self.state)
             return
@@ -467,8 +464,7 @@ class Worker:
         self._look_ahead(self.state)
 
     def _look_ahead(self, state: StageState) -> None:
-        """Make the weights of the iteration after the next one, if it is delayed, and those of held-out
-        windows."""
+        """Make the weights of the iteration after the next, if delayed, and of held-out windows."""
         if not self._delay.start:
             return
         self._ahead = ahead_of(self._run, self._delay, state)
@@ -525,8 +521,7 @@ class Worker:
             raise Refused(f"step {t} does not follow the state after step {self.state.t}")
 
     def _expect_open(self, task: Task) -> None:
-        """Raise Refused if a task is of an iteration that is not open, which may have ended while the task
-        was queued."""
+        """Raise Refused if a task's iteration is not open, as it may have ended meanwhile."""
         open_t = self.state.t + 1
         if task.t == open_t + 1 and self._ahead is not None and not self._is_window(task):
             return
@@ -541,8 +536,7 @@ class Worker:
         return 1.0 / (batch.microbatches * batch.rows * batch.sequence)
 
     def _weight(self, t: int, index: int) -> float:
-        """Factor of a microbatch's or held-out window's loss that makes up for targets that do not count
-        (`loss_weight`)."""
+        """Factor of a microbatch's or window's loss for targets that do not count (`loss_weight`)."""
         assert self._batches is not None, "only stage 0 computes a loss"
         return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
@@ -555,7 +549,8 @@ class Worker:
         return token_ids(self._batches, self._run.batch.microbatches, t, index, self.device)
 
 
-def _tensor(payload: Payload) -> Tensor:
+def tensor_of(payload: Payload) -> Tensor:
+    """Payload as the tensor that it is. Raises Refused for another type."""
     if not isinstance(payload, Tensor):
         raise Refused(f"a payload is a {type(payload).__name__}, not a tensor")
     return payload

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 class LyingComputer:
-    """Worker of a hostile guest, whose deed `lie` changes results of the real one, `computer`. begun: called
-    when it changes one."""
+    """Worker of a hostile guest: its deed `lie` changes results of `computer`. begun: called at a change."""
 
     def __init__(
         self, computer: Computer, lie: Callable[[Task, tuple[Payload, ...], Result], Result],
@@ -73,8 +72,7 @@ class HostilePeer(LivePeer):
                 print("piece", piece.stage, flush=True)
         super()._handle(event)
 
-    def _built(self, stage: int, built: object) -> None:
-        assert isinstance(built, tuple)
+    def _built(self, stage: int, built: tuple[Computer, str]) -> None:
         computer, fingerprint = built
         if (lie := self.deed.compute) is not None:
             changed = lambda *task: lie(self._guest, *task)  # noqa: E731

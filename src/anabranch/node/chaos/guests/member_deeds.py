@@ -44,8 +44,7 @@ class Role(Enum):
 
 @dataclass
 class Guest:
-    """Hostile peer, as its deed sees it. told: subjects (such as a step) of the lies that the peer has told,
-    so that each lie is told once."""
+    """Hostile peer, as its deed sees it. told: subjects (such as a step) of its lies, each told once."""
 
     peer: Peer
     told: set[object] = field(default_factory=set)
@@ -81,8 +80,7 @@ class Deed:
     """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
     those sent instead. talk: makes further messages, every EVERY_S seconds. compute: gets each task of the
     guest's worker with its inputs and right result, returns the result used instead, on the worker's thread.
-    proven: True if the run can prove the deed, so that the guest loses its seat where two honest replicas
-    serve its stage."""
+    proven: the run can prove it, where two honest replicas serve the stage."""
 
     name: str
     role: Role
@@ -102,8 +100,9 @@ def _false_state(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=structs.replace(message, fingerprint=FALSE_HASH))]
 
 
-def _never_ready(guest: Guest, send: Send) -> list[Send]:
-    return [] if isinstance(send.message, msg.Ready) else [send]
+def _withhold(*kinds: type[msg.Message]) -> Swap:
+    """Make a swap that drops all messages of these kinds."""
+    return lambda guest, send: [] if isinstance(send.message, kinds) else [send]
 
 
 def _tell_false_state(guest: Guest) -> Iterator[Send]:
@@ -120,8 +119,7 @@ def _false_digest(guest: Guest, send: Send) -> list[Send]:
 
 
 def _false_overflow(guest: Guest, send: Send) -> list[Send]:
-    """Report to the leader an overflow in every training microbatch that the guest sends on, and send it,
-    too."""
+    """Report an overflow to the leader in every training microbatch sent on, and send that, too."""
     message = send.message
     if isinstance(message, msg.Forward) and message.train:
         overflow = msg.Overflow(message.fence, guest.peer.ctx.run.stage, message.index, "made up")
@@ -129,24 +127,8 @@ def _false_overflow(guest: Guest, send: Send) -> list[Send]:
     return [send]
 
 
-def _swallow(guest: Guest, send: Send) -> list[Send]:
-    """Take microbatches, and send no activation and no gradient on."""
-    return [] if isinstance(send.message, msg.Forward | msg.Backward) else [send]
-
-
-def _open_nothing(guest: Guest, send: Send) -> list[Send]:
-    """Grant no credit, and answer no search for a microbatch, as a replica that never opens an iteration."""
-    return [] if isinstance(send.message, msg.Slots | msg.Have | msg.Lack) else [send]
-
-
-def _claim_nothing(guest: Guest, send: Send) -> list[Send]:
-    """Compute and return microbatches, and claim none of them."""
-    return [] if isinstance(send.message, msg.Claim) else [send]
-
-
 def _claim_apart(guest: Guest, send: Send) -> list[Send]:
-    """Claim that the replica of the stage with the longest service cannot be reached, and send its parts of a
-    sum to the leader alone."""
+    """Claim that the stage's oldest replica is out of reach; send parts of a sum to the leader alone."""
     message, ctx = send.message, guest.peer.ctx
     if isinstance(message, msg.Claim | msg.Ready):
         since = {p: t for p, t in ctx.run.membership.active_from.items() if p != ctx.me}
@@ -155,11 +137,6 @@ def _claim_apart(guest: Guest, send: Send) -> list[Send]:
         return [structs.replace(send, message=structs.replace(message, apart=apart))]
     parts = isinstance(message, msg.ReducePart | msg.ReducedPart) and send.peer != ctx.log.leader
     return [] if parts else [send]
-
-
-def _withhold_parts(guest: Guest, send: Send) -> list[Send]:
-    """Send nobody parts of a sum, the leader neither, nor PREPARED."""
-    return [] if isinstance(send.message, msg.ReducePart | msg.ReducedPart | msg.Prepared) else [send]
 
 
 def _send_huge(guest: Guest, send: Send) -> list[Send]:
@@ -186,22 +163,12 @@ def _blame(guest: Guest, send: Send) -> list[Send]:
     return [guest.to_leader(overflow), send]
 
 
-def _fetch_nothing(guest: Guest, send: Send) -> list[Send]:
-    fetches = msg.FetchState | msg.FetchPiece | msg.FetchGradient | msg.WhoHas | msg.Behind | msg.Ready
-    return [] if isinstance(send.message, fetches) else [send]
-
-
 def _tell_ready(guest: Guest) -> Iterator[Send]:
-    """Tell the leader every AGAIN_S seconds, while the state is still missing, that it is there, with its
-    right hash."""
+    """Report the state as fetched, with its right hash, every AGAIN_S seconds while it is missing."""
     peer = guest.peer
     announced = peer.joining.fetching.announced
     if peer.joining.step is Step.FETCHING and guest.once("ready", int(peer.ctx.clock.now / AGAIN_S)):
         yield guest.to_leader(msg.Ready(announced.t, peer.ctx.run.stage, announced.fingerprint))
-
-
-def _give_no_state(guest: Guest, send: Send) -> list[Send]:
-    return [] if isinstance(send.message, msg.StateOffer | msg.Piece | msg.Holds) else [send]
 
 
 def _tell_holds(guest: Guest) -> Iterator[Send]:
@@ -214,8 +181,7 @@ def _tell_holds(guest: Guest) -> Iterator[Send]:
 
 
 def _tell_reports(guest: Guest) -> Iterator[Send]:
-    """Report forged events to the founder: in the leader's name, with terminal control sequences, and as
-    broken JSON."""
+    """Report forged events: in the leader's name, with terminal control sequences, and as broken JSON."""
     other = guest.peer.ctx.log.leader
     forged = f'{{"kind":"peer_removed","peer":"{other}","subject":"{other}","stage":0,"reason":"\\u001b[2J"}}'
     lines = (forged.encode(), b"\x1b]0;owned\x07", b"{", b'{"kind":"step","t":1e9}')
@@ -233,13 +199,8 @@ def _ask_stage_0(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=asked)]
 
 
-def _never_apply(guest: Guest, send: Send) -> list[Send]:
-    return [] if isinstance(send.message, msg.JoinRequest) else [send]
-
-
 def _ask_all_states(guest: Guest) -> Iterator[Send]:
-    """Ask every neighbour for the latest state of every stage, and for a first piece of it, every AGAIN_S
-    seconds."""
+    """Ask every neighbour every AGAIN_S seconds for each stage's latest state, and for its first piece."""
     t = guest.peer.progress.committed
     if not guest.once("states", int(guest.peer.ctx.clock.now / AGAIN_S)):
         return
@@ -255,16 +216,22 @@ def _ping(guest: Guest) -> Iterator[Send]:
             yield Send(peer, msg.Ping(number, guest.peer.progress.position.index))
 
 
+_PARTS = (msg.ReducePart, msg.ReducedPart, msg.Prepared)
+_NEVER_READY = _withhold(msg.Ready)
+_FETCH_NOTHING = _withhold(
+    msg.FetchState, msg.FetchPiece, msg.FetchGradient, msg.WhoHas, msg.Behind, msg.Ready
+)
+
 DEEDS = {
     deed.name: deed
     for deed in (
         Deed("false state", Role.SERVES, _false_state, proven=True),
-        Deed("false state of an idle member", Role.MEMBER, _never_ready, _tell_false_state),
+        Deed("false state of an idle member", Role.MEMBER, _NEVER_READY, _tell_false_state),
         Deed("wrong digest", Role.SERVES, _false_digest, proven=True),
         Deed("false overflow", Role.SERVES, _false_overflow, proven=True),
-        Deed("black hole", Role.SERVES, _swallow),
-        Deed("empty member", Role.MEMBER, _fetch_nothing, _tell_ready),
-        Deed("false holds", Role.MEMBER, _give_no_state, _tell_holds),
+        Deed("black hole", Role.SERVES, _withhold(msg.Forward, msg.Backward)),
+        Deed("empty member", Role.MEMBER, _FETCH_NOTHING, _tell_ready),
+        Deed("false holds", Role.MEMBER, _withhold(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
         Deed("false reports", Role.MEMBER, None, _tell_reports),
         Deed("ping flood of a member", Role.MEMBER, None, _ping),
         Deed("data node with a relay's ticket", Role.STRANGER, _ask_stage_0),
@@ -276,13 +243,13 @@ DEEDS = {
 FURTHER = {
     deed.name: deed
     for deed in (
-        Deed("opens no iteration", Role.SERVES, _open_nothing),
-        Deed("claims nothing", Role.SERVES, _claim_nothing),
+        Deed("opens no iteration", Role.SERVES, _withhold(msg.Slots, msg.Have, msg.Lack)),
+        Deed("claims nothing", Role.SERVES, _withhold(msg.Claim)),
         Deed("false apart", Role.SERVES, _claim_apart),
-        Deed("withheld parts", Role.SERVES, _withhold_parts, proven=True),
+        Deed("withheld parts", Role.SERVES, _withhold(*_PARTS), proven=True),
         Deed("inputs that overflow", Role.SERVES, _send_huge),
         Deed("blame for overflows", Role.SERVES, _blame, proven=True),
-        Deed("all states for a newcomer", Role.MEMBER, _never_ready, _ask_all_states),
-        Deed("all states for a stranger", Role.STRANGER, _never_apply, _ask_all_states),
+        Deed("all states for a newcomer", Role.MEMBER, _NEVER_READY, _ask_all_states),
+        Deed("all states for a stranger", Role.STRANGER, _withhold(msg.JoinRequest), _ask_all_states),
     )
 }

@@ -51,15 +51,6 @@ async def flood(link: Link, message: Message, closed: asyncio.Future[str]) -> No
         await asyncio.sleep(0)
 
 
-async def ping_flood(link: Link, closed: asyncio.Future[str]) -> None:
-    await flood(link, Ping(1, 0), closed)
-
-
-async def past_flood(link: Link, closed: asyncio.Future[str]) -> None:
-    """Send messages about a past iteration without end."""
-    await flood(link, Backward(Fence(1, 1, 0, "0" * 32, 1), 0), closed)
-
-
 async def unfinished_payloads(link: Link, closed: asyncio.Future[str]) -> None:
     """Begin sixteen payloads of 4 MiB, send 3 MiB of each, and wait until the run closes the link."""
     for stream in range(16):
@@ -72,8 +63,10 @@ async def unfinished_payloads(link: Link, closed: asyncio.Future[str]) -> None:
 
 #: Attacks by deed.
 ATTACKS: dict[str, Attack] = {
-    "ping flood": ping_flood,
-    "flood about past iterations": past_flood,
+    "ping flood": lambda link, closed: flood(link, Ping(1, 0), closed),
+    "flood about past iterations": lambda link, closed: flood(
+        link, Backward(Fence(1, 1, 0, "0" * 32, 1), 0), closed
+    ),
     "unfinished payloads": unfinished_payloads,
 }
 

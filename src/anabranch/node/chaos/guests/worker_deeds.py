@@ -59,8 +59,7 @@ def _false_audit(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: R
 
 
 def _foresee(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
-    """Negate the guest's gradient sum in each step in which a draw from what is known before the commit
-    spares its contribution."""
+    """Negate the guest's gradient sum where a draw from what is known before the commit would spare it."""
     reduce = guest.peer.replica.all_reduce.reduce
     if not isinstance(task, tasks.Freeze) or reduce is None:
         return right
