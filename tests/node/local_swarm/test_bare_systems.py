@@ -106,8 +106,13 @@ def test_a_carrier_and_an_onlooker(
         for stage in (1, 2):
             swarm.join(f"relay-{stage}", swarm.ticket(), ["--stage", str(stage)])
         copy = home / "events.jsonl"
-        swarm.until(lambda _: bool(history_of(directory).carriers and copy.exists() and copy.stat().st_size))
-        assert directory.events.read_bytes().startswith(copy.read_bytes())
+
+        def listed() -> bool:
+            return directory.log.exists() and bool(history_of(directory).carriers)
+
+        swarm.until(lambda _: listed() and copy.exists() and copy.stat().st_size > 0)
+        copied = copy.read_bytes()
+        assert directory.events.read_bytes().startswith(copied)
         with bare(home / "second.txt", features, *watch) as second:
             assert second.wait(PATIENCE_S) == 2
         assert "another process watches" in (home / "second.txt").read_text()
