@@ -21,6 +21,7 @@ from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Event, Step
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
+from anabranch.protocol.raft.raft_log import RaftLog
 from support.crash_points import PLAN_FILE, run_crashing_peer
 
 _E = TypeVar("_E", bound=Event)
@@ -159,6 +160,11 @@ def steps_of(events: list[Event]) -> list[int]:
 
 def history_of(directory: RunDirectory) -> LogReplay:
     return fold(directory.log.read_bytes().splitlines())
+
+
+def voters_of(directory: RunDirectory) -> tuple[str, ...]:
+    """Voters by the founder's copy of the log: PEER/DISK each."""
+    return RaftLog(directory.log.read_bytes().rpartition(b"\n")[0].splitlines()).voters
 
 
 def check_exact(directory: RunDirectory, steps: int) -> None:

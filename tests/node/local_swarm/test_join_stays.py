@@ -17,7 +17,7 @@ from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Checkpoint, PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.protocol.log.records import entry_hash
-from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of
+from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of, voters_of
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +146,8 @@ def test_a_data_node_that_slept_is_back(
         for name in RELAYS[::2]:
             swarm.join(name, swarm.ticket(), ["--stage", name[6]], once=False)
         swarm.until(lambda _: all(serves(swarm, name) for name in ("data-1", "data-2", *RELAYS[::2])))
+        # While there are two voters, one alone decides nothing.
+        swarm.until(lambda _: len(voters_of(directory)) == voters)
         sleeper = swarm.processes["data-1"]
         sleeper.signal(signal.SIGSTOP)
         swarm.until(lambda _: not serves(swarm, "data-1"))

@@ -14,7 +14,6 @@ from anabranch.cli.main import main
 from anabranch.launch.fleet import AGAIN
 from anabranch.node.local_swarm.local_swarm import last_words
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.protocol.raft.raft_log import RaftLog
 from support.local_swarms import (
     PATIENCE_S,
     Swarm,
@@ -24,6 +23,7 @@ from support.local_swarms import (
     small_run,
     steps_of,
     swarm_of,
+    voters_of,
 )
 
 REFUSED = (
@@ -46,7 +46,7 @@ def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
     )
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
-        swarm.until(lambda seen: steps_of(seen)[-1:] >= [7] and len(voters(directory)) == 3)
+        swarm.until(lambda seen: steps_of(seen)[-1:] >= [7] and len(voters_of(directory)) == 3)
         keep = voting(directory, swarm)
         old = {name: process for name, process in swarm.processes.items() if name not in keep}
         frozen, *_ = old
@@ -75,7 +75,7 @@ def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
         swarm.join("data-1", tickets["data"], ["--corpus", str(directory.corpus)])
         # Which of the newcomers vote depends on who came first.
         swarm.until(lambda seen: steps_of(seen)[-1:] >= [before.t + 3] and len(voting(directory, swarm)) == 3)
-        assert voters(directory)[0].startswith(swarm.peer_id("data-0"))
+        assert voters_of(directory)[0].startswith(swarm.peer_id("data-0"))
         swarm.stop()
         swarm.to_the_end()
     after = history_of(directory)
@@ -84,11 +84,6 @@ def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
     check_exact(directory, after.t)
 
 
-def voters(directory: RunDirectory) -> tuple[str, ...]:
-    """Voters by the founder's copy of the log: PEER/DISK each."""
-    return RaftLog(directory.log.read_bytes().rpartition(b"\n")[0].splitlines()).voters
-
-
 def voting(directory: RunDirectory, swarm: Swarm) -> set[str]:
-    ids = {voter.partition("/")[0] for voter in voters(directory)}
+    ids = {voter.partition("/")[0] for voter in voters_of(directory)}
     return {name for name in swarm.processes if swarm.peer_id(name) in ids}
