@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 #: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. Peers of another
 #: version are refused in the handshake. 9: audits of walk-ins, and audited reduces without cells.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 #: Version of the layout of a run directory. A run directory of another version is refused.
 RUN_DIRECTORY_VERSION = 1
