@@ -5,9 +5,9 @@
 Needs Linux, root, /dev/net/tun, nft and the kernel's module of BBR. One host sends to another in an emulated
 network. A burst has the size of a microbatch's activation or of a part of a reduce, and begins after a pause
 as between two iterations. The remedies: pacing by the socket (SO_MAX_PACING_RATE) at 0.95 of the link's rate;
-two and four connections that share a burst; and a byte each 0.2 s of the pause, at most five or through all
-of it, so that the kernel does not forget the connection's rate. Links of anabranch send five (`net.link`).
-For comparison, the kernel's own switch (`net.ipv4.tcp_slow_start_after_idle=0`), which needs root. The second
+two and four connections that share a burst; and 30 bytes each 0.2 s of the pause, so that the kernel does not
+forget the connection's rate: links of anabranch send so many (`net.link`: an empty frame, encrypted). For
+comparison, the kernel's own switch (`net.ipv4.tcp_slow_start_after_idle=0`), which needs root. The second
 half of the bursts counts. Round trips from a burst's first byte to its last, with BBR on the first link, are
 the value of `network.burst_trips` of a scenario.
 """
@@ -20,6 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from anabranch.net.framing import MAX_PAUSES
 from anabranch.net.wan.emulated_network import EmulatedNetwork, available
 from anabranch.net.wan.namespaces import DEVICE, run_ip
 from anabranch.net.wan.profile import Link, Profile, wan10
@@ -32,8 +33,8 @@ SENDER, RECEIVER = "sender", "receiver"
 PACE = 0.95
 #: Largest time of a burst with the built-in remedy, as a multiple of BBR's, that the goal permits.
 GOAL = 1.5
-#: Way of anabranch's links where BBR is missing.
-BUILT_IN = "cubic, 5 bytes in a pause"
+#: Way of anabranch's links where BBR is missing, and the path on which its bytes are counted.
+BUILT_IN, COUNTED = "cubic, frames in the pause", "home, 3 s"
 IDLE_SWITCH = "net.ipv4.tcp_slow_start_after_idle=0"
 
 #: Prints the times (s) at which each burst's first and last byte came, as a JSON list per burst.
@@ -83,7 +84,7 @@ for number in range(bursts):
     for count in range(int(gap / 0.2) + 1):
         time.sleep(max(0.0, min(0.2, times[-1] + gap - time.monotonic())))
         if count < ping and number + 1 < bursts and time.monotonic() < times[-1] + gap:
-            [each.sendall(b"p") for each in connections]
+            [each.sendall(b"p" * 30) for each in connections]
 time.sleep(2.0)
 print(json.dumps(times))
 """
@@ -129,8 +130,7 @@ WAYS = (
     Way("cubic, paced", paced=True),
     Way("cubic, 2 connections", connections=2),
     Way("cubic, 4 connections", connections=4),
-    Way(BUILT_IN, pings=5),
-    Way("cubic, bytes through the pause", pings=10**6),
+    Way(BUILT_IN, pings=MAX_PAUSES),
     Way("cubic, kernel's switch (root)", kernel_switch=True),
 )
 
@@ -143,7 +143,15 @@ class Burst:
     delivery_s: float
 
 
-def measure(path: Path, way: Way, bursts: int) -> list[Burst]:
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of IP packets that the sender's device sent and received."""
+
+    sent: int
+    received: int
+
+
+def measure(path: Path, way: Way, bursts: int) -> tuple[list[Burst], Bytes]:
     profile = Profile("one link", ("a", "b"), path.link, {frozenset("ab"): path.link})
     with EmulatedNetwork({SENDER: Host("a"), RECEIVER: Host("b")}, profile) as wan:
         for host in (SENDER, RECEIVER):
@@ -160,7 +168,16 @@ def measure(path: Path, way: Way, bursts: int) -> list[Burst]:
             sent = subprocess.run(command, check=True, timeout=patience_s, stdout=subprocess.PIPE, text=True)
             begun: list[float] = json.loads(sent.stdout)
             arrived: list[tuple[float, float]] = json.load(receiver.stdout)
-    return [Burst(last - first, last - start) for start, (first, last) in zip(begun, arrived, strict=True)]
+        counted = _bytes(wan)
+    times = zip(begun, arrived, strict=True)
+    return [Burst(last - first, last - start) for start, (first, last) in times], counted
+
+
+def _bytes(wan: EmulatedNetwork) -> Bytes:
+    command = wan.command(SENDER, ["ip", "-j", "-s", "link", "show", "dev", DEVICE])
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    stats = json.loads(done.stdout)[0]["stats64"]
+    return Bytes(stats["tx"]["bytes"], stats["rx"]["bytes"])
 
 
 def _prepare(wan: EmulatedNetwork, host: str, path: Path, way: Way) -> None:
@@ -181,13 +198,16 @@ def main() -> int:
     if (reason := available()) is not None:
         raise SystemExit(reason)
     found: dict[str, dict[str, list[Burst]]] = {}
+    counted: dict[str, Bytes] = {}
     for path in PATHS:
         key = f"{path.name}, {path.size_bytes / 1e6:.2f} MB"
         for way in WAYS:
-            bursts = measure(path, way, options.bursts)
+            bursts, size = measure(path, way, options.bursts)
+            if path.name == COUNTED:
+                counted[way.name] = size
             found.setdefault(way.name, {})[key] = bursts
             print(f"{key}, {way.name}: {_median_s(bursts):.3f} s", file=sys.stderr, flush=True)
-    report(found, options.dry)
+    report(found, _per_s(counted, options.bursts), options.dry)
     return 0
 
 
@@ -195,7 +215,14 @@ def _median_s(bursts: list[Burst]) -> float:
     return statistics.median(burst.delivery_s for burst in bursts[len(bursts) // 2 :])
 
 
-def report(found: dict[str, dict[str, list[Burst]]], dry: bool) -> None:
+def _per_s(counted: dict[str, Bytes], bursts: int) -> tuple[float, float]:
+    """Bytes a second that the built-in way sends and receives more than plain cubic does."""
+    [path] = [path for path in PATHS if path.name == COUNTED]
+    more, plain, pauses_s = counted[BUILT_IN], counted["cubic"], (bursts - 1) * path.gap_s
+    return (more.sent - plain.sent) / pauses_s, (more.received - plain.received) / pauses_s
+
+
+def report(found: dict[str, dict[str, list[Burst]]], per_s: tuple[float, float], dry: bool) -> None:
     columns = dict(zip(found["BBR"], PATHS, strict=True))
     medians = {way: {key: _median_s(bursts) for key, bursts in row.items()} for way, row in found.items()}
     rows = [(way, *(f"{row[key]:.3f}" for key in columns)) for way, row in medians.items()]
@@ -205,8 +232,10 @@ def report(found: dict[str, dict[str, list[Burst]]], dry: bool) -> None:
     text = (
         "Median seconds from the beginning of a burst to the arrival of its last byte, second half of the "
         "bursts, which begin 1 or 3 s apart. With BBR the first link's bursts arrive within "
-        f"{spread_s / (2.0 * columns[first].link.delay_s):.2f} round trips. Links of anabranch send the five "
-        "bytes where the kernel has no BBR, or does not permit it.\n\n"
+        f"{spread_s / (2.0 * columns[first].link.delay_s):.2f} round trips. Links of anabranch send the "
+        "frames where the kernel has no BBR, or does not permit it. Beside plain cubic they cost "
+        f"{per_s[0]:.0f} bytes a second and {per_s[1]:.0f} for their acknowledgements, headers included, in "
+        f"the first {MAX_PAUSES / 5:.0f} s of a pause, and nothing after that.\n\n"
         f"{table(('way', *columns), rows)}"
     )
     goals = []

@@ -19,9 +19,11 @@ from anabranch.net.framing import (
     DTYPES,
     MAX_CHUNK_BYTES,
     MAX_OPEN_STREAMS,
+    MAX_PAUSES,
     MESSAGE,
     OPEN,
     PACKED,
+    PAUSE,
     Blob,
     FrameReader,
     Goodbye,
@@ -29,6 +31,7 @@ from anabranch.net.framing import (
     chunk_header,
     close_frame,
     message_frame,
+    pause_frame,
 )
 from anabranch.net.packing import size_bounds
 
@@ -146,6 +149,14 @@ OPENED = tensor(0, (8,), 8)
     [
         (header(0, 0, 0), "no frame of kind 0"),
         (header(6, 0, 0), "no frame of kind 6"),
+        (header(8, 0, 0), "no frame of kind 8"),
+        (header(PAUSE, 1, 0), "reserved"),
+        (header(PAUSE, 0, 1), "a pause of 1 bytes"),
+        (header(PAUSE, 0, 0xFFFFFFFF), "a pause of 4294967295 bytes"),
+        (OPENED + pause_frame(), "a pause within a payload"),
+        (OPENED + header(CHUNK, 0, 4) + bytes(4) + pause_frame(), "a pause within a payload"),
+        (pause_frame() * (MAX_PAUSES + 1), "more than 100 pauses"),
+        (pause_frame() * MAX_PAUSES + message_frame(b"")[0] + pause_frame(), "more than 100 pauses"),
         (header(MESSAGE, 1, 0), "reserved"),
         (header(MESSAGE, 0, 0, reserved=1), "reserved"),
         (header(MESSAGE, 0, LIMIT + 1), "a message of 1048577 bytes"),
@@ -186,6 +197,18 @@ def test_each_breach_is_named(data: bytes, sentence: str) -> None:
         reader().feed(data)
     with pytest.raises(FrameError, match=sentence):
         drip(reader(), data, random.Random(1))
+
+
+def test_pauses_are_counted_between_payloads_and_only_where_these_travel() -> None:
+    """A payload begins the count anew; a connection without payloads has no pauses between them."""
+    blob = Blob("uint8", (4,), b"data")
+    payload = wire([(b"", blob, 0)], 4)
+    frames = reader()
+    for _ in range(3):
+        assert not frames.feed(pause_frame() * MAX_PAUSES)
+        assert len(frames.feed(payload)) == 1
+    with pytest.raises(FrameError, match="no frame of kind 7"):
+        FrameReader(max_payload_bytes=0).feed(pause_frame())
 
 
 def test_nothing_is_read_after_a_breach_or_a_goodbye() -> None:

@@ -33,6 +33,7 @@ from anabranch.net.framing import (
     done_frame,
     message_frame,
     open_frame,
+    pause_frame,
 )
 from anabranch.net.handshake import Gate, ServerHandshake
 from anabranch.net.identity import Identity, IdentitySigner
@@ -172,7 +173,8 @@ def _frame_seeds() -> tuple[bytes, ...]:
     header, body = open_frame(4, b"sums", Blob(PACKED, (2,), packed), len(packed))
     digest = blake3(body + packed).digest(length=16)
     sums = header + body + chunk_header(4, len(packed)) + packed + done_frame(4, digest)
-    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3], sums)
+    paused = pause_frame() + whole + pause_frame() * 2
+    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3], sums, paused)
 
 
 def _tickets(data: bytes) -> None:

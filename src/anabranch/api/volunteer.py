@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from anabranch.errors import UserError
 from anabranch.node.lifecycle.shutdown import STOP_S
 
+#: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
+CACHE_GB = 4.0
+
 if TYPE_CHECKING:
     from anabranch.net.connection_limits import CarryLimits, LineCaps
     from anabranch.net.ticket import Ticket
@@ -38,6 +41,7 @@ def join(
     transport: str = "auto",
     caps: LineCaps | None = None,
     audits: bool = False,
+    cache_gb: float = CACHE_GB,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
@@ -52,11 +56,10 @@ def join(
     reach this machine through a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or
     "when idle"; "" for always. carry: limits of what it carries for others. transport: "tcp", "iroh", or
     "auto" for both where they can be had. caps: most bytes per second that it sends and receives. audits:
-    True if the ticket is an auditor's: this machine computes others' work again, and nothing else. say: gets
-    sentences about the progress.
-
-    Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
-    NetError if the ticket or an option cannot be used.
+    True if the ticket is an auditor's: this machine computes others' work again, and nothing else. cache_gb:
+    most GB of stages' states that it keeps on its disk for its next process. say: gets sentences about the
+    progress. Blocks; computes in this process, whose torch it configures for reproducible results. Raises
+    UserError or NetError if the ticket or an option cannot be used.
     """
     from anabranch.hours import parse_hours
     from anabranch.net.connection_limits import CarryLimits, LineCaps
@@ -74,6 +77,7 @@ def join(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
             None if corpus is None else Path(corpus), device, patience_s, once, grace_s, listens,
             parse_hours(hours) if hours else None, carry or CarryLimits(), transport, caps or LineCaps(),
+            int(cache_gb * 1e9),
         )  # fmt: skip
         return run_async(take_part(options, say))
 

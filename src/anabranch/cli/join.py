@@ -118,6 +118,8 @@ def add_stay(parser: argparse.ArgumentParser) -> None:
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     grace = "time to leave in, after Ctrl+C or SIGTERM"
     add("--grace", type=float, default=STOP_S, metavar="SECONDS", help=grace)
+    cache = "most GB of its stage's state that it keeps on the disk for the next time; 0: none (default: 4)"
+    add("--cache", type=float, default=4.0, metavar="GB", help=cache)
     add("--once", action="store_true", help="end, instead of joining again, when the part in the run ends")
     add("--home", type=Path, metavar="DIR", help="folder for key and log (default: ~/.anabranch/RUN)")
     outputs.add_log_format(parser)
@@ -177,6 +179,7 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         transport=args.transport,
         caps=line_caps(args.max_up, args.max_down),
         audits=args.audits,
+        cache_gb=args.cache,
         say=say,
     )
 
@@ -261,6 +264,7 @@ def _check(args: argparse.Namespace) -> None:
     check_range("--carry", args.carry or 0.0, Range(0, 10**6))
     for option, mbit in (("--max-up", args.max_up), ("--max-down", args.max_down)):
         check_range(option, mbit or 1.0, Range(1, 10**6))
+    check_range("--cache", args.cache, Range(0, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))

@@ -18,7 +18,6 @@ from anabranch.net.framing import (
     chunk_header,
     done_frame,
     open_frame,
-    open_prefix,
 )
 
 #: Number of priorities, from 0 (most urgent). Two payloads of each can be open at once.
@@ -54,8 +53,6 @@ class ChunkQueue:
         self._quick: list[_Outgoing | None] = [None] * PRIORITIES
         self._quick_turn = [False] * PRIORITIES
         self._next_stream = 0
-        # Bytes of the next payload's first frame that were sent already (`early_byte`).
-        self._early = 0
         self.queued_bytes = 0
 
     def __bool__(self) -> bool:
@@ -76,13 +73,6 @@ class ChunkQueue:
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))
         return []
-
-    def early_byte(self) -> bytes:
-        """Remove the next of the few bytes that are known of the next payload's first frame, to be written
-        while nothing waits; b"" if all are written."""
-        prefix = open_prefix(self._next_stream)[self._early :]
-        self._early += bool(prefix)
-        return prefix[:1]
 
     def clear(self) -> None:
         for queue in self._queues:
@@ -112,8 +102,7 @@ class ChunkQueue:
             self._next_stream = (self._next_stream + 1) & 0xFFFF
             header, body = open_frame(outgoing.stream, outgoing.message, outgoing.blob, len(outgoing.view))
             outgoing.hasher.update(body)
-            pieces += (header[self._early :], body)
-            self._early = 0
+            pieces += (header, body)
             self.queued_bytes -= len(outgoing.message) + 1
         if outgoing.left:
             piece = outgoing.view[outgoing.sent : outgoing.sent + self._chunk_bytes]

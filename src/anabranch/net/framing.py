@@ -9,6 +9,7 @@ A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-end
     DONE     checksum of the whole payload (16 bytes of BLAKE3 over the OPEN frame's body and the payload)
     CLOSE    the reason as UTF-8; nothing follows
     OFFER    token of a circuit (`net.circuit`) that waits for the receiver; control connections only
+    PAUSE    nothing: keeps TCP's rate between two payloads; bulk connections only
 
 A message with a payload is delivered once its DONE has arrived with the right checksum. Chunks of several
 streams may interleave. Announced sizes are checked, and their memory reserved (`net.resource_manager`),
@@ -30,7 +31,7 @@ from anabranch.net.errors import FrameError
 from anabranch.net.packing import MAX_WIDTH, size_bounds
 from anabranch.net.resource_manager import Reservation, ResourceRefused
 
-MESSAGE, OPEN, CHUNK, DONE, CLOSE, OFFER = range(1, 7)
+MESSAGE, OPEN, CHUNK, DONE, CLOSE, OFFER, PAUSE = range(1, 8)
 
 #: Bytes per element of every dtype that can be sent; its index in this order is its code on the wire.
 DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloat16": 2}
@@ -47,6 +48,9 @@ MAX_OPEN_STREAMS = 16
 CHECKSUM_BYTES = 16
 #: Size of a circuit's token: not to be guessed while the circuit waits.
 TOKEN_BYTES = 16
+#: Most PAUSE frames between two payloads. A link sends five a second (`net.link`), so they bridge 20 seconds;
+#: after that a connection costs nothing. A choice.
+MAX_PAUSES = 100
 
 _HEADER = struct.Struct("!BBHI")
 _TENSOR = struct.Struct("!BBHIQ")
@@ -128,10 +132,8 @@ def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tupl
     return _HEADER.pack(OPEN, 0, stream, len(body)), body
 
 
-def open_prefix(stream: int) -> bytes:
-    """Bytes of `open_frame` that are known before its payload is: kind, zero, stream, and the highest byte of
-    the length, which is below 1 << 24."""
-    return _HEADER.pack(OPEN, 0, stream, 0)[:5]
+def pause_frame() -> bytes:
+    return _HEADER.pack(PAUSE, 0, 0, 0)
 
 
 def chunk_header(stream: int, size_bytes: int) -> bytes:
@@ -198,6 +200,8 @@ class FrameReader:
         # Payload that the current chunk belongs to, and bytes of the chunk that are still to come.
         self._current: _Incoming | None = None
         self._chunk_left = 0
+        # PAUSE frames since the last frame of a payload.
+        self._pauses = 0
         self._finished = False
 
     def get_buffer(self) -> memoryview:
@@ -291,7 +295,7 @@ class FrameReader:
 
     def _check_header(self, kind: int, zero: int, stream: int, length: int) -> None:
         """Raise FrameError for a bad header, before any of the frame's body is stored."""
-        if zero or (stream and kind in (MESSAGE, CLOSE, OFFER)):
+        if zero or (stream and kind in (MESSAGE, CLOSE, OFFER, PAUSE)):
             raise FrameError("a reserved field is not zero")
         if kind == MESSAGE:
             if length > self._max_message_bytes:
@@ -315,8 +319,21 @@ class FrameReader:
         elif kind == OFFER and self._offers:
             if length != TOKEN_BYTES:
                 raise FrameError(f"a circuit's token has {TOKEN_BYTES} bytes, not {length}")
+        elif kind == PAUSE and self.max_payload_bytes:
+            self._check_pause(length)
         else:
             raise FrameError(f"there is no frame of kind {kind}")
+
+    def _check_pause(self, length: int) -> None:
+        """Count a PAUSE frame. Raises FrameError if it is not empty, comes within a payload, where it would
+        pass for progress, or follows MAX_PAUSES others."""
+        if length:
+            raise FrameError(f"a pause of {length} bytes, which has none")
+        if self._streams:
+            raise FrameError("a pause within a payload")
+        self._pauses += 1
+        if self._pauses > MAX_PAUSES:
+            raise FrameError(f"more than {MAX_PAUSES} pauses between two payloads")
 
     def _check_open(self, stream: int, length: int) -> None:
         if not self.max_payload_bytes:
@@ -332,12 +349,13 @@ class FrameReader:
         if kind == MESSAGE:
             out.append((body, None))
         elif kind == OPEN:
+            self._pauses = 0
             self._streams[stream] = self._open(body)
         elif kind == DONE:
             out.append(self._finish(stream, body))
         elif kind == OFFER:
             out.append(Offer(body))
-        else:
+        elif kind == CLOSE:
             self._finished = True
             out.append(Goodbye(body.decode(errors="replace")))
 

@@ -16,6 +16,7 @@ from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.connection_limits import STALL_BYTES, STALL_CHECKS, Limits
 from anabranch.net.framing import (
     MAX_MESSAGE_BYTES,
+    MAX_PAUSES,
     Blob,
     FrameReader,
     Goodbye,
@@ -24,6 +25,7 @@ from anabranch.net.framing import (
     close_frame,
     message_frame,
     offer_frame,
+    pause_frame,
 )
 from anabranch.net.lane import Lane, TokenBucket
 from anabranch.net.resource_manager import Reservation
@@ -31,8 +33,9 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
 _TURN_BYTES = 256 << 10
-#: Seconds of a pause between payloads after which one byte is sent, so that TCP keeps its rate: less than the
-#: least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A choice.
+#: Seconds of a pause between payloads after which a PAUSE frame is sent, so that TCP keeps its rate: less
+#: than the least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A
+#: choice.
 _WARM_S = 0.2
 #: Buffers of the frame readers. A bulk chunk read together with its header is copied once.
 _BULK_SCRATCH_BYTES = 8 << 10
@@ -117,6 +120,8 @@ class Link:
         self._queue = ChunkQueue(limits.chunk_bytes)
         self._bulk_scheduled = False
         self._warming: asyncio.TimerHandle | None = None
+        self._pauses = 0
+        """PAUSE frames since the last payload."""
         self.control.attach(self._write_control, self._lane_lost)
         self.bulk.attach(self._write_bulk, self._lane_lost)
 
@@ -274,6 +279,7 @@ class Link:
                 up.pause_s(size_bytes, self._loop.time())
             if queue and lane.writable:
                 self._schedule_bulk()
+            self._pauses = 0
             self._plan_warming()
 
     def _plan_warming(self) -> None:
@@ -283,12 +289,12 @@ class Link:
         self._warming = self._loop.call_later(_WARM_S, self._warm) if self.bulk.forgets_rate else None
 
     def _warm(self) -> None:
-        """Send a byte of the next payload's first frame, if nothing else was sent for _WARM_S. There are five
-        such bytes, so longer pauses than a second are not bridged."""
+        """Send a PAUSE frame, as nothing else was sent for _WARM_S; MAX_PAUSES of them in one pause."""
         if self._queue or not self.bulk.writable or self.closed_reason is not None:
             return
-        if early := self._queue.early_byte():
-            self.bulk.write((early,))
+        if self._pauses < MAX_PAUSES:
+            self._pauses += 1
+            self.bulk.write((pause_frame(),))
             self._plan_warming()
 
     def _received(self, lane: Lane, received: Sequence[Parsed]) -> None:

@@ -15,7 +15,16 @@ from anabranch import PROTOCOL_VERSION
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import Refused
-from anabranch.net.framing import CHUNK, DONE, MESSAGE, Blob, chunk_header, message_frame, open_frame
+from anabranch.net.framing import (
+    CHUNK,
+    DONE,
+    MESSAGE,
+    Blob,
+    chunk_header,
+    message_frame,
+    open_frame,
+    pause_frame,
+)
 from anabranch.net.handshake import BULK, CONTROL, ClientHandshake, ServerHandshake
 from anabranch.net.identity import peer_id_of_certificate
 from support.network.net_world import (
@@ -490,6 +499,15 @@ def test_a_chunk_of_a_stream_never_opened(backend: Backend) -> None:
 def test_more_bytes_than_announced(backend: Backend) -> None:
     sent = b"".join(open_frame(0, b"", Blob("uint8", (4,), b"data"), 4)) + chunk_header(0, 5) + b"data!"
     lawless(backend, BULK, sent, "more than its 4 bytes")
+
+
+def test_pauses_without_end(backend: Backend) -> None:
+    lawless(backend, BULK, pause_frame() * 101, "more than 100 pauses between two payloads")
+
+
+def test_pauses_that_pass_for_progress(backend: Backend) -> None:
+    opening = b"".join(open_frame(0, b"", Blob("uint8", (4,), b"data"), 4))
+    lawless(backend, BULK, opening + pause_frame(), "a pause within a payload")
 
 
 def test_a_damaged_payload(backend: Backend) -> None:

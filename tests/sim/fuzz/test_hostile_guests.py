@@ -41,6 +41,32 @@ def test_guests_are_survived(seed: int) -> None:
     assert outcome.faults
 
 
+@pytest.mark.parametrize(
+    ("seed", "deed"),
+    [
+        (303, "silent circuits"),
+        (1406, "broken circuits"),
+        soak(1096, "silent circuits"),
+        soak(283, "broken circuits"),
+    ],
+)
+def test_harmful_carriers_carry_and_are_left(seed: int, deed: str) -> None:
+    """The guest really carried: a circuit went through it and met its deed (G5, and all others)."""
+    trial = SeedTrial(draw(seed, "hostile"))
+    outcome = trial.run()
+    assert not outcome.violation and deed in {fault.kind for fault in outcome.faults}
+    taken = {carrier for carrier, _ in trial.world.circuits_made}
+    assert taken & trial.world.liars
+
+
+def test_every_seed_with_a_harmful_carrier_has_pairs_that_need_one() -> None:
+    """Nobody can dial their relays, and they compute with whole numbers."""
+    drawn = [draw(seed, "hostile") for seed in range(400)]
+    harmful = [each for each in drawn if any(DEEDS[plan.deed].hides for plan in each.guests)]
+    assert harmful and not any(each.torch for each in harmful)
+    assert not any(machine.reachable for each in harmful for machine in each.machines if machine.stage)
+
+
 def test_seeds_with_audits_draw_auditors() -> None:
     """In some seeds; without them and in turns none are drawn."""
     drawn = [draw(seed, "hostile") for seed in range(8_300_000, 8_300_100)]

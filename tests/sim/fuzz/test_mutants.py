@@ -31,6 +31,7 @@ QUICK = {
     "possession unproven": 127,
     "the initial state unproven": 21,
     "the role of the link": 84,
+    "carriers never left": 1406,
     "audits that find nothing": 19,
     "one auditor convicts": 547,
     "a conviction without a return": 19,

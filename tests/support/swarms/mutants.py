@@ -9,9 +9,11 @@ runs them, each until it is caught, and prints the seed and the invariant.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +26,7 @@ from anabranch.protocol.audit.auditor import Auditor, _Job
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.consensus.raft_node import SavedVoterState
+from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
 from anabranch.protocol.coordinator import audit_cases, island_rounds
@@ -503,6 +506,19 @@ def role_of_the_link(patch: Patch) -> None:
     patch.setattr(LinkEvents, "link_up", trusting)
 
 
+def carriers_never_left(patch: Patch) -> None:
+    """Circuits that broke and carriers that did not answer are forgotten."""
+    ways = CarrierChoice.ways
+
+    def as_ever(self: CarrierChoice, peer: str) -> list[str]:
+        links: Any = SimpleNamespace(
+            suspects=self.links.suspects, broken_circuits=Counter(), tried_carriers=Counter()
+        )
+        return ways(replace(self, links=links), peer)
+
+    patch.setattr(CarrierChoice, "ways", as_ever)
+
+
 def audits_pass(patch: Patch) -> None:
     """Auditors find nothing."""
     report = Auditor._report
@@ -824,6 +840,7 @@ MUTANTS: dict[str, Mutant] = {
     "possession unproven": Mutant(possession_unproven, "hostile", ("G4",)),
     "the initial state unproven": Mutant(initial_state_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
+    "carriers never left": Mutant(carriers_never_left, "hostile", ("G5",)),
     "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
     "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),
     "a conviction without a return": Mutant(no_return, "hostile", ("I3",)),

@@ -228,3 +228,30 @@ def test_slots_of_machines_that_left_do_not_hold_up_the_round() -> None:
     check_replayed(run, world)
     plan, owners = world.history().plans[3], world.history().commits[2].stages[1].owners
     assert {plan[slot].peer for slot in counted(owners)} == {"r1.3", "r1.4", "r1.5"}
+
+
+def test_a_machine_that_is_back_within_the_round_fetches_no_state() -> None:
+    """A round changes the state only at its end: what a machine left on its disk is what it would fetch."""
+    run = island_run(steps=6)
+    world = world_of(run, relays=4)
+    world.keeps_states = True
+    left: list[int] = []
+    got: list[int] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        iteration = node.peer.iteration
+        if not left and node.id == "r1.1" and iteration is not None and iteration.t == 4:
+            left.append(world.history().t)
+            world.clock.after(0.2, lambda: node.handle(ev.Stopping("Ctrl+C")))
+            world.clock.after(1.5, lambda: world.add(node.next_life(), "d0", world.clock.now))
+        if left and node.id == "r1.1" and isinstance(event, ev.Received):
+            piece = event.message
+            got.extend([piece.t] if isinstance(piece, msg.Piece) and piece.stage == 1 else [])
+
+    world.watchers.append(look)
+    world.run(until_s=4000)
+    assert left == [3]
+    texts = [str(fields.get("text")) for _, peer, _, fields in world.notes if peer == "r1.1"]
+    assert any("iteration 3 is on this machine's disk: not fetched" in text for text in texts), texts
+    assert not got
+    check_replayed(run, world)

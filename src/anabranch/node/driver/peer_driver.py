@@ -30,6 +30,7 @@ from anabranch.node.driver.crash_report import CrashReport
 from anabranch.node.driver.event_file import piece_of
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.node.driver.raft_storage import RaftStorage
+from anabranch.node.driver.state_cache import StateCache, kept_text
 from anabranch.node.driver.vitals import VitalsMonitor
 from anabranch.node.driver.worker_thread import Computer, WorkerThread
 from anabranch.observe.events import Checkpoint
@@ -41,6 +42,9 @@ from anabranch.protocol.peer.peer import Peer
 
 #: Seconds between an event and the earliest wake-up after it, so that an overdue timer cannot spin the loop.
 MIN_WAKE_S = 0.001
+#: Seconds that a peer which ends may take to write its stage's state to its cache. A choice: a disk writes a
+#: few GB meanwhile, and a user who waits presses Ctrl+C again.
+KEEP_S = 30.0
 
 
 class Machine(Protocol):
@@ -75,8 +79,9 @@ class LivePeer:
     """Runs one peer of the protocol (`Peer`) on this machine, over real connections, threads and files.
 
     make_transport: makes the transport, given the callback that takes over links dialled by other peers.
-    checkpoints: on the leading peer only. disk: on peers that may vote. watchers: called after each event,
-    once the protocol has handled it. listeners: called with each effect.
+    checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state when
+    this peer ends. watchers: called after each event, once the protocol has handled it. listeners: called
+    with each effect.
     """
 
     def __init__(
@@ -88,8 +93,11 @@ class LivePeer:
         events_path: Path,
         checkpoints: CheckpointIo | None = None,
         disk: RaftStorage | None = None,
+        cache: StateCache | None = None,
     ) -> None:
         self.peer = peer
+        self._cache = cache
+        self._hurry = asyncio.Event()
         self.machine = machine
         self._loop = asyncio.get_running_loop()
         self._packer = WorkerThread(self._deliver, self._failed)
@@ -136,6 +144,7 @@ class LivePeer:
                 self._timer.cancel()
             with contextlib.suppress(OSError):
                 await self.links.close()
+            await self._keep_state()
             for thread in (self._worker, self._packer, self._disk):
                 thread.close()
             self.journal.close()
@@ -152,6 +161,7 @@ class LivePeer:
 
     def abort(self, reason: str) -> None:
         """End this peer at once, without waiting for the current step. reason: sentence of the outcome."""
+        self._hurry.set()
         self.finish(Outcome(reason, ok=False))
 
     def handle(self, event: ev.Event) -> None:
@@ -229,6 +239,32 @@ class LivePeer:
         """End this peer's part in the run: `run` returns the first outcome given here."""
         if not self._outcome.done():
             self._outcome.set_result(outcome)
+
+    async def _keep_state(self) -> None:
+        """Write the stage's state to the cache, for this machine's next process; delete what is there if the
+        run is over. Not if this peer failed, or has to end at once."""
+        cache, peer = self._cache, self.peer
+        if cache is None or not cache.most_bytes or not self._outcome.done() or self._hurry.is_set():
+            return
+        outcome, computer, t = self._outcome.result(), self._computer, peer.replica.t
+        run, stage = peer.ctx.run.settings.run, peer.ctx.run.stage
+        if outcome.internal or not (outcome.ok or outcome.again) or computer is None or t <= 0:
+            return
+        if t >= peer.ctx.run.steps:
+            cache.clear()
+            return
+        own = peer.states.find(stage, t)
+        copy = None if own is None else ev.KeptState(t, own.fingerprint, own.pieces, own.hashes)
+        kept: asyncio.Future[str] = self._loop.create_future()
+        self._worker.submit(
+            lambda: kept_text(cache, computer, run, stage, t, copy),
+            lambda text: None if kept.done() else kept.set_result(text),
+        )
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait((kept, hurry), timeout=KEEP_S, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if kept.done():
+            self.journal.note("note", {"text": kept.result()})
 
     # --- effects -------------------------------------------------------------------------------
 
@@ -315,7 +351,9 @@ class LivePeer:
 
     def _built(self, stage: int, built: tuple[Computer, str]) -> None:
         self._computer, fingerprint = built
-        self.handle(ev.StageBuilt(stage, fingerprint))
+        run, cache = self.peer.ctx.run.settings.run, self._cache
+        kept = None if cache is None else cache.load(run, stage)  # maps the file, and reads its header
+        self.handle(ev.StageBuilt(stage, fingerprint, kept))
 
     def _note(self, kind: str, fields: Mapping[str, object]) -> None:
         if kind == "timing":

@@ -33,6 +33,7 @@ from anabranch.node.driver.connections import ticket_of
 from anabranch.node.driver.initial_dial import InitialDial, left
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
+from anabranch.node.driver.state_cache import StateCache
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
@@ -48,6 +49,8 @@ from anabranch.protocol.peer.peer import Peer
 #: Largest payload that a volunteer accepts, and most of one peer, before it knows the size of the model; the
 #: run's own limits follow with the first log record (`limits_of_run`).
 MAX_PAYLOAD_BYTES = 1 << 31
+#: Folder, in a volunteer's own, of stages' states for its next process.
+STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class JoinOptions:
     to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
     no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
-    the ticket names a relay and iroh is installed. caps: of this machine's line.
+    the ticket names a relay and iroh is installed. caps: of this machine's line. cache_bytes: most bytes of
+    stages' states that it keeps on its disk for its next process.
     """
 
     ticket: Ticket
@@ -81,6 +85,7 @@ class JoinOptions:
     carry: CarryLimits = field(default_factory=CarryLimits)
     transport: str = "auto"
     caps: LineCaps = field(default_factory=LineCaps)
+    cache_bytes: int = 0
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -349,4 +354,5 @@ class Volunteer:
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,
+            cache=StateCache(options.home / STATES, options.cache_bytes),
         )

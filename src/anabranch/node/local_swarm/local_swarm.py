@@ -121,7 +121,8 @@ class LocalSwarm:
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
-        arguments = [command, ticket, "--home", home, "--name", name, *where, *extra]
+        # All peers have this machine's disk: a state on it is no download saved.
+        arguments = [command, ticket, "--home", home, "--name", name, "--cache", "0", *where, *extra]
         arguments += ["--once"] if once else []
         return self._spawn(name, arguments)
 

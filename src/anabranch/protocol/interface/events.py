@@ -86,11 +86,23 @@ class Finished(Event, frozen=True):
     result: Result
 
 
+class KeptState(msgspec.Struct, frozen=True):
+    """State of a stage after iteration t that an earlier process of this machine kept on disk: fingerprint,
+    pieces, and the pieces' hashes. The bytes were not compared with the hashes."""
+
+    t: int
+    fingerprint: str
+    pieces: tuple[Payload, ...]
+    hashes: tuple[str, ...]
+
+
 class StageBuilt(Event, frozen=True):
-    """Answer to BuildStage: the worker exists. fingerprint: hash of its initial state, made from the seed."""
+    """Answer to BuildStage: the worker exists. fingerprint: hash of its initial state, made from the seed.
+    kept: state of the stage that this machine has on disk."""
 
     stage: int
     fingerprint: str
+    kept: KeptState | None = None
 
 
 class Described(Event, frozen=True):

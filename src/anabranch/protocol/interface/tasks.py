@@ -28,6 +28,8 @@ AUDIT_STEPS = 4
 WEIGHTS_GONE = "the weights before the audited step are not kept any more"
 #: Largest piece of a snapshot, or of a reduce part, on the wire.
 PIECE_BYTES = 4 << 20
+#: Most pieces of one state: 64 GB.
+PIECES_MAX = 1 << 14
 
 
 def head_unit(index: int) -> int:

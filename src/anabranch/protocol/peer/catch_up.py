@@ -13,7 +13,7 @@ from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
-from anabranch.protocol.interface.events import BuildStage
+from anabranch.protocol.interface.events import BuildStage, KeptState
 from anabranch.protocol.interface.tasks import InitState, LoadFrozen, LoadState, Payload, Result
 from anabranch.protocol.log.records import Rollback
 from anabranch.protocol.membership.overlay import ALL_TIMES
@@ -53,6 +53,8 @@ class CatchUp(Timer):
         self.initial = ""
         self._failure, self._retries = "", Backoff(shared.ctx.rng, *FETCH_AGAIN)
         self._wanted_t = self._least_t = -1
+        self._kept: State | None = None
+        """State of the stage that this machine has on disk, until a state is loaded."""
         self._frozen = ""
         """Hash of the stage's frozen weights while they are not loaded."""
 
@@ -61,10 +63,14 @@ class CatchUp(Timer):
         fingerprint: hash of the stage's part ("" if unknown)."""
         self.announced = AnnouncedState(t, base, fingerprint)
 
-    def built(self, fingerprint: str) -> None:
+    def built(self, fingerprint: str, kept: KeptState | None = None) -> None:
         """Load the stage's frozen weights, if it has some. Then start from its initial state (hash
-        `fingerprint`) if that is the announced one; else fetch it."""
-        self.initial = fingerprint
+        `fingerprint`), or from the `kept` one on this machine's disk, if that is the announced one; else
+        fetch the state, without the pieces that are kept."""
+        self.initial, self._kept = fingerprint, None
+        if kept is not None:
+            stage = self._ctx.run.stage
+            self._kept = State(stage, kept.t, kept.fingerprint, kept.pieces, kept.hashes)
         self._frozen = self._ctx.run.settings.frozen_hash(self._ctx.run.stage)
         if self._frozen:
             self._load_frozen()
@@ -75,8 +81,20 @@ class CatchUp(Timer):
         fingerprint = self.initial
         if fingerprint and fingerprint == self.announced.fingerprint:
             self.have(self.announced.t, self.announced.base, fingerprint)
-        else:
+        elif not self._use_kept(self.announced.t, self.announced.fingerprint):
             self.begin()
+
+    def _use_kept(self, t: int, fingerprint: str) -> bool:
+        """Load the state on this machine's disk if it is that after iteration `t`, with this fingerprint.
+        False if it is not: also when it was tried before, and was damaged."""
+        kept = self._kept
+        if kept is None or not fingerprint or (kept.t, kept.fingerprint) != (t, fingerprint):
+            return False
+        self._kept = None
+        text = f"the state of stage {kept.stage} after iteration {t} is on this machine's disk: not fetched"
+        self._ctx.outbox.note("note", text=text)
+        self._fetched(kept)
+        return True
 
     def begin(self) -> None:
         """Fetch the state of this stage.
@@ -153,6 +171,8 @@ class CatchUp(Timer):
         own = self._states.find(stage, t)
         if own is not None and own.fingerprint == message.fingerprint:
             self._fetched(own)
+        elif self._use_kept(t, message.fingerprint):
+            return
         elif t == 0 and message.fingerprint == self.initial != "":
             base = self._base_after(0)
             if base is None:  # the message arrived before the steps after it
@@ -175,7 +195,9 @@ class CatchUp(Timer):
         self, stage: int, t: int, sources: list[str], done: Callable[[State], None], fingerprint: str = ""
     ) -> None:
         self._entry.repeat_at = math.inf
-        self.download = Download(self._ctx, stage, t, sources, done, self._fetch_failed, fingerprint)
+        kept = self._kept if stage == self._ctx.run.stage else None
+        failed = self._fetch_failed
+        self.download = Download(self._ctx, stage, t, sources, done, failed, fingerprint, kept=kept)
         self.download.start()
 
     def _fetched(self, state: State) -> None:
@@ -208,7 +230,7 @@ class CatchUp(Timer):
         """Continue from the loaded state after iteration `t`: apply the steps after it, and report it. base:
         hash of its log entry. fingerprint: its hash."""
         self._entry.advance(Step.READY)
-        self.download = None
+        self.download = self._kept = None
         self._failure, self._wanted_t, self._least_t = "", -1, -1
         self._retries.reset()
         self._replica.loaded(t, base, fingerprint)
@@ -273,7 +295,7 @@ class CatchUp(Timer):
             self._fetched(own)
         elif t == 0 and self.initial == wanted:
             self._begin_anew(base)
-        else:
+        elif not self._use_kept(t, wanted):
             self.begin()
 
     def move(self) -> None:
@@ -281,6 +303,7 @@ class CatchUp(Timer):
         ctx, committed = self._ctx, self._progress.committed
         self._cancel()
         self._wanted_t, self._least_t, self.initial, self._frozen = -1, -1, "", ""
+        self._kept = None
         first = self._entry.genesis.fingerprints[ctx.run.stage] if committed == 0 else ""
         self.announce(committed, self._progress.base, first)
         self._entry.repeat_at = math.inf

@@ -230,7 +230,7 @@ class JoinProcess(Timer):
         lead, seeded = self._coordination.coordinator, self._entry.genesis.fingerprints[self._ctx.run.stage]
         if lead is not None and event.fingerprint == seeded:
             lead.catalog.begun_as_seeded()
-        self.fetching.built(event.fingerprint)
+        self.fetching.built(event.fingerprint, event.kept)
 
     def members_changed(self, record: Members) -> None:
         """React to a membership record by which this peer begins to serve, or which admits this peer while it

@@ -16,7 +16,7 @@ from enum import Enum
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
-from anabranch.protocol.interface.tasks import CheckState, Payload, Result
+from anabranch.protocol.interface.tasks import PIECES_MAX, CheckState, Payload, Result
 from anabranch.protocol.messages import FetchPiece, FetchState, Piece, Spoilt, StateOffer
 
 #: Seconds without an answer after which a source is asked again, or the next source; doubled each time. The
@@ -28,8 +28,8 @@ WINDOW = 2
 AT_ONCE = 4
 #: Number of times that each source is asked before the download fails.
 ROUNDS = 3
-#: Most pieces of one state: 64 GB.
-PIECES_MAX = 1 << 14
+#: Source of the pieces that this machine kept; no peer has this id.
+_DISK = ""
 
 Pieces = tuple[Payload, ...]
 
@@ -74,7 +74,8 @@ class Download:
 
     fingerprint: fingerprint that the state must have ("": any offer is accepted, and the caller checks the
     state). on_done(state), on_fail(reason): callbacks; the download fails when no source can deliver the
-    state. check: True if the worker hashes the pieces at the end, when it is idle.
+    state. check: True if the worker hashes the pieces at the end, when it is idle. kept: state of the stage
+    that this machine has on disk; its pieces that are the offered ones are not requested.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Download:
         on_fail: Callable[[str], None],
         fingerprint: str = "",
         check: bool = True,
+        kept: State | None = None,
     ) -> None:
         self.ctx = ctx
         self.stage = stage
@@ -95,6 +97,7 @@ class Download:
         self.sources = {peer: Source(peer) for peer in sources}
         self._fingerprint = fingerprint
         self._check = check
+        self._kept = kept
         self._chosen: StateOffer | None = None
         self._pieces: dict[int, tuple[Payload, str]] = {}
         self._pending: deque[int] = deque()
@@ -171,16 +174,35 @@ class Download:
                 source.due = self.ctx.clock.now + ANSWER_S / 10.0
         elif source.status is SourceStatus.ASKED:
             source.offer = offer
-            if self._chosen is None:
-                self._chosen, self._pending = offer, deque(range(offer.pieces))
+            first = self._chosen is None
+            if first:
+                self._choose(offer)
             if offer == self._chosen:
                 source.status = SourceStatus.PULLED
                 source.patience_s = max(source.patience_s, self._pieces_s(source))
                 source.due = self.ctx.clock.now + source.patience_s
                 self._pull(source)
+                if first and len(self._pieces) == offer.pieces:  # all are on disk
+                    self._complete(offer)
+                    return
             else:
                 self._put_aside(source, SourceStatus.IDLE, tries=0)
             self._ask()
+
+    def _choose(self, offer: StateOffer) -> None:
+        """Download the bytes of `offer`, but for the pieces that this machine has on disk."""
+        self._chosen, kept = offer, self._kept
+        if kept is not None and self._check:
+            hashes = offer.hashes
+            if (kept.t, kept.fingerprint, len(kept.pieces)) == (offer.t, offer.fingerprint, offer.pieces):
+                hashes = kept.hashes
+            known = dict(zip(kept.hashes, kept.pieces, strict=True))
+            self._pieces = {n: (known[one], _DISK) for n, one in enumerate(hashes) if one in known}
+        if self._pieces:
+            stage, text = self.stage, f"{len(self._pieces)} of {offer.pieces} pieces"
+            text = f"{text} of the state of stage {stage} are on this machine's disk: they are not fetched"
+            self.ctx.outbox.note("note", text=text)
+        self._pending = deque(piece for piece in range(offer.pieces) if piece not in self._pieces)
 
     def _implausible(self, offer: StateOffer) -> bool:
         """True if an offer cannot be the state: it has another fingerprint than wanted, more pieces than a
@@ -277,8 +299,11 @@ class Download:
                 return
             pairs = zip(result.hashes, offer.hashes, strict=False)  # a checkpoint's offer may have no hashes
             wrong = [piece for piece, (found, offered) in enumerate(pairs) if found != offered]
+            from_disk = [piece for piece, (_, peer) in self._pieces.items() if peer == _DISK]
             if wrong:
                 self._replace(wrong)
+            elif from_disk and not offer.hashes and (result.error or result.fingerprint != offer.fingerprint):
+                self._replace(from_disk)  # they may be what is damaged
             elif result.error or result.fingerprint != offer.fingerprint:
                 self._start_over(offer)
             else:
@@ -292,7 +317,9 @@ class Download:
         for piece in wrong:
             _, peer = self._pieces.pop(piece)
             self._pending.append(piece)
-            if self.sources[peer].status is not SourceStatus.OUT:
+            if peer == _DISK:
+                self._kept = None
+            elif self.sources[peer].status is not SourceStatus.OUT:
                 self._condemn(self.sources[peer], f"Piece {piece} of stage {self.stage}: not what it offered")
         for source in self.sources.values():
             if source.status is SourceStatus.PULLED:

@@ -40,6 +40,8 @@ FALSE_HASH = "f" * 16
 PINGS, LINES = 10, 16
 #: Seconds between two talks of a guest (a choice); it also talks when a step is committed or opened.
 EVERY_S = 0.1
+#: Seconds between two circuits of others that break until a guest has some to carry. A choice: time to dial.
+MOVES_S = 2.0
 #: Requests for states or the log to each neighbour in a talk, and messages about past iterations: choices.
 ASKED, PAST = 4, 10
 #: Keys with which a walk-in comes again, and seconds between two of them. Each of them costs it work at the
@@ -78,6 +80,8 @@ class Guest:
         """True if it lies in its audits of others too."""
         self.lie = own.choice(LIES)
         """Kind of task that it computes falsely, if that is its deed."""
+        self.moves_at = 0.0
+        """Time (s) at which the next circuit of others breaks, while it waits to carry some."""
         self.begun = False
         """True once it may do its deed; before, it behaves like any newcomer."""
 
@@ -310,16 +314,26 @@ def _blame(guest: Guest) -> None:
     guest.tell_leader(overflow, once=("blame", fence.t, fence.base))
 
 
+def _carries(guest: Guest) -> bool:
+    """True if the guest carries circuits. It comes late, when all circuits are there already, so until it has
+    one those of others break, one each MOVES_S."""
+    now, world = guest.world.clock.now, guest.world
+    if not guest.told and not world.carries(guest.name) and now >= guest.moves_at:
+        guest.moves_at = now + MOVES_S
+        world.move_circuit(guest.name)
+    return world.carries(guest.name)
+
+
 def _break_circuits(guest: Guest) -> None:
     """Deed: as a carrier, flip, repeat or drop bytes of a circuit. Its ends (TLS) see a broken link."""
-    if guest.world.carries(guest.name):
+    if _carries(guest):
         guest.told.add(("broke", round(guest.world.clock.now, 3)))
         guest.world.end_circuits(guest.name)
 
 
 def _swallow_circuits(guest: Guest) -> None:
     """Deed: as a carrier, forward no byte of the circuits, and keep them open."""
-    if guest.world.carries(guest.name):
+    if _carries(guest):
         guest.told.add("swallows")
         guest.world.swallows.add(guest.name)
 

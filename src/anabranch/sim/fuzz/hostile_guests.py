@@ -1,16 +1,17 @@
-"""Hostile guests of one seed: they join a running swarm, do their deeds, and demands G1 to G4 are checked.
+"""Hostile guests of one seed: they join a running swarm, do their deeds, and demands G1 to G5 are checked.
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
 unless its process was killed or ended well. G3: a guest whose deed is proven loses its seat (false work: if
 all of its work is audited). G4: no guest gets a seat that its ticket does not give (walk-ins: no majority of
 a stage), nor comes to serve without its stage's state where others that have it are heard, nor gets states
-that it does not need. (That no bit of the run differs is invariant I3.) Not here:
-what a deed is (`guest_deeds`).
+that it does not need. G5: a pair that meets at a harmful carrier leaves it. (That no bit of the run differs
+is invariant I3.) Not here: what a deed is (`guest_deeds`).
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,10 @@ ARRIVES_S = 60.0
 #: Share of seeds whose first guest does one of the deeds that came later (a choice: these are a third of all
 #: pairs, and the others have been drawn for long).
 LATER_SHARE = 0.25
+#: Virtual time (s) for which a seed goes on after a carrier began its deed, and the most links of a pair that
+#: go through it meanwhile (G5): either end may find out for itself, and try it once more when the other
+#: carriers have failed, too.
+CARRIES_S, TAKEN = 30.0, 4
 #: Roles of guests that serve nothing.
 APART = (GuestRole.ADMITTED, GuestRole.STRANGER)
 
@@ -117,6 +122,8 @@ class HostileGuests:
         self.guests: list[Guest] = []
         self._first_t: dict[str, int] = {}
         """Guest -> steps that were committed when it did its deed first."""
+        self._carries_since: dict[str, tuple[float, Counter[tuple[str, frozenset[str]]]]] = {}
+        """Guest that carries -> time of its first deed, and the links made until then."""
         self._out: dict[str, str] = {}
         """Guest -> reason of its first removal after that."""
         self._left: dict[str, float] = {}
@@ -188,6 +195,8 @@ class HostileGuests:
             if not self._first_t:
                 self._committed_at = self.world.clock.now
             self._first_t[guest.name] = steps
+            if guest.deed.hides:
+                self._carries_since[guest.name] = self.world.clock.now, self.world.circuits_made.copy()
             role = f"{guest.role.value} (stage {guest.stage})"
             text = f"{guest.name}, {role}, begins its deed: {guest.deed.name}"
             self._begun(guest.deed.name, guest.node, text)
@@ -214,11 +223,18 @@ class HostileGuests:
             return False
         if any(self.world.clock.now < until for until in self._left.values()):
             return False
+        if any(self.world.clock.now < since + CARRIES_S for since, _ in self._carries_since.values()):
+            return False
         return all(steps >= t + STEPS_UNDER_ATTACK for t in self._first_t.values())
 
     def check_end(self) -> None:
         """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3); one
-        that computes falsely only if all work is audited."""
+        that computes falsely only if all work is audited. Or if a pair takes a harmful carrier again and
+        again (G5)."""
+        for name, (_, before) in self._carries_since.items():
+            for (carrier, pair), made in (self.world.circuits_made - before).items():
+                if carrier == name and made > TAKEN:
+                    raise Violation("G5", f"{' and '.join(sorted(pair))} meet at {name} {made} times")
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:

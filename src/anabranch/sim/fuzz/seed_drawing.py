@@ -171,8 +171,9 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
     for stage in range(1, drawn.settings.stages + 1):
         honest = sum(machine.stage == stage for machine in machines)
         machines += [Machine(f"r{stage}.{n}", stage) for n in range(honest, len(guests) + 1)]
-    if any(DEEDS[plan.deed].hides for plan in guests) and not drawn.torch:
-        machines = list(_hidden(seed, tuple(machines), share=1.0))
+    if any(DEEDS[plan.deed].hides for plan in guests):
+        machines = [replace(machine, reachable=machine.stage == 0) for machine in machines]
+        drawn = replace(drawn, torch=False)  # worlds with tensors hide nobody
     settings = replace(drawn.settings, audit_share=share, delay=NO_DELAY)
     auditors = _auditors(seed, settings.stages) if share and not profile.undefended else ()
     return replace(drawn, settings=settings, machines=tuple(machines), guests=guests, auditors=auditors)
@@ -325,10 +326,10 @@ def _machines(
     return tuple(machines)
 
 
-def _hidden(seed: int, machines: tuple[Machine, ...], share: float = UNREACHABLE) -> tuple[Machine, ...]:
+def _hidden(seed: int, machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
     """The same machines; in a share of the seeds nobody can dial some of the relays."""
     rng = random.Random(f"unreachable {seed}")
-    if rng.random() >= share:
+    if rng.random() >= UNREACHABLE:
         return machines
     hidden = [machine.stage > 0 and rng.random() < HIDDEN for machine in machines]
     return tuple(replace(m, reachable=not hides) for m, hides in zip(machines, hidden, strict=True))

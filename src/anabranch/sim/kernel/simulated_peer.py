@@ -64,7 +64,8 @@ class Environment(ABC):
     stage. watchers: called after every event of every node. bookkeepers: called, after the watchers, for
     finished tasks, events of the founder, and events at which a voter learned of committed entries. notes:
     (time, peer, kind, fields) of what peers report for the event log. log: all committed entries, encoded.
-    strict: True if a failed task is an error of the simulation.
+    strict: True if a failed task is an error of the simulation. keeps_states: True if a process that ends in
+    order leaves its stage's state on its disk.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Environment(ABC):
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
         self.log: list[bytes] = []
         self.strict = True
+        self.keeps_states = False
 
     @abstractmethod
     def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
@@ -146,13 +148,15 @@ class Link:
 @dataclass
 class Disk:
     """Disk of a simulated machine: log entries and voter state, which survive the death of its process.
-    nonce: name of the disk. start: index of the first log entry on it."""
+    nonce: name of the disk. start: index of the first log entry on it. states: stage -> its state, where the
+    world keeps them."""
 
     nonce: str = ""
     term: int = 0
     vote: str = ""
     start: int = 0
     lines: list[bytes] = field(default_factory=list)
+    states: dict[int, ev.KeptState] = field(default_factory=dict)
 
     def kept(self, seed: int) -> SavedVoterState:
         """Contents of the disk as a new process reads them. seed: seed of that process's random numbers."""
@@ -294,6 +298,13 @@ class Node:
     def end(self, reason: str, ok: bool) -> None:
         """Exit the process and close its links. reason: for the story. ok: True without an error."""
         self.stopped = (reason, ok)
+        if self.world.keeps_states and self.computer is not None and self.peer.replica.t >= 0:
+            t, stage = self.peer.replica.t, self.peer.ctx.run.stage
+            own, state = self.peer.states.find(stage, t), self.computer.run(Snapshot(t))
+            if own is not None:  # in a round the worker's state is ahead of it
+                self.disk.states[stage] = ev.KeptState(t, own.fingerprint, own.pieces, own.hashes)
+            elif state.outputs:
+                self.disk.states[stage] = ev.KeptState(t, state.fingerprint, state.outputs, state.hashes)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")
         self.world.end_circuits(self.id)
@@ -328,7 +339,8 @@ class Node:
             case ev.BuildStage(stage):
                 self.computer = world.make_computer(stage)
                 result = self.computer.run(InitState(0))
-                world.clock.after(0.01, lambda: self.handle(ev.StageBuilt(stage, result.fingerprint)))
+                built = ev.StageBuilt(stage, result.fingerprint, self.disk.states.get(stage))
+                world.clock.after(0.01, lambda: self.handle(built))
             case ev.Describe():
                 schedule = world.schedule
                 if schedule is not None and self.member.stage != 0:

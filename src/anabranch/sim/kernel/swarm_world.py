@@ -11,6 +11,7 @@ import gc
 import math
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,6 +101,8 @@ class World(Environment):
         self._blocked: dict[frozenset[str], float] = {}
         self._carried: dict[str, list[Link]] = {}
         """Carrier -> links that it forwards."""
+        self.circuits_made: Counter[tuple[str, frozenset[str]]] = Counter()
+        """Number of links made so far, by (carrier, pair)."""
         self.swallows: set[str] = set()
         """Carriers that drop the bytes of the links that they forward, although their own links are sound."""
         self._memberships = MembershipPool()
@@ -272,6 +275,7 @@ class World(Environment):
             else:
                 link = Link(node, other, via)
                 self._carried.setdefault(via, []).append(link)
+                self.circuits_made[via, link.ends] += 1
                 other.link_up(link, node.id, node.member.incarnation, self.credential_of(node))
                 node.link_up(link, peer, other.member.incarnation)
 
@@ -280,6 +284,16 @@ class World(Environment):
     def carries(self, carrier: str) -> bool:
         """True if open links go through this carrier."""
         return any(link.open for link in self._carried.get(carrier, ()))
+
+    def move_circuit(self, carrier: str) -> None:
+        """Break one of the circuits that others forward and `carrier` could, as a line at home breaks; its
+        ends dial again."""
+        for other, links in self._carried.items():
+            for link in links if other != carrier else ():
+                near = [self.nodes[end].links.get(carrier) for end in link.nodes]
+                if link.open and all(one is not None and one.dialled_by != carrier for one in near):
+                    self._break(link, "connection timed out")
+                    return
 
     def end_circuits(self, carrier: str) -> None:
         """Break the links that the process `carrier`, which has ended, forwarded."""

@@ -1,0 +1,56 @@
+"""A volunteer's disk keeps its stage's state: a machine that comes back to a run which stood still fetches
+none of it, and the run's stop and resumption is such a time."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from anabranch.node.lifecycle import control_file
+from anabranch.node.lifecycle.join import STATES
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import Controlled, PeerActive, PeerJoined, Step
+from support.local_swarms import PATIENCE_S, check_exact, created, small_run, swarm_of
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+USED = "is on this machine's disk: not fetched"
+
+
+def test_a_machine_that_is_back_before_the_next_step_loads_its_state_from_its_disk(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    run = small_run(texts, run__steps=STEPS, fleet__relays_per_stage=[2, 1])
+    directory = created(tmp_path / "run", run)
+    home = directory.peer("relay-1.0")
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        words = ["--stage", "1", "--cache", "1"]
+        for name in ("relay-1.0", "relay-1.1"):
+            swarm.join(name, swarm.ticket(), words)
+        swarm.join("relay-2.0", swarm.ticket(), ["--stage", "2", "--cache", "0"])
+        swarm.until(lambda _: len(swarm.of(Step)) >= 2)
+        control_file.request(directory.path, "pause")
+        swarm.until(lambda _: bool(swarm.of(Controlled)))
+        last = swarm.of(Controlled)[-1].t
+        swarm.until(lambda _: swarm.of(Step)[-1].t >= last)
+        former = swarm.processes["relay-1.0"]
+        former.signal(signal.SIGINT)
+        assert former.wait(PATIENCE_S)
+        [file] = (home / STATES).iterdir()
+        assert file.name.endswith("-1.state") and 0 < file.stat().st_size < 1e9
+        assert "is kept on this machine's disk" in (home / "events.jsonl").read_text("utf-8")
+        assert not (directory.peer("relay-2.0") / STATES).exists()
+        before = len(swarm.seen)
+        swarm.join("relay-1.0", swarm.ticket(), words)
+        swarm.until(lambda _: any(isinstance(event, PeerJoined) for event in swarm.seen[before:]))
+        swarm.until(lambda _: USED in (home / "events.jsonl").read_text("utf-8"))
+        control_file.request(directory.path, "continue")
+        peer = swarm.peer_id("relay-1.0")
+        back = (PeerActive,)
+        swarm.until(lambda _: any(isinstance(e, back) and e.subject == peer for e in swarm.seen[before:]))
+        swarm.to_the_end()
+    check_exact(directory, STEPS)
+    assert not list((home / STATES).iterdir()), "the run is over: the disk is free again"
