@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.protocol.audit.receipts import Receipt, UnitReceipt
-from anabranch.protocol.log.records import Rollback
+from anabranch.protocol.audit.seals import NOTHING
+from anabranch.protocol.log.records import Dispute, Rollback
 from support.audited_runs import copy_of, make_run, rewrite_log, small_run
 from support.signed_receipts import SignedRun
 
@@ -77,6 +79,20 @@ def test_a_false_claim_is_proved_and_named(
     result = check(run, run.proof(change))
     assert result.outcome == PROVED and len(result.false) == 1, result.lines()
     assert result.false[0].startswith(what) and f"has hash {WRONG}, and the work gives" in result.false[0]
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_disputed_result_of_a_unit_of_others_is_proved(run: SignedRun, forward: bool) -> None:
+    """The relay sent a false activation on, and another one owns the microbatch."""
+    honest = run.receipt().units[0]
+    change = {"activation_out" if forward else "gradient_out": WRONG}
+    other = replace(honest, **change)
+    if forward:
+        other = replace(other, gradient_in=NOTHING, gradient_out="")
+    listed = partial(replace, others=(other,))
+    assert check(run, run.proof(listed)).outcome == REFUTED  # nobody asked about it
+    result = check(run, run.proof(listed, (Dispute(run.position, honest.unit, WRONG),)))
+    assert result.outcome == PROVED and len(result.false) == 1, result.lines()
 
 
 def test_a_step_that_was_rolled_back_can_be_proved(run: SignedRun) -> None:

@@ -19,7 +19,7 @@ from anabranch.checkpoint.proof_files import write_proof
 from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.protocol.audit.receipts import Receipt, SumReceipt, Transfer, UnitReceipt, receipt_hash, signed
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, PART, part_name, seal_text
-from anabranch.protocol.log.records import AnyRecord, Commit, Members
+from anabranch.protocol.log.records import AnyRecord, Commit, Dispute, Members
 from support.audited_runs import rewrite_log
 
 
@@ -96,8 +96,13 @@ class SignedRun:
         text = seal_text(self.commit.run, base, transfer.stage, kind, name, hashed)
         return msgspec.structs.replace(transfer, hash=hashed, seal=self.by_id[transfer.sender].sign(text))
 
-    def proof(self, change: Callable[[Receipt], Receipt] = lambda receipt: receipt) -> Path:
-        """Proof file about the receipt with `change`, whose hash enters the log."""
+    def proof(
+        self,
+        change: Callable[[Receipt], Receipt] = lambda receipt: receipt,
+        disputed: tuple[Dispute, ...] = (),
+    ) -> Path:
+        """Proof file about the receipt with `change`, whose hash enters the log with the results that are
+        disputed."""
         data = signed(change(self.receipt()), self.by_id[self.subject])
         receipts = tuple(
             receipt_hash(data) if k == self.position else "" for k in range(len(self.part.members))
@@ -107,7 +112,8 @@ class SignedRun:
             if not isinstance(record, Commit) or record.t != self.t:
                 return record
             stages = list(record.stages)
-            stages[self.stage] = msgspec.structs.replace(stages[self.stage], receipts=receipts)
+            found = {"receipts": receipts, "disputed": disputed}
+            stages[self.stage] = msgspec.structs.replace(stages[self.stage], **found)
             return msgspec.structs.replace(record, stages=tuple(stages))
 
         rewrite_log(self.directory, lambda records: [entered(record) for record in records])

@@ -24,10 +24,11 @@ from anabranch.protocol.audit.receipts import (
     SumReceipt,
     UnitReceipt,
     broken_seal,
+    inputs_of,
     opened,
     receipt_hash,
 )
-from anabranch.protocol.audit.seals import PART, part_name, seal_text
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, PART, part_name, seal_text
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.hash_chain import LogError
@@ -237,8 +238,11 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
     """Compare every statement of the receipt with the recomputed work, and enter the outcomes in `result`. An
     output is judged only if its inputs are right."""
-    for unit in receipt.units:
-        _compare_unit(result, unit, work)
+    disputed = {(each.unit, each.output) for each in logged.part.disputed if each.position == logged.position}
+    for unit in (*receipt.units, *receipt.others):
+        results = {(unit.unit, unit.activation_out), (unit.unit, unit.gradient_out)}
+        if unit in receipt.units or disputed & results:
+            _compare_unit(result, unit, work)
     if receipt.units and not result.unknown:
         found = work.parts[logged.position]
         for part, (claimed, right) in enumerate(zip(receipt.parts, found, strict=True)):
@@ -269,10 +273,10 @@ def _compare_unit(result: ProofResult, unit: UnitReceipt, work: ReplayedWork) ->
         result.unknown.append(f"microbatch {index} overflows in {tensor} when it is computed again")
         return
     activation_in, gradient_in, activation_out, gradient_out = work.units[index]
-    inputs = (("activation", unit.activation_in, activation_in), ("gradient", unit.gradient_in, gradient_in))
-    right = True
-    for kind, came, expected in inputs:
-        if came.hash != expected:
+    expected = {ACTIVATION: activation_in, GRADIENT: gradient_in}
+    right = bool(unit.gradient_out)
+    for kind, came in inputs_of(unit):
+        if came.hash != expected[kind]:
             result.unknown.append(
                 f"the {kind} of microbatch {index} that it got from {came.sender[:8]} is not what the work "
                 "gives"

@@ -22,7 +22,8 @@ from anabranch.protocol.audit.receipts import (
     receipt_hash,
     signed,
 )
-from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, seal_text
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, seal_text
+from anabranch.protocol.audit.tracing import traced
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
 from anabranch.protocol.coordinator.disputes import Disputes
@@ -96,6 +97,8 @@ def prepared(receipt: Receipt) -> Prepared:
 
 
 HONEST = receipt_of("a")
+UNIT = HONEST.units[0]
+replace = msgspec.structs.replace
 TOTAL = HONEST.sums[0]
 
 
@@ -113,6 +116,7 @@ TOTAL = HONEST.sums[0]
         {"reduced": ()},
         {"units": HONEST.units * 2},
         {"units": ()},
+        {"others": (replace(UNIT, activation_in=replace(UNIT.activation_in, stage=1)),)},
         {"stage": -1},
         {"peer": "b"},
     ],
@@ -410,18 +414,65 @@ def test_two_seals_of_a_microbatch_convict_nobody() -> None:
     assert unlinked([HONEST, after]) == "microbatch 0 between stages 1 and 2"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the sender owns no unit, so that it gave no receipt of what it received: its output may be right "
-    "for a false input, and only a receipt that also lists units it does not own could tell",
-)
-def test_a_false_activation_of_a_peer_that_owns_nothing_convicts_it() -> None:
-    """The owner of the microbatch says otherwise: the log goes back each time, and the sender stays."""
-    seal = SimulatedSigner("z").sign(seal_text("run", "base", 1, ACTIVATION, "0", "false"))
-    unit = msgspec.structs.replace(HONEST.units[0], activation_in=Transfer("false", "z", 1, seal))
-    after = msgspec.structs.replace(HONEST, stage=2, peer="x", units=(unit,), sums=(), reduced=())
-    assert unlinked([HONEST, after])
-    assert contradictions([HONEST, after], SimulatedSigner("d0")).keys() == {"z"}
+def stage_two_got(hash_: str, sender: str) -> Receipt:
+    """Receipt of a relay of stage 2 that got this activation of microbatch 0, which `a` owns at stage 1."""
+    came = transfer(sender, 1, ACTIVATION, "0")
+    seal = SimulatedSigner(sender).sign(seal_text("run", "base", 1, ACTIVATION, "0", hash_))
+    unit = msgspec.structs.replace(HONEST.units[0], activation_in=replace(came, hash=hash_, seal=seal))
+    return replace(HONEST, stage=2, peer="x", units=(unit,), sums=(), reduced=())
+
+
+def receipt_of_none(*others: UnitReceipt) -> Receipt:
+    """Receipt of z, which owns no unit of stage 1 and computed `others`."""
+    return replace(HONEST, peer="z", units=(), sums=(), others=others)
+
+
+def computed(came: Transfer, out: str) -> UnitReceipt:
+    """Forward of microbatch 0, whose gradient did not come."""
+    return UnitReceipt(0, came, NOTHING, out, "")
+
+
+def test_a_false_activation_of_a_peer_that_owns_nothing_is_computed_again() -> None:
+    """The owner of the microbatch says otherwise: the log went back each time, and the sender stayed."""
+    receipts = [HONEST, stage_two_got("false", "z"), receipt_of_none(computed(UNIT.activation_in, "false"))]
+    assert unlinked(receipts) and contradictions(receipts, SimulatedSigner("d0")) == {}
+    found = traced(receipts, SimulatedSigner("d0"))
+    assert {(each.peer, each.output) for each in found.disputed} == {("z", "false"), ("a", "h")}
+    assert not found.liars and not found.unlisted
+
+
+def test_a_peer_that_does_not_list_what_it_sealed_is_found() -> None:
+    for receipts in ([], [receipt_of_none()]):
+        found = traced([HONEST, stage_two_got("false", "z"), *receipts], SimulatedSigner("d0"))
+        assert found.unlisted.keys() == {(1, "z")} and not found.disputed
+
+
+def test_two_results_of_one_input_are_signed_by_a_liar_alone() -> None:
+    twice = replace(HONEST, others=(computed(UNIT.activation_in, "false"),))
+    assert traced([twice, stage_two_got("false", "a")], SimulatedSigner("d0")).liars.keys() == {"a"}
+
+
+def test_a_peer_that_was_given_a_false_input_shows_who_sent_it() -> None:
+    """z computed rightly from what u of the stage before sent it; u took the microbatch back."""
+
+    def moved(receipt: Receipt) -> Receipt:  # to the next stage
+        return replace(receipt, stage=receipt.stage + 1)
+
+    seal = SimulatedSigner("u").sign(seal_text("run", "base", 1, ACTIVATION, "0", "forged"))
+    given, out = Transfer("forged", "u", 1, seal), "right for that"
+    own = replace(UNIT, activation_in=replace(UNIT.activation_in, stage=1))
+    after_seal = SimulatedSigner("z").sign(seal_text("run", "base", 2, ACTIVATION, "0", out))
+    after = replace(own, activation_in=Transfer(out, "z", 2, after_seal))
+    receipts = [
+        HONEST,
+        moved(replace(HONEST, peer="b", units=(own,))),
+        moved(receipt_of_none(computed(given, out))),
+        moved(moved(replace(HONEST, peer="x", units=(after,)))),
+    ]
+    assert traced(receipts, SimulatedSigner("d0")).unlisted.keys() == {(1, "u")}
+    forged = computed(Transfer("forged", "u", 1, b"no"), out)
+    receipts[2] = moved(receipt_of_none(forged))
+    assert traced(receipts, SimulatedSigner("d0")).liars.keys() == {"z"}
 
 
 def test_only_owners_of_units_sum_parts() -> None:
@@ -496,3 +547,22 @@ def test_a_return_goes_back_before_every_step_whose_audit_is_open(slow: int) -> 
     assert len(held) == slow and worker.lies > 1
     assert [record.id for record in records_of(world) if isinstance(record, Revoke)] == ["r1.1"]
     assert world.history().t == STEPS and wrong_states(world).keys() <= {"r1.1"}
+
+
+@pytest.mark.parametrize(("liar", "kind"), [("r1.1", tasks.Forward), ("r2.1", tasks.InputGradient)])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_relay_that_sends_on_what_it_does_not_claim_is_convicted(
+    liar: str, kind: type[tasks.Task], silent: bool
+) -> None:
+    """Relays sent false outputs on and claimed no unit, so nothing of them was audited: the log went back
+    each time. silent: True if it reports no PREPARED either, so that its receipt is lacking: it loses its
+    seat."""
+    world = audited_world(share=0.01, checkpoint_every=1)
+    worker = give_lying_worker(world, liar, kind)
+    world.mouths[liar] = lambda message: (
+        None if worker.lies and isinstance(message, (msg.Claim, msg.Prepared)[: 1 + silent]) else message
+    )
+    world.run(until_s=900.0)
+    assert worker.lies > 0 and honest_are_right(world, liar)
+    assert liar not in world.history().membership.members
+    assert revoked_in(world) == ([] if silent else [liar])

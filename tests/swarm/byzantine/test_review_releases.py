@@ -140,3 +140,41 @@ def test_a_new_leader_decides_as_the_one_that_died(
     world.watchers.append(watch)
     assert go_on(world, 900.0) == 12 and died
     assert set(removed(world)) <= {"r1.0", *died} and wrong_states(world).keys() <= {"r1.0"}
+
+
+@pytest.mark.parametrize(("replicas", "works"), [(2, True), (3, True), (3, False)])
+def test_a_lost_step_goes_back_though_one_replica_says_nothing(replicas: int, works: bool) -> None:
+    """All honest replicas lost a committed gradient and say that they are behind; the liar neither reports
+    the state nor says that it lacks it, and gives it to nobody. The stage was not lost for its sake, and an
+    honest replica lost its seat. works: True if the liar claims units of the next step."""
+    settings = Settings("review", 1, 2, 6, 12, min_replicas=1, snapshot_every=2, checkpoint_every=2)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(replicas))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    begun: list[int] = []
+    said = (msg.Applied, msg.Behind, msg.StateOffer, msg.Piece, msg.Gradient, msg.Claim)[: 6 - works]
+
+    def withhold(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
+        return None if begun and sender.id == "r1.1" and isinstance(message, said) else message
+
+    def lose(name: str) -> None:
+        replica = world.nodes[name].peer.replica
+        advance = replica.advance
+
+        def without() -> None:
+            if replica.t == 4 and 5 in replica.pending and name not in lost:
+                lost.add(name)
+                begun.append(5)
+                replica._give_up(5)
+            else:
+                advance()
+
+        replica.advance = without  # type: ignore[method-assign]
+
+    lost = set[str]()
+    altered(world, withhold)
+    world.clock.after(0.5, lambda: [lose(f"r1.{k}") for k in range(replicas) if k != 1])
+    assert go_on(world, 1800.0) == 12
+    gone = {peer for peer, why in removed(world).items() if not why.startswith("moves to")}
+    assert len(lost) == replicas - 1 and gone == {"r1.1"}
+    assert wrong_states(world).keys() <= {"r1.1"}

@@ -143,6 +143,10 @@ def test_an_audit_computes_the_same_payloads() -> None:
     assert audit.hashes == (forward.hashes[0], backward.hashes[0], forward.hashes[1], backward.hashes[1])
     (summed,) = done(relay.run(tasks.AuditSum(1, 1))).outputs
     assert torch.equal(summed, whole)
+    done(relay.run(tasks.AuditUnit(1, 2, first=True), (x, dy)))
+    without = done(relay.run(tasks.AuditUnit(1, 2, hashed=True), (x,)))  # the gradient never came
+    assert without.hashes == (forward.hashes[0], forward.hashes[1])
+    assert torch.equal(done(relay.run(tasks.AuditSum(1, 1))).outputs[0], whole)
 
 
 def test_a_payload_of_another_codec_is_refused() -> None:

@@ -13,6 +13,7 @@ from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
     Receipt,
     broken_seal,
+    inputs_of,
     opened,
     receipt_hash,
 )
@@ -30,6 +31,7 @@ from anabranch.protocol.interface.tasks import (
     SumPart,
     Task,
 )
+from anabranch.protocol.log.records import Dispute
 from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkItem
 
 #: Time (s) to wait for a piece before the next source is asked. A choice: ten times what an activation needs
@@ -54,8 +56,23 @@ class _Check:
     what: tuple[str, ...]
 
 
-def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
-    """Computations that together repeat a contribution: its units, their sum, the parts that it added up."""
+def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Iterator[_Check]:
+    """Computations that together repeat a contribution: its units, their sum, the parts that it added up; and
+    before these the disputed results among its others, which are in no sum."""
+    results = {(result.unit, result.output) for result in disputed}
+    for unit in receipt.others:
+        index = unit.unit
+        if not results & {(index, unit.activation_out), (index, unit.gradient_out or unit.activation_out)}:
+            continue
+        kinds = [(WorkItem(kind, index), came) for kind, came in inputs_of(unit)]
+        outputs = (unit.activation_out, unit.gradient_out)[: len(kinds)]
+        yield _Check(
+            AuditUnit(t, index, True, hashed=True),
+            tuple(item for item, _ in kinds),
+            tuple(came.sender for _, came in kinds),
+            (*(came.hash for _, came in kinds), *outputs),
+            (f"activation of microbatch {index}", f"gradient of microbatch {index}")[: len(kinds)],
+        )
     for unit in receipt.units:
         index, first = unit.unit, unit is receipt.units[0]
         yield _Check(
@@ -281,7 +298,7 @@ class Auditor(Timer):
         if (what := broken_seal(receipt, self._ctx.signer)) is not None:
             self._report(job, "different", what)
             return
-        job.checks = list(_checks(job.drawn.t, receipt))
+        job.checks = list(_checks(job.drawn.t, receipt, job.drawn.disputed))
         self._next_check(job)
 
     # --- computing again -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from anabranch.protocol.log.records import Commit, Member
+from anabranch.protocol.log.records import Commit, Dispute, Member
 
 #: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for
 #: some minutes before a lie has a chance to pass.
@@ -31,7 +31,8 @@ class Drawn:
     """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. base: hash of the
     step's log entry. position: rank of the subject among the members of the reduce. receipt: hash of its
     receipt. auditors: the other members, in the order in which they are asked to audit. trusted: auditor of
-    the stage and of the subject's numerics class, which is asked before them ("": there is none)."""
+    the stage and of the subject's numerics class, which is asked before them ("": there is none). disputed:
+    its results that another receipt contradicts."""
 
     t: int
     base: str
@@ -41,6 +42,7 @@ class Drawn:
     receipt: str
     auditors: tuple[str, ...]
     trusted: str = ""
+    disputed: tuple[Dispute, ...] = ()
 
     @property
     def first(self) -> str:
@@ -61,21 +63,23 @@ def drawn(
     walk_ins: Mapping[str, int] = _NONE,
     auditors: Mapping[str, Member] = _NOBODY,
 ) -> list[Drawn]:
-    """Contributions to a step that are audited: a random draw, and all contributions of walk-ins on
-    probation. base: hash of the commit's log entry, which seeds the draw. share: probability that a
-    contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with which its probation
+    """Contributions to a step that are audited: a random draw, all with a disputed result, and all of
+    walk-ins on probation. base: hash of the commit's log entry, which seeds the draw. share: probability that
+    a contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with which its probation
     begins. auditors: members that only audit, by id."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
             subject = commit.members[position]
             proven = record.t >= walk_ins.get(subject, -PROBATION_STEPS) + PROBATION_STEPS
-            if not receipt or (proven and _number(base, stage, position) >= share * 2.0**64):
+            disputed = tuple(each for each in commit.disputed if each.position == position)
+            if not receipt or (not disputed and proven and _number(base, stage, position) >= share * 2.0**64):
                 continue
             others = [peer for peer in commit.members if peer != subject]
             others.sort(key=lambda peer: (peer in walk_ins, _number(base, stage, position, peer)))
             about = stage, commit.classes[position]
             able = [peer for peer, each in auditors.items() if (each.stage, each.numerics_class) == about]
             trusted = min(able, key=partial(_number, base, stage, position), default="")
-            found.append(Drawn(record.t, base, stage, subject, position, receipt, tuple(others), trusted))
+            asked = tuple(others), trusted, disputed
+            found.append(Drawn(record.t, base, stage, subject, position, receipt, *asked))
     return found

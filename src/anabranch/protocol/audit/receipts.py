@@ -4,11 +4,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, PART, REDUCED, Seals, part_name, seal_text
+from anabranch.protocol.audit.seals import (
+    ACTIVATION,
+    GRADIENT,
+    PART,
+    REDUCED,
+    Seals,
+    hashes_of,
+    part_name,
+    seal_text,
+)
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.messages.audit import Transfer
@@ -47,7 +57,9 @@ class Receipt(msgspec.Struct, array_like=True, frozen=True):
     """Statement of what `peer` received and sent at `stage` in step t on `base`, for reduce attempt (term,
     number). units: of a relay. parts: hashes of the parts of its own gradient sum. sums: parts that it added
     up for all members. reduced: hashes of the parts of the whole gradient, as it received them. ends: units
-    of a data node."""
+    of a data node. others: results of a relay that it may have sealed and that are not those of `units`: of
+    microbatches that others own, or from other inputs. Where only the forward was computed, the hashes of
+    the gradients are ""."""
 
     run: str
     base: Hash
@@ -61,6 +73,7 @@ class Receipt(msgspec.Struct, array_like=True, frozen=True):
     sums: tuple[SumReceipt, ...]
     reduced: tuple[Transfer, ...]
     ends: tuple[EndReceipt, ...] = ()
+    others: tuple[UnitReceipt, ...] = ()
 
 
 class SignedReceipt(msgspec.Struct, array_like=True, frozen=True):
@@ -108,6 +121,19 @@ def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ..
     )
 
 
+def other_receipts(seals: Seals, owned: Collection[UnitReceipt]) -> tuple[UnitReceipt, ...]:
+    """Receipts of all other results that this relay may have sealed. owned: receipts of its units."""
+    own = {
+        u.unit: hashes_of((u.activation_in, u.gradient_in, u.activation_out, u.gradient_out)) for u in owned
+    }
+    found = []
+    for index, results in sorted(seals.stated.items()):
+        of_unit = own.get(index, ())
+        forward = (of_unit[0], "", of_unit[2], "") if of_unit else ()
+        found += [UnitReceipt(index, *each) for each in results if hashes_of(each) not in (of_unit, forward)]
+    return tuple(found)
+
+
 def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
     """Receipts of the units `units` of stage 0, which this data node computed. seals: what it received."""
     return tuple(EndReceipt(unit, seals.received[end_of(unit)]) for unit in sorted(units))
@@ -135,18 +161,76 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
     before, after = attempt.stage - 1, (attempt.stage + 1) % (stages + 1)
     if strange or any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):
         return "a payload that is not of an adjacent stage"
+    if receipt.others and not attempt.stage:
+        return "results of a relay from a data node"
+    for other in receipt.others:
+        gradient = other.gradient_in.stage if other.gradient_out else after
+        if (other.activation_in.stage, gradient) != (before, after):
+            return "a payload that is not of an adjacent stage"
     return None
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
     """First activation or gradient in a receipt whose seal is not its sender's signature; None: all are
     valid."""
-    for unit in receipt.units:
-        for kind, came in ((ACTIVATION, unit.activation_in), (GRADIENT, unit.gradient_in)):
-            text = seal_text(receipt.run, receipt.base, came.stage, kind, str(unit.unit), came.hash)
-            if not signer.verify(came.sender, text, came.seal):
+    for unit in (*receipt.units, *receipt.others):
+        for kind, came in inputs_of(unit):
+            if not is_sealed(receipt, came, kind, str(unit.unit), signer):
                 return f"seal of the {kind} of microbatch {unit.unit}"
     return None
+
+
+def inputs_of(unit: UnitReceipt) -> list[tuple[str, Transfer]]:
+    """Inputs of a result with their kinds: the activation, and the gradient if that was used."""
+    forward = [(ACTIVATION, unit.activation_in)]
+    return [*forward, (GRADIENT, unit.gradient_in)] if unit.gradient_out else forward
+
+
+def is_sealed(receiver: Receipt, came: Transfer, kind: str, name: str, signer: Signer) -> bool:
+    """True if the sender of a payload signed the seal that a receipt shows for it."""
+    text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
+    return signer.verify(came.sender, text, came.seal)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Payload that `receiver` got of microbatch `index`, and that is not what `owner`, to whom the microbatch
+    counted at the sender's stage, sent on (`unit`)."""
+
+    receiver: Receipt
+    came: Transfer
+    kind: str
+    index: int
+    owner: Receipt
+    unit: UnitReceipt
+
+
+def mismatches(receipts: Sequence[Receipt]) -> list[Mismatch]:
+    """All activations and gradients in these receipts of one step that are not those of their owners."""
+    owners = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
+    found = []
+    for receipt in receipts:
+        came = [(kind, unit.unit, each) for unit in receipt.units for kind, each in inputs_of(unit)]
+        came += [(*end_of(end.unit), end.came) for end in receipt.ends]
+        for kind, index, each in came:
+            if (wrong := mismatch_of(owners, receipt, each, kind, index)) is not None:
+                found.append(wrong)
+    return found
+
+
+def mismatch_of(
+    owners: Mapping[tuple[int, int], tuple[Receipt, UnitReceipt]],
+    receiver: Receipt,
+    came: Transfer,
+    kind: str,
+    index: int,
+) -> Mismatch | None:
+    """Mismatch of one payload with its owner's receipt; None if they agree, or the owner is not known.
+    owners: (stage, microbatch) -> receipt of its owner, and the part of it about the microbatch."""
+    owner, unit = owners.get((came.stage, index), (None, None))
+    if owner is None or unit is None or output_of(unit, kind) == came.hash:
+        return None
+    return Mismatch(receiver, came, kind, index, owner, unit)
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
@@ -154,22 +238,10 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
     than its receipt states, or states a seal that the sender never made for a payload of which the receipt of
     the peer that computed it states another hash."""
     found: dict[str, str] = {}
-    by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
+    for wrong in mismatches(receipts):
+        _blame(found, signer, wrong.receiver, wrong.owner.peer, wrong.came, wrong.kind, str(wrong.index))
     by_peer = {(r.stage, r.peer): r for r in receipts}
     for receipt in receipts:
-        for unit in receipt.units:
-            name = str(unit.unit)
-            before = by_unit.get((receipt.stage - 1, unit.unit))
-            after = by_unit.get((receipt.stage + 1, unit.unit))
-            if before is not None and before[1].activation_out != unit.activation_in.hash:
-                _blame(found, signer, receipt, before[0].peer, unit.activation_in, ACTIVATION, name)
-            if after is not None and after[1].gradient_out != unit.gradient_in.hash:
-                _blame(found, signer, receipt, after[0].peer, unit.gradient_in, GRADIENT, name)
-        for end in receipt.ends:
-            kind, index = end_of(end.unit)
-            sent = by_unit.get((end.came.stage, index))
-            if sent is not None and end.came.hash != output_of(sent[1], kind):
-                _blame(found, signer, receipt, sent[0].peer, end.came, kind, str(index))
         for total in receipt.sums:
             name = part_name(receipt.term, receipt.number, total.part)
             for _, came in total.inputs:
@@ -205,10 +277,9 @@ def _blame(
     hash of a payload than that of `owner`, who computed it. Enter it into `found` (peer -> reason). It is the
     receiver if the payload's sender did not sign the seal that the receipt shows (`came`); the owner, if it
     signed that seal itself, for a part of a reduce."""
-    text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
-    if not signer.verify(came.sender, text, came.seal):
+    if not is_sealed(receiver, came, kind, name, signer):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")
     elif came.sender == owner and kind in (PART, REDUCED):
         found.setdefault(owner, f"it sent another {kind} of {name} than its receipt says")
     # An honest relay may have sealed two activations of a microbatch: who sent it the first one lied, took
-    # the microbatch back, and sent another. It proves nothing (`unlinked` finds it).
+    # the microbatch back, and sent another. `tracing` tells them apart.

@@ -11,6 +11,21 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages.audit import Transfer
 
 ACTIVATION, GRADIENT, PART, REDUCED = "activation", "gradient", "part", "reduced part"
+#: Results of one microbatch, from different inputs, that a relay signs in an iteration. An honest sender has
+#: one activation and one gradient of it; the others are for liars' that came first. A plain choice.
+STATED_MAX = 4
+#: Transfer of a gradient that has not come.
+NOTHING = Transfer("", "", 0, b"")
+
+
+#: Result of a relay: activation and gradient received, hashes of the activation and the gradient sent on ("":
+#: not computed).
+Stated = tuple[Transfer, Transfer, str, str]
+
+
+def hashes_of(stated: Stated) -> tuple[str, ...]:
+    """Hashes of what a result was computed from, and of the result."""
+    return stated[0].hash, stated[1].hash, *stated[2:]
 
 
 def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_hash: str) -> bytes:
@@ -30,6 +45,10 @@ class Seals:
         self.received: dict[tuple[str, int], Transfer] = {}
         self.computed: dict[tuple[str, int], str] = {}
         """(kind, microbatch) -> hash of what this peer computed."""
+        self.stated: dict[int, list[Stated]] = {}
+        """Microbatch -> all results of it that this relay may have sealed, units of others included."""
+        self.statements = 0
+        """Number of changes of `stated`."""
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
@@ -45,6 +64,8 @@ class Seals:
             return None
         if came.hash == payload_hash:
             return None
+        if len(self.stated.get(index, ())) >= STATED_MAX:
+            return f"one more input of microbatch {index}, of which {STATED_MAX} came already"
         text = seal_text(self._run, self._base, came.stage, kind, str(index), payload_hash)
         if not self._ctx.signer.verify(came.sender, text, came.seal):
             self._ctx.links.forged(came.sender)
@@ -57,6 +78,21 @@ class Seals:
         microbatch `index`: its seal signs it, and the receipt states it."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
+        if self._ctx.run.stage:
+            self._state(kind, index)
+
+    def _state(self, kind: str, index: int) -> None:
+        """Enter the newest result of a microbatch into `stated`, in place of that of its forward alone."""
+        forward = self.received[ACTIVATION, index], NOTHING, self.computed[ACTIVATION, index], ""
+        newest = forward
+        if kind == GRADIENT:
+            newest = forward[0], self.received[GRADIENT, index], forward[2], self.computed[GRADIENT, index]
+        results, known = self.stated.setdefault(index, []), set[tuple[str, ...]]()
+        for each in results:
+            known |= {hashes_of(each), (each[0].hash, "", each[2], "")}
+        if hashes_of(newest) not in known:
+            results[:] = [each for each in results if hashes_of(each) != hashes_of(forward)] + [newest]
+            self.statements += 1
 
     def seal(self, kind: str, index: int) -> bytes:
         """This peer's signature for a payload that it computed; b"" in a run without audits."""

@@ -15,23 +15,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from anabranch.protocol.audit.auditor import AUDITORS, WAIT_S
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import (
     Receipt,
     contradictions,
-    end_of,
+    inputs_of,
     mismatch,
+    mismatches,
     opened,
-    output_of,
     receipt_hash,
 )
+from anabranch.protocol.audit.tracing import DisputedResult, traced
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, Dispute
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
 from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import FLAT
@@ -44,6 +47,8 @@ EXPIRED = "expired"
 #: peer that withholds another contribution. A choice: half of the steps that the weights are kept for.
 LATE_STEPS = AUDIT_STEPS // 2
 VERDICTS = ("same", "different", "withheld", "unable")
+#: Seconds that a relay has to send a receipt that lists what it sealed: PREPARED is repeated every two.
+UNLISTED_S = 10.0
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain.
 PATIENCE_S = 4 * WAIT_S
 
@@ -106,10 +111,26 @@ class AuditCases:
         if wrong := refused_sums(receipt, attempt, FLAT * run.settings.neighbours):
             return wrong
         came = [part for unit in receipt.units for part in (unit.activation_in, unit.gradient_in)]
+        came += [part for other in receipt.others for _, part in inputs_of(other)]
         came += [end.came for end in receipt.ends]
         if any(not self._served(current, part) for part in came):
             return "a receipt with the seal of a peer that did not serve"
         current.receipts.setdefault(attempt.stage, {})[peer] = receipt
+        return None
+
+    def later_receipt(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
+        """Take the receipt of a repeated PREPARED report if it lists more results than the one before;
+        returns why it is refused."""
+        before = current.prepared[attempt.stage][peer]
+        if not self.on or message.receipt == before.receipt:
+            return None
+        listed = len(current.receipts[attempt.stage][peer].others)
+        receipt = opened(message.receipt, self.ctx.signer)
+        if receipt is None or len(receipt.others) <= listed:
+            return None
+        if wrong := self.refused(peer, message, attempt, current):
+            return wrong
+        current.prepared[attempt.stage][peer] = msgspec.structs.replace(before, receipt=message.receipt)
         return None
 
     def _served(self, current: Round, came: Transfer) -> bool:
@@ -142,29 +163,88 @@ class AuditCases:
         if not self.on:
             return ()
         prepared, position = current.prepared[attempt.stage], set(attempt.owners)
+        position |= {each.position for each in self.disputed(current, attempt)}
         receipts = [
             prepared[peer].receipt if k in position and peer in prepared else b""
             for k, peer in enumerate(attempt.members)
         ]
         return tuple(map(receipt_hash, receipts))
 
+    @staticmethod
+    def disputed(current: Round, attempt: Attempt) -> tuple[Dispute, ...]:
+        """Disputed results of a stage, for the commit."""
+        return tuple(
+            Dispute(attempt.members.index(each.peer), each.index, each.output)
+            for each in current.disputed
+            if each.stage == attempt.stage
+        )
+
     def consistent(self, current: Round) -> bool:
-        """True if all stages' receipts agree and the log need not go back. If not, peers that contradict
-        themselves are convicted, and the log goes back to a state before the iteration."""
-        if not self.on or self._checked == self._state(current):
-            return not self.returns
-        self._checked = self._state(current)
+        """True if the step may be committed: all stages' receipts agree, or the results in which two relays
+        contradict each other can be computed again after the commit, which is void then. If not, peers that
+        contradict themselves are convicted, and the log goes back to a state before the iteration."""
+        late = self.ctx.clock.now >= current.unlisted_since + UNLISTED_S
+        if not self.on or self._checked == (late, *self._state(current)):
+            return not self.returns and current.unlisted_since == math.inf
+        self._checked = late, *self._state(current)
         receipts = [receipt for stage in current.receipts.values() for receipt in stage.values()]
         liars = contradictions(receipts, self.ctx.signer)
         for peer, reason in liars.items():
             self._convict(peer, f"in iteration {current.t} {reason}", current.t)
+        current.disputed, current.unlisted_since = [], math.inf if liars else current.unlisted_since
         if not liars and (apart := unlinked(receipts)):
-            self._return(f"the receipts of iteration {current.t} contradict each other at {apart}", current.t)
-        return not self.returns
+            reason = f"the receipts of iteration {current.t} contradict each other at {apart}"
+            self._trace(receipts, current, late, reason)
+        elif not liars:
+            current.unlisted_since = math.inf
+        return not self.returns and current.unlisted_since == math.inf
+
+    def _trace(self, receipts: Sequence[Receipt], current: Round, late: bool, reason: str) -> None:
+        """Find who is at the end of the contradictions between receipts. A liar is convicted. Results that
+        can be computed again go into the commit. A relay whose receipt is lacking, or does not list what it
+        sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
+        that it gave, or else loses its seat. In any other case the log goes back and the relay stays."""
+        found, t = traced(receipts, self.ctx.signer), current.t
+        for peer, liar in found.liars.items():
+            self._convict(peer, f"in iteration {t} {liar}", t)
+        if found.liars:
+            return
+        waits = [key for key in found.unlisted if key[1] in self.ctx.run.membership.members]
+        if waits and not late:
+            current.unlisted_since = min(current.unlisted_since, self.ctx.clock.now)
+            return
+        current.unlisted_since = math.inf
+        if found.unlisted:
+            for stage, peer in waits:
+                self._hid(current, stage, peer, found.unlisted[stage, peer])
+            self._return(reason, t)
+            self.settled = True  # the sender is out, or has left
+        elif found.disputed and all(self._has_receipt(current, each) for each in found.disputed):
+            current.disputed = found.disputed
+        else:
+            self._return(reason, t)
+
+    @staticmethod
+    def _has_receipt(current: Round, each: DisputedResult) -> bool:
+        return each.peer in current.prepared.get(each.stage, {})
+
+    def _hid(self, current: Round, stage: int, peer: str, name: str) -> None:
+        """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed; take
+        the seat of one that gave no receipt. One that began to serve with this iteration may have sealed it
+        in a former process."""
+        text = f"in iteration {current.t} it sealed another {name} than its owner, "
+        since = self.ctx.run.membership.active_from.get(peer, current.t)
+        if peer in current.receipts.get(stage, {}) and since < current.t:
+            self._convict(peer, f"{text}which its receipt does not list", current.t)
+        else:
+            self.admission.expel(peer, f"{text}and gave no receipt of it")
 
     @staticmethod
     def _state(current: Round) -> tuple[object, ...]:
-        counts = tuple(sorted((stage, len(each)) for stage, each in current.receipts.items()))
+        counts = tuple(
+            (stage, len(each), sum(len(receipt.others) for receipt in each.values()))
+            for stage, each in sorted(current.receipts.items())
+        )
         return (current.t, current.base, counts, *(a.attempt for a in current.attempts.values()))
 
     # --- audits --------------------------------------------------------------------------------
@@ -176,7 +256,10 @@ class AuditCases:
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
-            self._expired(self._cases.pop(key))
+            self._expired(self._cases[key])
+        self._void_disputed()
+        for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
+            del self._cases[key]
         for case in self._cases.values():
             waits = not case.over and self._first(case) not in case.verdicts
             if waits and case.drawn.t <= record.t - LATE_STEPS:
@@ -190,6 +273,7 @@ class AuditCases:
             incarnation = -1 if member is None else member.incarnation
             over = not each.first
             self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
+        self._void_disputed()
 
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
@@ -202,12 +286,22 @@ class AuditCases:
             case.incarnation = -1 if member is None else member.incarnation
             case.replaced = bool(each.trusted) and each.trusted not in membership.auditors
             self._cases[each.t, each.subject] = case
+        self._void_disputed()
+
+    def _void_disputed(self) -> None:
+        """Have the log go back before steps with disputed results, once their audits are over: whoever was
+        wrong, a false activation or gradient was used."""
+        cases = [case for case in self._cases.values() if case.drawn.disputed]
+        for t in {case.drawn.t for case in cases} - {case.drawn.t for case in cases if not case.over}:
+            if not (self.returns and self.returns_before <= t):
+                self._return(f"nobody could tell which of two receipts of iteration {t} is false", t)
 
     def ended(self) -> bool:
         """Close the cases that are still open when the run ends. True if the log has to go back for one."""
         had = self.returns
         for case in self._cases.values():
             self._expired(case)
+        self._void_disputed()
         return self.returns != had
 
     def awaited_until(self) -> float:
@@ -263,6 +357,7 @@ class AuditCases:
             self._by_trusted(case, message)
         else:
             self._decide(case, peer, message)
+        self._void_disputed()
         return None
 
     def removed(self, peer: str) -> None:
@@ -284,6 +379,7 @@ class AuditCases:
                     self._ask_second(case, (case.drawn.subject,))
             elif replicas and asked[0] in case.verdicts:
                 self._expired(case)
+        self._void_disputed()
 
     @staticmethod
     def _first(case: Case) -> str:
@@ -450,20 +546,9 @@ class AuditCases:
         self.revocations.ask(Wish(REVOKE, target=target, reason=reason[:REMARK_MAX]))
 
 
-def unlinked(receipts: list[Receipt]) -> str:
-    """First microbatch with two receipts that disagree: a unit's received activation is not the one that the
-    microbatch's owner at the stage before sent, or its received gradient not the one of the stage after. ""
-    if all agree."""
-    out = {(r.stage, u.unit): u for r in receipts for u in r.units}
-    for (stage, index), unit in out.items():
-        before, after = out.get((stage - 1, index)), out.get((stage + 1, index))
-        if before is not None and before.activation_out != unit.activation_in.hash:
-            return f"microbatch {index} between stages {stage - 1} and {stage}"
-        if after is not None and after.gradient_out != unit.gradient_in.hash:
-            return f"microbatch {index} between stages {stage + 1} and {stage}"
-    for end in (end for receipt in receipts for end in receipt.ends):
-        kind, index = end_of(end.unit)
-        sent = out.get((end.came.stage, index))
-        if sent is not None and output_of(sent, kind) != end.came.hash:
-            return f"microbatch {index} between stages {end.came.stage} and 0"
+def unlinked(receipts: Sequence[Receipt]) -> str:
+    """First microbatch with two receipts that disagree: a received activation or gradient is not the one that
+    the microbatch's owner sent. "" if all agree."""
+    for wrong in mismatches(receipts):
+        return f"microbatch {wrong.index} between stages {wrong.came.stage} and {wrong.receiver.stage}"
     return ""

@@ -14,7 +14,7 @@ from functools import partial
 from anabranch.protocol.consensus import voter_selection as electorate
 from anabranch.protocol.consensus.raft_node import Voter, peer_of
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.audit_cases import AuditCases
+from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
 from anabranch.protocol.coordinator.broadcast import Broadcast
 from anabranch.protocol.coordinator.checkpoints import Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
@@ -578,6 +578,7 @@ class Coordinator:
         current = self.round or (None if self.released.last else self.released.unopened)
         if current is not None and not self.log.busy:
             times.append(current.progress_at + self.reducing.patience_s(current))
+            times.append(current.unlisted_since + UNLISTED_S)
             times.append(self.rounds.deadline(current))
         return min(times)
 

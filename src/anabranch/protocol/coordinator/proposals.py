@@ -83,6 +83,7 @@ class Proposals:
                     classes=current.classes[stage],
                     owners=attempt.owners,
                     receipts=self.cases.hashes(current, attempt),
+                    disputed=self.cases.disputed(current, attempt),
                 )
             )
         norm = global_norm(message.squares for message in prepared)

@@ -150,12 +150,14 @@ class Releases:
         """Replicas whose missing report of their state blocks the release -> reason to remove them.
 
         A replica that claimed units of the open step has applied the last one, and an honest one repeats its
-        report: it is named after WITHHELD_STALLS stalls of the step. Any other may still be fetching the
-        state: it is named after AWAITED_STALLS, and then has to fetch it as a joiner, for which the run does
-        not wait. Nobody is named while no replica of the stage has reported, also of those that serve only
-        from the next iteration on.
+        report: it is named after WITHHELD_STALLS stalls of the step, or tries of its stage's reduce. Any
+        other may still be fetching the state: it is named after AWAITED_STALLS, and then has to fetch it as a
+        joiner, for which the run does not wait. While no replica of the stage has reported, also of those
+        that serve only from the next iteration on, nobody is named, unless it claimed such units and there is
+        a snapshot to go back to, or another one says that it cannot get the state: the log goes back for a
+        stage only once all its replicas say so.
         """
-        if self.last or current.stalls < WITHHELD_STALLS:
+        if self.last or max(current.stalls, *current.retries.values(), 0) < WITHHELD_STALLS:
             return {}
         found = {}
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -163,12 +165,18 @@ class Releases:
             silent = [peer for peer in live if peer not in applied and peer != self.ctx.me]
             enough = len(applied) >= min(2, len(live))
             later = self.ctx.run.membership.live(stage, self.tip.t + 1)
+            claims = current.claims.get(stage, {})
             if self.applied.get(stage, {}).keys().isdisjoint((*live, *later)):
-                continue
+                lacking = self.stage_recovery.lacking(live, self.tip.t)
+                point = self.catalog.newest(self.tip.t)
+                others = [peer for peer in silent if lacking and peer not in lacking]
+                silent = [peer for peer in silent if claims.get(peer)] if point is not None else []
+                silent += [peer for peer in others if peer not in silent]
             if enough and self._majority(live, applied) is not None:
                 continue
             for peer in silent:
-                if current.claims.get(stage, {}).get(peer) or current.stalls >= AWAITED_STALLS:
+                waits = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
+                if waits >= (WITHHELD_STALLS if claims.get(peer) else AWAITED_STALLS):
                     found[peer] = f"the run waits for its report of its state after iteration {self.tip.t}"
         return found
 

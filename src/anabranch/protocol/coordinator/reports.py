@@ -84,7 +84,9 @@ class Reports:
         if not message.digest or not plausible(message.squares):
             return "a digest or sums of squares that no gradient has"
         prepared = current.prepared.setdefault(message.stage, {})
-        if peer in attempt.members and peer not in prepared:
+        if peer in prepared:
+            return self.cases.later_receipt(peer, message, attempt, current)
+        if peer in attempt.members:
             if wrong := self.cases.refused(peer, message, attempt, current):
                 return wrong
             prepared[peer] = message

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
+from anabranch.protocol.audit.tracing import DisputedResult
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Witness
 from anabranch.protocol.messages import Attempt, AttemptId, Prepared
@@ -42,6 +43,10 @@ class Round:
     prepared: dict[int, dict[str, Prepared]] = field(default_factory=dict)
     receipts: dict[int, dict[str, Receipt]] = field(default_factory=dict)
     """Stage -> member -> receipt of its work, in runs that are audited."""
+    disputed: list[DisputedResult] = field(default_factory=list)
+    """Results that the receipts of two relays contradict."""
+    unlisted_since: float = math.inf
+    """Time (s) since which a receipt is lacking that a contradiction leads to."""
     served: set[tuple[int, str]] = field(default_factory=set)
     """(stage, peer) of those that served in the iteration, removed ones too."""
     manifest: str = ""

@@ -64,6 +64,10 @@ class StageRecovery:
         holders = [p for p in self.catalog.holders(wanted, message.stage) if p != peer or point.on_disk]
         self.ctx.outbox.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
 
+    def lacking(self, peers: Collection[str], t: int) -> list[str]:
+        """Those of `peers` that reported that they cannot get the state after iteration t."""
+        return [peer for peer in peers if self._behind.get(peer) == t]
+
     def forget(self, peer: str) -> None:
         """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
         was removed."""
@@ -121,7 +125,7 @@ class StageRecovery:
         stage's peer."""
         membership = self.ctx.run.membership
         able = membership.live(stage, t + 1) or [p for p in membership.of(stage) if self._knows(p)]
-        return all(self._behind.get(peer) == t for peer in able)
+        return len(self.lacking(able, t)) == len(able)
 
     def _knows(self, peer: str) -> bool:
         """True if `peer` has or had its stage's state: it reported ready, or the log says from which

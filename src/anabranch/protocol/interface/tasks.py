@@ -191,7 +191,8 @@ class AuditUnit(MicrobatchTask, frozen=True):
     """Recomputation of a relay's microbatch with the weights before step t, which were kept by Apply.
 
     inputs (activation, gradient of the stage's output) -> outputs (activation, gradient of the input). The
-    contribution is added to a sum of its own, which begins at zero with `first`.
+    contribution is added to a sum of its own, which begins at zero with `first`. Without the gradient the
+    output is the activation alone, and nothing is added.
     """
 
     first: bool = False

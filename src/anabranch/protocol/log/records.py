@@ -102,11 +102,21 @@ class Members(Record, frozen=True, tag="members"):
     removed: dict[str, str] = {}
 
 
+class Dispute(msgspec.Struct, frozen=True, array_like=True):
+    """Result of microbatch `unit` by the member at `position`, which another member contradicts: it is
+    computed again. output: hash of the activation or gradient."""
+
+    position: int
+    unit: int
+    output: str
+
+
 class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Part of a Commit about one stage. classes: numerics class of each member. owners[k]: position in
     `members` of the replica whose gradient of unit k counted; -1 for a slot that does not count in a round.
-    squares: sum of squares of each tensor's gradient. receipts: hash of each member's receipt ("": none), in
-    runs that are audited."""
+    squares: sum of squares of each tensor's gradient. In runs that are audited, receipts: hash of the receipt
+    of each member that owns a unit or has a disputed result ("": none); disputed: results of which the
+    receipts contradict each other."""
 
     fingerprint_before: str
     digest: str
@@ -115,6 +125,7 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     classes: tuple[str, ...]
     owners: tuple[int, ...]
     receipts: tuple[str, ...] = ()
+    disputed: tuple[Dispute, ...] = ()
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -185,6 +185,7 @@ class Iterations(Timer):
         for each in audited:
             owners = record.stages[each.stage].owners
             units = [unit for unit, owner in enumerate(owners) if owner == each.position]
+            units += [result.unit for result in each.disputed if result.unit not in units]
             own = each.subject == ctx.me and each.stage == ctx.run.stage
             items = iteration.audited_items(each.stage, units, own)
             if each.stage == ctx.run.stage:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+import msgspec
+
 from anabranch.protocol.audit.seals import PART, REDUCED
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
@@ -401,8 +403,13 @@ class AllReduce:
 
     def repeat_prepared(self) -> None:
         """Send PREPARED to the leader (again), if this replica has the reduced gradient."""
-        if self.prepared is not None:
-            self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
+        if self.prepared is None:
+            return
+        reduce, iteration = self.reduce, self.iteration
+        if reduce is not None and iteration is not None and reduce.receipt.on and reduce.receipt.outdated:
+            receipt = reduce.receipt.signed(iteration.t, iteration.base, self._owned(reduce.message))
+            self.prepared = msgspec.structs.replace(self.prepared, receipt=receipt)
+        self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
         """Send a member or helper whose link is back the own and reduced parts that it may have missed."""

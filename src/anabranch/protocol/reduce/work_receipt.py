@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from anabranch.protocol.audit.receipts import Receipt, SumReceipt, end_receipts, signed, unit_receipts
+from anabranch.protocol.audit.receipts import (
+    Receipt,
+    SumReceipt,
+    end_receipts,
+    other_receipts,
+    signed,
+    unit_receipts,
+)
 from anabranch.protocol.audit.seals import PART, REDUCED, Seals, part_name
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
@@ -28,7 +35,7 @@ class WorkReceipt:
         """seals: seals of this iteration. message: order of the attempt. flat: False in a stage of several
         cells (groups of members), whose sums have no receipts."""
         self._ctx = ctx
-        self._flat = flat
+        self._flat, self._listed = flat, 0
         self._seals = seals
         self._message = message
         self._parts: tuple[str, ...] = ()
@@ -117,6 +124,11 @@ class WorkReceipt:
         self._reduced = tuple(transfers)
         return None
 
+    @property
+    def outdated(self) -> bool:
+        """True if this relay computed something since it signed its receipt that the receipt must list."""
+        return self._seals.statements > self._listed
+
     def signed(self, t: int, base: str, units: Collection[int]) -> bytes:
         """Signed receipt of this peer's work on its `units`; b"" without audit."""
         run, message = self._ctx.run, self._message
@@ -125,8 +137,10 @@ class WorkReceipt:
         of_attempt = (message.stage, self._ctx.me, message.attempt.term, message.attempt.number)
         work = unit_receipts(self._seals, units if run.stage else ()), self._parts
         ends = end_receipts(self._seals, () if run.stage else units)
+        others = other_receipts(self._seals, work[0])
+        self._listed = self._seals.statements
         sums = tuple(total for _, total in sorted(self._sums.items()))
-        receipt = Receipt(run.settings.run, base, t, *of_attempt, *work, sums, self._reduced, ends)
+        receipt = Receipt(run.settings.run, base, t, *of_attempt, *work, sums, self._reduced, ends, others)
         return signed(receipt, self._ctx.signer)
 
 

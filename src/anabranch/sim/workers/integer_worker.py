@@ -211,10 +211,12 @@ class IntegerWorker:
         work.add(words, task.sign)
         return Result()
 
-    def _audit_unit(self, t: int, first: bool, x: int, dy: int) -> Result:
+    def _audit_unit(self, t: int, first: bool, x: int, dy: int | None = None) -> Result:
         state, stage = self._before.get(t), self.stage
         if state is None:
             return Result(error=tasks.WEIGHTS_GONE)
+        if dy is None:
+            return Result(outputs=(activated(state, stage, x),))
         former = [0] * WORDS if first else self._audited
         words = contribution(state, stage, x, dy)
         self._audited = [total + word for total, word in zip(former, words, strict=True)]

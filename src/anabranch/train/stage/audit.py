@@ -79,10 +79,11 @@ class AuditedSteps:
         self._weights.clear()
         self._stage = None
 
-    def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor] | None:
+    def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor | None) -> tuple[Tensor, ...] | None:
         """Compute a microbatch again, from the stage's input x and output gradient dy, with the weights of
         step task.t; returns (y, dx), and adds its contribution to the audit's sum, which `task.first` begins
-        anew. None if the weights are not kept. Raises Overflow."""
+        anew. Without dy it returns (y,) and adds nothing. None if the weights are not kept. Raises
+        Overflow."""
         kept = self._weights.get(task.t)
         if kept is None:
             return None
@@ -91,6 +92,9 @@ class AuditedSteps:
             self._stage = Stage(self._model, self._spec, weights, self._accumulator())
             self._stage.accumulator.prepare(units)
         y = self._stage.forward(task.index, x)
+        if dy is None:
+            self._stage.discard(task.index)
+            return (y,)
         dx = self._stage.input_gradient(task.index, dy)
         self._stage.weight_gradient(task.index)
         return y, dx

@@ -342,12 +342,13 @@ class Worker:
         take_step(self.state, gradient, scalars, self._run.optimizer, self._matrices)
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
-        x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
-        again = self._audits.unit(task, x, dy)
+        x = self._received(ACTIVATION, inputs, max(1, len(inputs)))
+        again = self._audits.unit(task, x, self._received(GRADIENT, inputs[1:]) if inputs[1:] else None)
         if again is None:
             raise Refused(tasks.WEIGHTS_GONE)
-        y, dx = self._sent(ACTIVATION, task, again[0]), self._sent(GRADIENT, task, again[1])
-        return Result(outputs=(*y.outputs, *dx.outputs))
+        kinds = (ACTIVATION, GRADIENT)[: len(again)]
+        sent = [self._sent(kind, task, each) for kind, each in zip(kinds, again, strict=True)]
+        return Result(outputs=tuple(output for each in sent for output in each.outputs))
 
     def _audit_sum(self, task: tasks.AuditSum, inputs: Sequence[Tensor]) -> Result:
         parts = self._audits.sum(task)

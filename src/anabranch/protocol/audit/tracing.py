@@ -1,0 +1,96 @@
+"""Trace of a contradiction between receipts: the relay that is at its end, and what shows that.
+
+A relay that sent on another activation or gradient than the owner of the microbatch either computed it
+falsely or was given another input, which its own receipt then shows with the seal of its sender. Going on
+from sender to sender ends at a relay that signed two results of one input, at two relays with different
+results of one input (their work is computed again), or at one whose receipt is lacking or does not list what
+it sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from anabranch.protocol.audit.receipts import (
+    Mismatch,
+    Receipt,
+    UnitReceipt,
+    inputs_of,
+    is_sealed,
+    mismatch_of,
+    mismatches,
+    output_of,
+)
+from anabranch.protocol.audit.seals import GRADIENT
+from anabranch.protocol.interface.signatures import Signer
+
+
+@dataclass(frozen=True)
+class DisputedResult:
+    """Result of microbatch `index` at `stage` that another relay says differs. output: its hash."""
+
+    stage: int
+    peer: str
+    index: int
+    output: str
+
+
+@dataclass
+class Traces:
+    """Ends of the traces of all contradictions. liars: relays -> reason. disputed: results to compute again.
+    unlisted: (stage, relay) that sealed what its receipt does not list, or gave none -> what it sealed."""
+
+    liars: dict[str, str] = field(default_factory=dict)
+    disputed: list[DisputedResult] = field(default_factory=list)
+    unlisted: dict[tuple[int, str], str] = field(default_factory=dict)
+
+
+def traced(receipts: Sequence[Receipt], signer: Signer) -> Traces:
+    """Trace all contradictions about activations and gradients between the receipts of one step."""
+    tracer = _Tracer(receipts, signer)
+    for wrong in mismatches(receipts):
+        tracer.follow(wrong)
+    return tracer.found
+
+
+class _Tracer:
+    def __init__(self, receipts: Sequence[Receipt], signer: Signer) -> None:
+        self.found = Traces()
+        self._signer = signer
+        self._owners = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
+        self._receipts = {(r.stage, r.peer): r for r in receipts}
+
+    def follow(self, wrong: Mismatch) -> None:
+        came, name = wrong.came, f"{wrong.kind} of microbatch {wrong.index}"
+        if not is_sealed(wrong.receiver, came, wrong.kind, str(wrong.index), self._signer):
+            self.found.liars.setdefault(wrong.receiver.peer, f"its receipt has a false seal of {name}")
+            return
+        sender = self._receipts.get((came.stage, came.sender))
+        listed = () if sender is None else (*sender.units, *sender.others)
+        made = [u for u in listed if u.unit == wrong.index and output_of(u, wrong.kind) == came.hash]
+        if sender is None or not made:
+            self.found.unlisted[came.stage, came.sender] = name
+            return
+        for unit in made:
+            self._compare(wrong, sender, unit, name)
+
+    def _compare(self, wrong: Mismatch, sender: Receipt, unit: UnitReceipt, name: str) -> None:
+        """Compare the sender's result with the owner's: if the inputs are the same one of both is false,
+        else go on with the inputs that are not those of their owners."""
+        used = inputs_of(unit) if wrong.kind == GRADIENT else inputs_of(unit)[:1]
+        owners = dict(inputs_of(wrong.unit))
+        differ = [(kind, came) for kind, came in used if came.hash != owners[kind].hash]
+        if differ:
+            for kind, came in differ:
+                before = mismatch_of(self._owners, sender, came, kind, wrong.index)
+                if before is not None and came.stage:  # data nodes sign what they got, not what they sent
+                    self.follow(before)
+        elif sender.peer == wrong.owner.peer:
+            self.found.liars.setdefault(sender.peer, f"it signed two results of one input as {name}")
+        else:
+            stage, outputs = sender.stage, (wrong.came.hash, output_of(wrong.unit, wrong.kind))
+            for peer, output in zip((sender.peer, wrong.owner.peer), outputs, strict=True):
+                result = DisputedResult(stage, peer, wrong.index, output)
+                if result not in self.found.disputed:
+                    self.found.disputed.append(result)
