@@ -42,13 +42,18 @@ soak: $(READY)  ## long tests: the whole grid of models, partitions and fleets, 
 	$(BIN)/pytest -m soak --timeout 3600
 
 dist: $(READY)  ## wheel and sdist in build/dist, for those who install without a checkout
+	rm -rf build/dist
 	$(BIN)/python -m build --no-isolation --outdir build/dist
 
 wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty folder; two minutes and a download
 	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install
 
-tutorials: $(READY)  ## the commands of every tutorial page, from start to end, in small; about two minutes
-	$(BIN)/python tools/run_tutorials.py
+WHEEL := build/wheel
+tutorials: dist  ## the commands of the README and of each tutorial, in small, with the wheel in an environment of its own; twenty minutes on two busy cores
+	test -x $(WHEEL)/bin/python || $(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt build/dist/anabranch-*.whl
+	$(WHEEL)/bin/python -m pip install --disable-pip-version-check --no-deps --force-reinstall build/dist/anabranch-*.whl
+	$(WHEEL)/bin/python tools/run_tutorials.py
 
 chaos: $(READY)  ## real processes killed, frozen and replaced for ten minutes, then the proof; half an hour in all
 	$(BIN)/anabranch chaos

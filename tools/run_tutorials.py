@@ -1,8 +1,9 @@
-"""Run of the tutorials: every command of each page, in order, in an empty folder of its own.
+"""Run of the tutorials and the README: every command of each page, in order, in an empty folder of its own.
 
     python tools/run_tutorials.py [PAGE ...]        (default: all pages; `make tutorials`)
 
-Commands are taken from the pages' `bash` blocks. Most are run as they stand. STAND_INS names those that
+The `anabranch` of the Python that runs this is what is tried: `make tutorials` installs the wheel for it.
+Commands are taken from the pages' blocks. Most are run as they stand. STAND_INS names those that
 cannot be: another command with the same steps but smaller, in the background, or on loopback; or a reason
 why it is left out, which is printed. A command that fails, and a stand-in for a command that no page has,
 end the run with status 1.
@@ -27,6 +28,7 @@ from anabranch.config import load_run_file, render_run_file, with_changes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "tutorials"
+README = "README"
 #: Seconds after which a command counts as stuck.
 LIMIT_S = 400.0
 #: Values of run files in a trial: a minute on two cores.
@@ -37,6 +39,8 @@ SMALL = {
 }  # fmt: skip
 #: Steps of the first run: it goes on while other commands of the page run, as a relay is killed after them.
 FIRST_RUN_STEPS = 100
+#: Steps of the README's run, which Ctrl+C stops before its end.
+STOPPED_RUN_STEPS = 60
 LOOPBACK = {"network.host": "127.0.0.1", "network.port": 0, "fleet.minimum": 1}
 JOIN = "anabranch join {ticket} --host 127.0.0.1 --port 0 --home home-"
 
@@ -65,6 +69,50 @@ STARTED = Instead(
     "goes on beside the volunteers", "anabranch start run.toml", True, until="runs/*/tickets.json"
 )
 STAND_INS: dict[str, dict[str, Instead]] = {
+    README: {
+        "make train": Instead("needs the checkout; as in first-run"),
+        "make test": Instead("the tests"),
+        "anabranch init run.toml --name mine --model gpt-tiny --data my-texts": Instead(
+            "smaller",
+            "anabranch init run.toml --name mine --model gpt-tiny --data my-texts",
+            edit="run.toml",
+            changes=(("model.size", "gpt-tiny"), ("run.steps", STOPPED_RUN_STEPS)),
+        ),
+        "anabranch train run.toml": Instead(
+            "until Ctrl+C", "anabranch train run.toml", True, until="runs/mine/log.jsonl"
+        ),
+        "anabranch resume runs/mine --local": Instead(
+            "after Ctrl+C", "INTERRUPT mine && anabranch resume runs/mine --local"
+        ),
+        "anabranch doctor run.toml --host 0.0.0.0 --port 7700": Instead(
+            "a free port", "anabranch doctor run.toml"
+        ),
+        "anabranch start run.toml": Instead(
+            "a run that is not there yet", "anabranch start led.toml", True, until="runs/led/tickets.json"
+        ),
+        "pip install anabranch-0.1.0-py3-none-any.whl": Instead("what runs here was installed so"),
+        "anabranch doctor anabranch1:...": Instead("a run on loopback", "anabranch doctor {ticket}"),
+        "anabranch join anabranch1:... --name ada --region London": Instead(
+            "on loopback", f"{JOIN}a --name ada --region London", True
+        ),
+        "anabranch join anabranch1:... --gpus all --hours 22:00-07:00": Instead(
+            "without a GPU, at any hour", f"{JOIN}b --hours 00:00-23:59 && WAIT"
+        ),
+        "anabranch watch --open": Instead(
+            "no browser, for six seconds", "timeout --signal=INT 6 anabranch watch; test $? = 124"
+        ),
+        "anabranch simtest": Instead("few seeds", "anabranch simtest --seeds 0:6"),
+        "anabranch chaos --minutes 1": Instead(
+            "shorter, with few relays", "anabranch chaos --minutes 0.2 --calm-minutes 0 --population 8"
+        ),
+        "anabranch simulate wan10 --set churn.crash=0.1": Instead(
+            "fewer iterations", "anabranch simulate wan10 --set churn.crash=0.1 run.iterations=4"
+        ),
+        "anabranch plan forty --model llama-1b": Instead(
+            "one number of stages", "anabranch plan forty --model llama-1b --stages 4 --simulate 0"
+        ),
+        "python example.py": Instead("fewer steps", "python example.py"),
+    },
     "first-run": {
         "make train": Instead("fewer steps", "anabranch train small.toml", True, until="runs/tiny/log.jsonl"),
         "anabranch watch --open": Instead("no browser", "anabranch watch --help"),
@@ -113,7 +161,7 @@ STAND_INS: dict[str, dict[str, Instead]] = {
         ),
     },
     "lend-a-machine": {
-        "git clone REPOSITORY anabranch && cd anabranch && make setup": Instead("this is the checkout"),
+        "pip install anabranch-0.1.0-py3-none-any.whl": Instead("what runs here was installed so"),
         "anabranch doctor anabranch1:...": Instead("a run on loopback", "LEAD && anabranch doctor {ticket}"),
         "anabranch join anabranch1:... --name ada --region London": Instead(
             "on loopback", f"{JOIN}a --name ada --region London", True
@@ -138,15 +186,24 @@ STAND_INS: dict[str, dict[str, Instead]] = {
 
 
 def commands(page: str) -> list[str]:
-    """Commands of a page, without `.venv/bin/` and comments."""
-    text = (PAGES / f"{page}.md").read_text("utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    lines = [re.sub(r"\s+#\s.*$", "", line) for block in blocks for line in block.splitlines()]
-    return [line.replace(".venv/bin/", "").strip() for line in lines if line.strip()]
+    """Commands of a page, without `.venv/bin/` and comments; the README's Python is `python example.py`."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for language, block in blocks:
+        if page == README and language == "python":
+            found.append("python example.py")
+        elif language == ("" if page == README else "bash"):
+            lines = (re.sub(r"\s+#\s.*$", "", line) for line in block.splitlines())
+            found += [line.replace(".venv/bin/", "").strip() for line in lines if line.strip()]
+    return found
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "README.md" if page == README else PAGES / f"{page}.md").read_text("utf-8")
 
 
 def page_names() -> list[str]:
-    return sorted(path.stem for path in PAGES.glob("*.md") if commands(path.stem))
+    return [README, *sorted(path.stem for path in PAGES.glob("*.md") if commands(path.stem))]
 
 
 class Trial:
@@ -171,7 +228,12 @@ class Trial:
             (texts / f"{number:02}.txt").write_text(f"text {number}: the quick brown fox {number * 7}\n" * 60)
         if self.page == "own-model":
             shutil.copytree(first_run / "runs", self.folder / "runs")
-        text = (PAGES / f"{self.page}.md").read_text("utf-8")
+        text = text_of(self.page)
+        if self.page == README:
+            shutil.copytree(texts, self.folder / "my-texts")
+            [example] = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+            assert '"run.steps": 50' in example
+            (self.folder / "example.py").write_text(example.replace('"run.steps": 50', '"run.steps": 5'))
         if self.page == "lead-on-a-spot-fleet":
             scenario = re.search(r"^```toml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
             assert scenario is not None
@@ -182,13 +244,14 @@ class Trial:
         named = {
             "small.toml": {**own, "run.steps": FIRST_RUN_STEPS},
             "moe.toml": {**own, **moe, "pipeline.stages": 2},
-            "run.toml": {**own, **LOOPBACK},
+            "run.toml": {**own, **LOOPBACK, "pipeline.stages": 1},
+            "led.toml": {**own, **LOOPBACK, "pipeline.stages": 1},
         }
+        led = {README: "led.toml", "lend-a-machine": "run.toml"}.get(self.page)
         for name, changes in named.items():
-            if name != "run.toml" or self.page == "lend-a-machine":
-                self._shell(f"anabranch init {name} --name {'led' if name == 'run.toml' else 'tiny'}")
-                stages = {"pipeline.stages": 1} if name == "run.toml" else {}
-                self._edit(name, {**changes, **stages})
+            if name == led or name not in ("run.toml", "led.toml"):
+                self._shell(f"anabranch init {name} --name {'led' if name == led else 'tiny'}")
+                self._edit(name, changes)
 
     def run(self) -> Iterator[str]:
         """Run all commands; yields a line for each. Raises RuntimeError if one fails."""
@@ -219,9 +282,15 @@ class Trial:
                 self._do(STARTED)
             elif part.startswith("KILL "):
                 self._kill(part.removeprefix("KILL "))
+            elif part.startswith("INTERRUPT "):
+                self._has_step(part.removeprefix("INTERRUPT "))
+                os.killpg(self.waiting[-1].pid, signal.SIGINT)  # as a terminal does
+                self._wait()
             elif instead.background:
+                # Without a shell in between, which Ctrl+C would end.
+                command = f"exec {self._filled(part)}"
                 self.waiting.append(
-                    subprocess.Popen(self._filled(part), shell=True, cwd=self.folder, env=self.environment,
+                    subprocess.Popen(command, shell=True, cwd=self.folder, env=self.environment,
                                      stdout=subprocess.DEVNULL, start_new_session=True)
                 )  # fmt: skip
             else:
@@ -235,7 +304,7 @@ class Trial:
     def _filled(self, command: str) -> str:
         if "{ticket}" not in command:
             return command
-        path = next(iter(self.folder.glob("runs/*/tickets.json")))
+        path = max(self.folder.glob("runs/*/tickets.json"), key=lambda path: path.stat().st_mtime)
         return command.replace("{ticket}", json.loads(path.read_text())["relay"])
 
     def _shell(self, command: str) -> None:
@@ -251,12 +320,7 @@ class Trial:
 
     def _kill(self, name: str) -> None:
         """Kill the first process of the swarm in this folder that has this name, once a step was taken."""
-        events = self.folder / "runs" / "tiny" / "events.jsonl"
-        deadline = time.monotonic() + LIMIT_S
-        while not (events.is_file() and '"kind":"step"' in events.read_text()):
-            if time.monotonic() > deadline:
-                raise RuntimeError("no step was taken")
-            time.sleep(0.2)
+        self._has_step("tiny")
         for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
             try:
                 line = (process / "comm").read_text()
@@ -267,6 +331,15 @@ class Trial:
                 os.kill(int(process.name), signal.SIGKILL)
                 return
         raise RuntimeError(f"no process {name} runs in {self.folder}")
+
+    def _has_step(self, run: str) -> None:
+        """Wait until a run has taken a step."""
+        events = self.folder / "runs" / run / "events.jsonl"
+        deadline = time.monotonic() + LIMIT_S
+        while not (events.is_file() and '"kind":"step"' in events.read_text()):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{run}: no step was taken")
+            time.sleep(0.2)
 
     def _wait(self) -> None:
         for process in self.waiting:
@@ -288,6 +361,7 @@ def main(pages: list[str]) -> int:
     with tempfile.TemporaryDirectory() as root:
         for page in names:
             print(f"{page}.md", flush=True)
+            begun = time.monotonic()
             trial = Trial(page, Path(root) / page, Path(root) / "first-run")
             try:
                 for line in trial.run():
@@ -297,6 +371,7 @@ def main(pages: list[str]) -> int:
                 failed += 1
             finally:
                 trial.close()
+            print(f"  {time.monotonic() - begun:.0f} s in all", flush=True)
     print(f"{len(names) - failed} of {len(names)} pages ran")
     return 1 if failed else 0
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from anabranch.node.lifecycle.training_machine import TrainingMachine, check_fit
 from anabranch.protocol.log.records import Member
 from anabranch.train.devices.placement import SplitVector
 from anabranch.train.model.sizes import ModelConfig, block_parameters, model_config
+from anabranch.train.numerics import numerics_class
 from support.local_swarms import created, small_run, write_texts
 
 #: Child process in place of `anabranch`: prints its arguments and ends with the status at the end of them.
@@ -135,6 +137,33 @@ def test_the_device_with_least_room_limits_the_microbatches(gpus_with_memory: di
     assert measured_capacity(run, model) == pytest.approx(both / 2, abs=1)
 
 
+def test_a_machine_lends_no_more_memory_than_its_owner_says() -> None:
+    run, model = large_run("cpu")
+    held = measured_capacity(run, model, 1 << 50)
+    assert 1 < measured_capacity(run, model, GIB) < held
+    with pytest.raises(UserError, match=r"cpu has 1.0 GiB free, and its 8 blocks .*more with --memory"):
+        check_fit(run, model, GIB)
+
+
+def test_other_threads_than_the_run_s_are_for_mixed_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = created(tmp_path / "run", small_run(write_texts(tmp_path / "texts")))
+    run, me = load_run_file(directory.run_file), Member("me", 1, 1, "", 1)
+    configured: list[int] = []
+    monkeypatch.setattr(numerics_class, "configure", configured.append)
+    for numerics in ("strict", "auto", "mixed"):
+        text = render_run_file(with_changes(run, {"run.numerics": numerics}))
+        genesis = SimpleNamespace(config=text, run="r", epoch=0, corpus_fingerprint="")
+        machine = TrainingMachine(me, None, threads=3)
+        if numerics == "mixed":
+            machine.describe(cast(Any, genesis))
+            assert machine.run is not None and machine.run.compute.threads == 3 and configured == [3]
+        else:
+            with pytest.raises(UserError, match="--threads 3: all machines of this run compute with 1"):
+                machine.describe(cast(Any, genesis))
+
+
 def test_a_volunteer_with_several_devices_holds_a_split_stage(tmp_path: Path) -> None:
     directory = created(tmp_path / "run", small_run(write_texts(tmp_path / "texts")))
     run = load_run_file(directory.run_file)
@@ -215,7 +244,7 @@ def test_a_volunteers_device_replaces_the_run_files(
     genesis = SimpleNamespace(config=render_run_file(run), run="run", epoch=1, corpus_fingerprint="")
     seen: list[str] = []
 
-    def capacity(run: RunConfig, _: object) -> int:
+    def capacity(run: RunConfig, *_: object) -> int:
         seen.append(run.compute.device)
         return 1
 

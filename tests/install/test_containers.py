@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -48,6 +52,40 @@ def test_the_compose_file_starts_ten_nodes_and_a_page() -> None:
     assert compose["services"]["relay"]["deploy"]["replicas"] == run.fleet.relays == 9
     assert run.network.advertise == f"{compose['services']['leader']['hostname']}:{run.network.port}"
     check_run(resolved(run), model_config(run.model, 512))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
+def test_the_commands_of_the_compose_file_train_without_containers(tmp_path: Path) -> None:
+    """The page answers, the run goes on after a relay is killed, and a stopped leader is resumed. Of the nine
+    relays four are enough: the run has three stages."""
+    driver = ROOT / "tests" / "support" / "compose_commands.py"
+    command = ["unshare", "--mount", "--net", sys.executable, driver, tmp_path, "4"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    told = {path.name: path.read_text()[-500:] for path in tmp_path.glob("*.txt")}
+    assert done.returncode == 0, (done.stderr, told)
+    result = json.loads(done.stdout)
+    assert result["page"] == 200 and result["stopped"] == 0
+    assert result["resumed"] > result["reached"] >= 6
+
+
+@pytest.mark.slow
+def test_the_build_stage_makes_the_wheel(tmp_path: Path) -> None:
+    """The commands of the container file's first stage, in a folder that has what it copies."""
+    first = (CONTAINER / "Containerfile").read_text("utf-8").split("\nFROM ")[1]
+    [files, folders] = re.findall(r"^COPY (.*)$", first, flags=re.MULTILINE)
+    for name in files.split()[:-1]:
+        shutil.copy(ROOT / name, tmp_path)
+    source, target = folders.split()
+    left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / source, tmp_path / target, ignore=left_out)
+    [build] = re.findall(r"^RUN pip (wheel .*)$", first, flags=re.MULTILINE)
+    words = build.replace("/dist", str(tmp_path / "dist")).split()
+    # Without a network the installed setuptools builds.
+    command = [sys.executable, "-m", "pip", *words, "--no-build-isolation"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert len(list((tmp_path / "dist").glob("anabranch-*.whl"))) == 1
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.cuda"])

@@ -113,6 +113,20 @@ def test_every_file_has_the_plans_relays_and_no_ticket(
     assert (tmp_path / "file").read_text("utf-8") == text
 
 
+def test_a_file_that_is_there_is_overwritten_by_force_alone(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for command in (["fleet", "slurm", str(plan)], ["trace", "eight-homes"]):
+        assert main([*command, "--out", str(file)]) == 2
+        assert f"--out {file} exists; give another name, or --force" in capsys.readouterr().err
+        assert file.read_text() == "mine"
+        assert main([*command, "--out", str(file), "--force"]) == 0
+        assert file.read_text() != "mine"
+        file.write_text("mine")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -36,11 +36,13 @@ def evaluate(
     """
     from anabranch.api.model import load
     from anabranch.evaluation.task_file import read_task
+    from anabranch.observe.console.progress import ticking
 
     if limit < 0:
         raise UserError("limit must not be negative; 0 takes all lines")
     read = read_task(task, limit)
-    trained = load(path, step) if isinstance(path, str | Path) else path
+    with ticking("loading the model"):
+        trained = load(path, step) if isinstance(path, str | Path) else path
 
     from anabranch.evaluation.evaluate import EvaluatedModel
     from anabranch.evaluation.evaluate import evaluate as score

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.errors import UserError
+from anabranch.hours import parse_hours
+from anabranch.net.connection_limits import CarryLimits, LineCaps
 from anabranch.node.lifecycle.shutdown import STOP_S
 
 #: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
 CACHE_GB = 4.0
 
 if TYPE_CHECKING:
-    from anabranch.net.connection_limits import CarryLimits, LineCaps
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.peer_driver import Outcome
 
@@ -42,6 +43,8 @@ def join(
     caps: LineCaps | None = None,
     audits: bool = False,
     cache_gb: float = CACHE_GB,
+    threads: int = 0,
+    memory_gib: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
@@ -51,18 +54,18 @@ def join(
     file's; several, as in "cuda:0,cuda:1", hold a stage together. stage: wished stage. host, port, advertise:
     address to listen on, and the one that others dial. corpus: copy of the run's corpus folder (data nodes
     only). home: folder for key and log; the default is ~/.anabranch/RUN. patience_s: how long to try to reach
-    the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM, 60 by default. once: end
-    with the first part in the run instead of joining again. listens: False to accept no connection: others
-    reach this machine through a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or
-    "when idle"; "" for always. carry: limits of what it carries for others. transport: "tcp", "iroh", or
-    "auto" for both where they can be had. caps: most bytes per second that it sends and receives. audits:
-    True if the ticket is an auditor's: this machine computes others' work again, and nothing else. cache_gb:
-    most GB of stages' states that it keeps on its disk for its next process. say: gets sentences about the
-    progress. Blocks; computes in this process, whose torch it configures for reproducible results. Raises
-    UserError or NetError if the ticket or an option cannot be used.
+    the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM. once: end with the first
+    part in the run instead of joining again. listens: False to accept no connection: others reach it through
+    a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or "when idle"; "" for
+    always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto" for both. caps:
+    most bytes per second that it sends and receives. audits: True if the ticket is an auditor's. cache_gb:
+    most GB of stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run
+    file's; another number only where run.numerics is "mixed". memory_gib: most memory (GiB) of the machine,
+    and of each GPU; 0: what is free. say: gets sentences about the progress.
+
+    Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
+    NetError if the ticket or an option cannot be used.
     """
-    from anabranch.hours import parse_hours
-    from anabranch.net.connection_limits import CarryLimits, LineCaps
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
     from anabranch.node.lifecycle.join import join as take_part
@@ -75,9 +78,9 @@ def join(
             say(f"this machine has a peer in this run already; joining as another one, in {folder}")
         options = JoinOptions(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
-            None if corpus is None else Path(corpus), device, patience_s, once, grace_s, listens,
+            Path(corpus) if corpus else None, device, patience_s, once, grace_s, listens,
             parse_hours(hours) if hours else None, carry or CarryLimits(), transport, caps or LineCaps(),
-            int(cache_gb * 1e9),
+            int(cache_gb * 1e9), threads, int(memory_gib * (1 << 30)),
         )  # fmt: skip
         return run_async(take_part(options, say))
 

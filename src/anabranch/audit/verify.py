@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
 from anabranch.config import RoundSection, RunConfig
 from anabranch.errors import UserError, os_errors_named
-from anabranch.observe.console.progress import progress
+from anabranch.observe.console.progress import Advance, progress, ticking
 from anabranch.observe.wording import counted
 from anabranch.protocol.rounds.plan import plan_problem
 from anabranch.train.model.rounds import rounds_of
@@ -42,9 +42,7 @@ def verify(
     iteration of the log to recompute, from the last checkpoint before them; None: all. Raises UserError for
     anything missing or unreadable.
     """
-    inputs = open_inputs(run_dir)
-    log = read_log(inputs.directory.log)
-    _check_replayable(inputs, log)
+    inputs, log = _opened(run_dir)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
@@ -62,7 +60,8 @@ def verify(
         if begin:
             stepper.reference.restore(_snapshots(inputs, begin))
         # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
-        replay(history, stepper, [comparison] if exact else [comparison, recorded], advance, end)
+        with _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count:
+            replay(history, stepper, [comparison] if exact else [comparison, recorded], count, end)
     found, bounds, used = comparison.distances, dict[Label, float](), 0
     if not exact:
         ours = recorded.vectors()
@@ -93,6 +92,15 @@ def verify(
         notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable)],
         policy=policy_of(run),
     )
+
+
+def _opened(run_dir: Path) -> tuple[Inputs, LoggedRun]:
+    """Inputs and log of a run that can be replayed. Raises UserError if it cannot."""
+    with ticking("reading the run and its log"):
+        inputs = open_inputs(run_dir)
+        log = read_log(inputs.directory.log)
+        _check_replayable(inputs, log)
+    return inputs, log
 
 
 def policy_of(run: RunConfig) -> str:
@@ -131,6 +139,30 @@ def _span(
     carries = {t for t, plan in history.plans.items() if any(slot.carried for slot in plan)}
     usable = [t for t in checkpoints if t < first and t + 1 not in carries]
     return max(usable, default=0), last
+
+
+@contextmanager
+def _rest_named(
+    inputs: Inputs, comparison: Comparison, begin: int, end: int, possible: bool, advance: Advance
+) -> Iterator[Advance]:
+    """Let Ctrl+C in a replay of the steps after `begin` up to `end` say how to take it up again. Yields the
+    function that counts steps taken and tells `advance` of them. possible: False if only the whole run can be
+    judged."""
+    reached = begin
+
+    def count(steps: float) -> None:
+        nonlocal reached
+        reached += int(steps)
+        advance(steps)
+
+    try:
+        yield count
+    except KeyboardInterrupt:
+        what = f"{reached - begin} of {end - begin} steps were taken; the same command begins again"
+        if reached > begin and possible and not comparison.firsts:
+            command = f"anabranch verify {inputs.directory.path} --rounds {reached + 1}:{end}"
+            what = f"no bit differs in steps {begin + 1} to {reached}; the rest: {command}"
+        raise KeyboardInterrupt(what) from None
 
 
 def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[str]:

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     join.add_machine(parser, "read the auditor's ticket from this file, once it is there", stage)
     join.add_stay(parser)
     parser.set_defaults(audits=True, gpus="", carry=None, max_up=0.0, max_down=0.0, hours="", corpus=None)
+    parser.set_defaults(threads=0, memory=0.0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,8 +29,10 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from anabranch.cli.support.arguments import add_json, add_new_run_dir, check_range
 from anabranch.cli.support.outputs import handled_signals
@@ -107,7 +109,11 @@ def run(args: argparse.Namespace) -> int:
     if args.hostile and args.wan:
         raise UserError("--hostile needs this machine's own addresses for the guests: leave out --wan")
     with handled_signals(signal.default_int_handler):  # the shell ignores SIGINT for background jobs
-        result = _experiment(args)
+        try:
+            result = _experiment(args)
+        except KeyboardInterrupt:
+            left = "the run directories stay; the same command begins a new experiment"
+            raise KeyboardInterrupt(f"all processes are ended, and {left}") from None
     print(json.dumps(result.as_dict(), allow_nan=False) if args.json else "\n".join(result.lines()))
     return 1 if result.problems else 0
 
@@ -195,13 +201,10 @@ def _experiment(args: argparse.Namespace) -> Result:
     )
     schedule = draw_schedule(args.seed, 60 * args.minutes, args.faults_per_minute, args.freeze)
     schedule = with_guests(schedule, args.seed, settings.hostile, DEEDS)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr if args.json else sys.stdout, flush=True)
-
     with (
         emulated_network(args.wan, config, "--wan") as places,
         Supervisor(config.compute.threads) as supervisor,
+        _saying(sys.stderr if args.json else sys.stdout) as say,
     ):
 
         def timed(run_directory: RunDirectory, minutes: float, faults: list[PlannedFault]) -> RunRecord:
@@ -221,6 +224,21 @@ def _experiment(args: argparse.Namespace) -> Result:
     if calm_directories and not config.round.slots:  # which machine takes how many inner steps is its speed's
         same = all(same_steps(directory, other) for other in calm_directories)
     return Result(settings, record, metrics, _verdict(directory), calm, same)
+
+
+@contextmanager
+def _saying(stream: IO[str]) -> Iterator[Callable[[str], None]]:
+    """Function that prints a sentence; after each a terminal's last line tells how long ago it was."""
+    from anabranch.observe.console.progress import Ticker
+
+    with Ticker(plain=False) as ticker:
+
+        def say(text: str) -> None:
+            with ticker.aside():
+                print(text, file=stream, flush=True)
+            ticker.begin("since then")
+
+        yield say
 
 
 def _copy(directory: RunDirectory, name: str) -> RunDirectory:

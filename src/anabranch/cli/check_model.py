@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.config import load_run_file
+    from anabranch.observe.console.progress import ticking
     from anabranch.train.numerics.numerics_class import configure
 
     config = load_run_file(args.run_file)
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.train.model.sizes import model_config, total_parameters
 
     model = model_config(config.model, config.model.vocab_size or config.data.vocab_size)
-    findings = check_model(model, config.run.seed)
+    with ticking("computing one batch"):
+        findings = check_model(model, config.run.seed)
     holds = not any(finding.problem for finding in findings)
     if args.json:
         listed = [{"what": finding.what, "problem": finding.problem} for finding in findings]

@@ -33,12 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.api.model import load
+    from anabranch.observe.console.progress import ticking
 
-    trained = load(args.run_dir, args.step)
-    if args.to == "peft":
-        trained.export_adapters(args.out)
-    else:
-        trained.export(args.out)
+    with ticking("loading the checkpoint") as ticker:
+        trained = load(args.run_dir, args.step)
+        ticker.begin(f"writing {args.out}")
+        if args.to == "peft":
+            trained.export_adapters(args.out)
+        else:
+            trained.export(args.out)
     if args.json:
         print(json.dumps({"out": str(args.out), "step": trained.t}))
     else:

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 from anabranch.cli.support.arguments import check_range
-from anabranch.cli.support.outputs import write_out
+from anabranch.cli.support.outputs import add_out, check_out, write_out
 from anabranch.config import Range
 from anabranch.errors import UserError, os_errors_named
 from anabranch.launch.fleet import Fleet, counted, planned
@@ -43,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image", default="anabranch", help="container image (kubernetes, dstack, compose)")
     add("--port", type=int, default=7700, metavar="N", help="port that a peer listens on")
     add("--grace", type=int, default=60, metavar="SECONDS", help="time to leave in when an engine says so")
-    add("--out", type=Path, metavar="FILE", help="write there instead of printing")
+    add_out(parser, "write there instead of printing")
 
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.launch import clouds, kubernetes, ray_script, slurm
 
+    check_out(args.out, args.force)
     text = {
         "kubernetes": kubernetes.manifests,
         "slurm": slurm.script,

@@ -18,7 +18,7 @@ import math
 from anabranch.cli.support.arguments import add_checkpoint, add_json, check_range
 from anabranch.config import Range
 from anabranch.errors import UserError
-from anabranch.observe.console.progress import progress
+from anabranch.observe.console.progress import progress, ticking
 from anabranch.observe.wording import plain_lines
 
 
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
     from anabranch.api.model import load
 
-    trained = load(args.run_dir, args.step)
+    with ticking("loading the checkpoint"):
+        trained = load(args.run_dir, args.step)
     ids = []
     with progress("generating", args.tokens, unit="tokens") as advance:
         for token in trained.sample(args.prompt, args.tokens, args.temperature, args.top_k, args.seed):

@@ -37,6 +37,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ from anabranch.errors import UserError, used_up, words_of
 from anabranch.hours import WhenIdle, parse_hours
 from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
+from anabranch.observe.console.progress import Ticker
 from anabranch.observe.wording import plain
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MBIT",
         help="most Mbit/s that it receives; 0: no limit",
     )
+    threads = 'threads of torch; only where run.numerics is "mixed" (default: as the run file says)'
+    add("--threads", type=int, default=0, metavar="N", help=threads)
+    memory = "most GiB of memory that it takes, of each GPU too (default: as much as is free)"
+    add("--memory", type=float, default=0.0, metavar="GIB", help=memory)
     hours = 'local time at which this machine is lent, or "when idle" (default: always)'
     add("--hours", default="", metavar="22:00-07:00", help=hours)
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
@@ -131,9 +137,13 @@ def run(args: argparse.Namespace) -> int:
 
     to = outputs.Outputs(args.log_format)
 
+    ticker = Ticker(plain=False)
+
     def say(text: str) -> None:
         if not args.quiet:
-            to.say(plain(text))
+            with ticker.aside():
+                to.say(plain(text))
+            ticker.begin("since then")
 
     _check(args)
     args.ticket = ticket_text(args.ticket, args.ticket_file, args.patience)
@@ -142,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
         return _join_on_gpus(args, args.home or home_of(ticket), to)
     _lower_priority(args.nice, args.hours)
     try:
-        outcome = _join(args, say)
+        with nullcontext() if args.quiet or to.json else ticker:
+            outcome = _join(args, say)
     except OSError as error:
         if not used_up(error):
             raise
@@ -180,6 +191,8 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         caps=line_caps(args.max_up, args.max_down),
         audits=args.audits,
         cache_gb=args.cache,
+        threads=args.threads,
+        memory_gib=args.memory,
         say=say,
     )
 
@@ -265,6 +278,8 @@ def _check(args: argparse.Namespace) -> None:
     for option, mbit in (("--max-up", args.max_up), ("--max-down", args.max_down)):
         check_range(option, mbit or 1.0, Range(1, 10**6))
     check_range("--cache", args.cache, Range(0, 10**6))
+    check_range("--threads", args.threads, Range(0, 1024))
+    check_range("--memory", args.memory or 1.0, Range(0.05, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))

@@ -50,10 +50,12 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.api.model_card import read_ledger
     from anabranch.audit.contributions import as_dict
     from anabranch.node.lifecycle import gate_file
+    from anabranch.observe.console.progress import ticking
 
     if args.json and args.csv:
         raise UserError("--json and --csv: choose one of them")
-    found = read_ledger(args.run_dir)
+    with ticking("reading the log"):
+        found = read_ledger(args.run_dir)
     names = {ticket.key: ticket.name for ticket in gate_file.read(args.run_dir).tickets}
     if args.json:
         print(json.dumps(as_dict(found, names), allow_nan=False))

@@ -19,14 +19,13 @@ import argparse
 import math
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from anabranch.cli.support.arguments import add_json, check_range
 from anabranch.cli.support.create_directory import progress_bars
-from anabranch.cli.support.outputs import write_out
+from anabranch.cli.support.outputs import add_out, check_out, write_out
 from anabranch.config import Range
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import QUIET_S
@@ -54,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--iterations", type=int, default=4, metavar="N", help=iterations)
     wire = "codecs of the first plan: the scenario's (default), or those that these lines are worth"
     add("--wire", choices=("scenario", "auto"), default="scenario", help=wire)
-    add("--out", type=Path, metavar="FILE", help="write the recommended run file there")
-    add("--force", action="store_true", help="overwrite an existing file")
+    add_out(parser, "write the recommended run file there")
     add_json(parser)
 
 
@@ -68,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--iterations", args.iterations, Range(2))
     check_range("--stages", min(args.stages, default=1), Range(1))
     scenario = load_fleet(args.fleet, args.model, args.churn)
-    if args.out is not None:  # checked now, as the search takes a while
-        _check_out(args.out, args.force)
+    check_out(args.out, args.force)
     refined = _Refined(open_fleet(scenario, args.fleet).regions, args)
     with progress_bars() as advance:
         try:
@@ -190,16 +187,6 @@ class _Refined:
 
 def _failed(plan: Plan) -> bool:
     return bool(plan.simulated and plan.simulated.failures)
-
-
-def _check_out(out: Path, force: bool) -> None:
-    """Raise UserError if the output file cannot be written, or exists without `force`."""
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
-    if out.is_dir():
-        raise UserError(f"--out {out}: Is a directory")
-    if out.exists() and not force:
-        raise UserError(f"--out {out} exists; give another name, or --force to overwrite it")
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:

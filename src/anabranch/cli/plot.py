@@ -24,9 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.observe.plots.run_plots import plot_run  # matplotlib takes half a second to import
+    from anabranch.observe.console.progress import ticking
 
     directory = RunDirectory.open(args.run_dir)
-    written = [str(path) for path in plot_run(directory.path, args.out or directory.path / "plots")]
+    with ticking("drawing"):  # the first time, matplotlib looks for fonts
+        from anabranch.observe.plots.run_plots import plot_run
+
+        written = [str(path) for path in plot_run(directory.path, args.out or directory.path / "plots")]
     print(json.dumps({"files": written}) if args.json else "\n".join(written))
     return 0

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.node.lifecycle.new_epoch import recover
+    from anabranch.observe.console.progress import ticking
 
     if not args.new_epoch:
         raise UserError(
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
             "add --new-epoch to confirm"
         )
     directory = RunDirectory.open(args.run_dir)
-    with directory.led():
+    with directory.led(), ticking("reading the log"):
         recovered = recover(directory)
     given_up = ", ".join(plain(voter, 8) for voter in recovered.given_up)
     print(f"epoch {recovered.epoch} begins after step {recovered.t}; voters given up: {given_up}")

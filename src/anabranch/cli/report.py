@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.observe.console.progress import progress
+    from anabranch.observe.console.progress import progress, ticking
     from anabranch.observe.event_log import read_events
     from anabranch.observe.page.html_report import report_html
     from anabranch.observe.view.recording import Recording
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if exporter is not None:
         exporter.close()
     out: Path = args.html or directory.path / "report.html"
-    with os_errors_named(f"cannot write {out}"):
+    with ticking(f"writing {out}"), os_errors_named(f"cannot write {out}"):
         out.write_text(report_html(recording), encoding="utf-8")
     size = out.stat().st_size
     result = {"file": str(out), "bytes": size}

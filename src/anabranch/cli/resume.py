@@ -5,6 +5,7 @@ examples:
   anabranch resume runs/tiny --restart  the same, unattended: lead on after an internal failure
   anabranch resume runs/tiny --serve    lead it, and compute for a stage, too
   anabranch resume runs/tiny --local    start a local swarm too, as `anabranch train` does
+  anabranch resume runs/tiny --alone    one process without a swarm, after `anabranch train --alone`
 
 Port and tickets stay, so that volunteers come back by themselves: the port that was chosen for network.port =
 0 is taken again. Tickets are issued anew if less than half of their time is left; with --new-tickets all of
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     parser.add_argument("--local", action="store_true", help="start the other peers on this machine, too")
+    alone = "continue what `anabranch train --alone` began"
+    parser.add_argument("--alone", action="store_true", help=alone)
     parser.add_argument("--no-verify", action="store_true", help="with --local: do not verify at the end")
     parser.add_argument("--new-tickets", action="store_true", help="issue new tickets, on another port")
     own_relays.add_argument(parser)
@@ -47,10 +50,17 @@ def run(args: argparse.Namespace) -> int:
     to = outputs.Outputs.of(args)
     if not args.quiet and not args.restart:
         to.say(f"run directory: {args.run_dir}")
+    if args.alone and (args.local or args.restart or args.serve):
+        raise UserError("--alone is one process without peers: leave out --local, --restart and --serve")
     if args.restart and args.local:
         raise UserError("--restart is for a leader whose peers are elsewhere: leave out --local")
     if args.serve and args.local:
         raise UserError("--local starts all relays on this machine: leave out --serve")
+    if args.alone:
+        from anabranch.cli.support.train_alone import train_alone
+
+        return train_alone(args.run_dir, to)
+    _refuse_alone(RunDirectory.open(args.run_dir))
     if args.restart:
         return restart.keep_leading(restart.resume_command(args.run_dir, args), to.say)
     if not args.local:
@@ -68,16 +78,23 @@ def run(args: argparse.Namespace) -> int:
         return train_directory(args.run_dir, supervisor, not args.no_verify, page=not args.no_page, to=to)
 
 
+def _refuse_alone(directory: RunDirectory) -> None:
+    """Raise UserError for a run that one process trained without a log."""
+    if directory.checkpoints() and not directory.log.exists():
+        raise UserError(f"{directory.path} was trained alone: add --alone to continue it")
+
+
 def _refuse_finished(directory: RunDirectory) -> None:
     """Raise UserError if all steps are committed, before a swarm starts. The leader reports a damaged log."""
     from anabranch.cli.support.lead_run import refuse_finished
     from anabranch.node.lifecycle.training_machine import run_of
+    from anabranch.observe.console.progress import ticking
     from anabranch.protocol.consensus.log_replay import fold
     from anabranch.protocol.log.hash_chain import LogError
 
     if not directory.log.exists():
         return
-    with contextlib.suppress(LogError):
+    with contextlib.suppress(LogError), ticking("reading the log"):
         history = fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
         if history.genesis is not None:
             refuse_finished(directory, history, run_of(history.genesis))

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from anabranch.flow.graph.fair_shares import fairest
     from anabranch.flow.graph.instance_file import InstanceError, parse_instance
+    from anabranch.observe.console.progress import ticking
     from anabranch.sim.routing_lab.agent_world import Weather
     from anabranch.sim.routing_lab.experiment import POLICIES, route
 
@@ -68,9 +69,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.instance}: {error}") from None
     if not 0 <= args.churn <= len(instance.relays):
         raise UserError(f"--churn {args.churn}: {args.instance} has {len(instance.relays)} relays")
-    result = route(
-        instance, args.policy, seed=args.seed, weather=weather, churn=args.churn, oracle=args.oracle
-    )
+    with ticking("routing"):
+        result = route(
+            instance, args.policy, seed=args.seed, weather=weather, churn=args.churn, oracle=args.oracle
+        )
+        fair = fairest(instance) if args.oracle else None
     if args.plot is not None:
         from anabranch.observe.plots.flow_diagram import draw_flow  # matplotlib takes half a second to import
 
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         with os_errors_named(f"--plot {args.plot}"):
             title = _report(result).splitlines()[0]
             draw_flow(instance.stages, stage, capacity, result.paths, args.plot, title)
-    admitted, fair = _admitted(instance, result), fairest(instance) if args.oracle else None
+    admitted = _admitted(instance, result)
     if args.json:
         extra = {"admitted": admitted} | ({"fair": msgspec.to_builtins(fair)} if fair is not None else {})
         print(msgspec.json.encode(msgspec.to_builtins(result) | extra).decode())

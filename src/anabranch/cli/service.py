@@ -2,12 +2,14 @@
 
 examples:
   anabranch service anabranch1:... > ~/.config/systemd/user/anabranch.service
-  anabranch service anabranch1:... --for launchd > ~/Library/LaunchAgents/org.anabranch.join.plist
-  anabranch service anabranch1:... --for windows
+  anabranch service --for launchd anabranch1:... > ~/Library/LaunchAgents/org.anabranch.join.plist
+  anabranch service --for windows anabranch1:...
   anabranch service anabranch1:... -- --hours 22:00-07:00 --nice 10
 
-Nothing is installed. The text contains the ticket: keep it readable by yourself alone. Options after -- are
-those of `anabranch join`. Only the systemd unit was checked, with `systemd-analyze verify`.
+Nothing is installed. The ticket is written into a file that only you can read, which the service names: other
+users of a machine can read command lines. The same command with another ticket of the run replaces it.
+Options after TICKET -- are those of `anabranch join`. Only the systemd unit was checked, with
+`systemd-analyze verify`.
 """
 
 from __future__ import annotations
@@ -17,24 +19,37 @@ import os
 import shlex
 import shutil
 import sys
+from pathlib import Path
 from xml.sax.saxutils import escape
+
+from anabranch.errors import os_errors_named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = "kind of service (default: that of this system)"
     parser.add_argument("ticket", metavar="TICKET", help="ticket of the run, as one word")
     parser.add_argument("--for", dest="system", choices=("systemd", "launchd", "windows"), help=kind)
+    file = "file for the ticket (default: ~/.anabranch/tickets/RUN)"
+    parser.add_argument("--ticket-file", type=Path, metavar="FILE", help=file)
     parser.add_argument("options", nargs="*", metavar="-- OPTION", help="options of `anabranch join`")
 
 
 def run(args: argparse.Namespace) -> int:
     import time
 
+    from anabranch.api.volunteer import home_of
     from anabranch.net.ticket import parse_ticket
+    from anabranch.operating_system import write_atomically
 
-    parse_ticket(args.ticket, now_s=time.time())
+    ticket = parse_ticket(args.ticket, now_s=time.time())
+    home = home_of(ticket)
+    file: Path = (args.ticket_file or home.parent / "tickets" / home.name).absolute()
+    with os_errors_named(f"cannot write {file}"):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, args.ticket.encode() + b"\n", 0o600)
+    print(f"the ticket is in {file}, which only you can read", file=sys.stderr)
     program = os.path.abspath(shutil.which("anabranch") or sys.argv[0])
-    words = [program, "join", args.ticket, *args.options, "--quiet"]
+    words = [program, "join", "--ticket-file", str(file), *args.options, "--quiet"]
     of_system = {"darwin": "launchd", "win32": "windows"}
     print(
         {"systemd": _systemd, "launchd": _launchd, "windows": _windows}[

@@ -21,6 +21,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,8 +30,8 @@ from anabranch.cli.support.arguments import JOBS, add_executor, add_jobs, add_js
 from anabranch.errors import UserError
 from anabranch.executors import executor
 
-#: Seconds between lines of progress.
-PROGRESS_S = 20.0
+if TYPE_CHECKING:
+    from anabranch.sim.metrics.trial_result import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.observe.console.progress import ticking
     from anabranch.sim.fuzz.fault_kinds import BY_NAME, PROFILES
     from anabranch.sim.fuzz.runner import run_seeds
     from anabranch.sim.fuzz.summary import report, reproduce, summarize
@@ -55,28 +58,43 @@ def run(args: argparse.Namespace) -> int:
         return _trace(args.trace, args.profile, args.json)
     first, last = _range(args.seeds)
     where = executor(args.executor, args.jobs or os.cpu_count() or 1)
-    begin = printed = time.monotonic()
-    outcomes = []
-    for outcome in run_seeds(range(first, last), args.profile, where):
-        outcomes.append(outcome)
-        if outcome.failed:
-            print(f"seed {outcome.seed}: {outcome.violation} | {reproduce(outcome)}", file=sys.stderr)
-        if time.monotonic() - printed > PROGRESS_S:
-            printed = time.monotonic()
-            rate = len(outcomes) / (printed - begin)
-            print(f"{len(outcomes)} of {last - first} seeds, {rate:.1f} per second", file=sys.stderr)
+    begin = time.monotonic()
+    outcomes: list[Outcome] = []
+    try:
+        with ticking("drawing swarms") as ticker:
+            for outcome in run_seeds(range(first, last), args.profile, where):
+                outcomes.append(outcome)
+                if outcome.failed:
+                    with ticker.aside():
+                        print(
+                            f"seed {outcome.seed}: {outcome.violation} | {reproduce(outcome)}",
+                            file=sys.stderr,
+                        )
+                rate = len(outcomes) / (time.monotonic() - begin)
+                ticker.update(f"{len(outcomes)} of {last - first} seeds, {rate:.1f} per second")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_rest(outcomes, first, last)) from None
     summary = summarize(outcomes, first, last, args.profile, time.monotonic() - begin)
     print(msgspec.json.encode(summary).decode() if args.json else report(summary))
     return 1 if summary.failed else 0
 
 
+def _rest(outcomes: Sequence[Outcome], first: int, last: int) -> str:
+    """Sentence on what an interrupted test found, and on the seeds that are left."""
+    done, failed = {outcome.seed for outcome in outcomes}, sum(outcome.failed for outcome in outcomes)
+    left = next(seed for seed in range(first, last + 1) if seed not in done)
+    return f"{len(done)} of {last - first} seeds were run, {failed} failed; the rest: --seeds {left}:{last}"
+
+
 def _trace(seed: int, profile: str, as_json: bool) -> int:
+    from anabranch.observe.console.progress import ticking
     from anabranch.sim.fuzz.narrative import story
     from anabranch.sim.fuzz.seed_drawing import draw, profile_of
     from anabranch.sim.fuzz.trial import SeedTrial
 
     trial = SeedTrial(draw(seed, profile or profile_of(seed)))
-    outcome = trial.run()
+    with ticking(f"seed {seed}"):
+        outcome = trial.run()
     print(msgspec.json.encode(outcome).decode() if as_json else "\n".join(story(trial)))
     return 1 if outcome.failed else 0
 

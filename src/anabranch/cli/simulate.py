@@ -19,6 +19,7 @@ import argparse
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.main import INTERRUPTED
     from anabranch.cli.support.recorded_scenario import record
     from anabranch.cli.support.scenario_fleet import file_of, open_fleet
     from anabranch.cli.support.simulation_plots import plot
@@ -89,7 +91,14 @@ def run(args: argparse.Namespace) -> int:
         with os_errors_named(f"--plot {args.plot}"):
             args.plot.mkdir(parents=True, exist_ok=True)
     outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
-    summaries = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
+    stopped = len(outcomes) < len(policies) * args.seeds
+    if stopped:
+        print(
+            f"stopped; these are the {len(outcomes)} of {len(policies) * args.seeds} trials that were done",
+            file=sys.stderr,
+        )
+    of_policy = {policy: [o for o in outcomes if o.policy == policy] for policy in policies}
+    summaries = [summary(found, fleet) for found in of_policy.values() if found]
     if args.plot is not None:
         plot(args.plot, fleet, summaries, [each for each in outcomes if each.seed == 0])
     if args.json:
@@ -102,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
                 f"the run itself: {recorded.iteration_s:.2f} s per iteration, {changes} joins and losses; "
                 f"its scenario: {name}"
             )
-    return 1 if any(each.failures for each in summaries) else 0
+    return INTERRUPTED if stopped else 1 if any(each.failures for each in summaries) else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -132,33 +141,41 @@ def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequenc
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
     """Outcomes of every policy with every seed, in that order. jobs: processes. An interrupt ends the
-    processes at once. Raises UserError if a process dies."""
+    processes at once; what is done by then, if anything is, is returned. Raises UserError if a process
+    dies."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
         return _with_progress(map(_one, trials), len(trials))
+    found: list[Outcome] = []
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(jobs, len(trials)), initializer=_ignore_interrupts) as pool:
         try:
             with _interrupts_blocked():
                 outcomes = pool.map(_one, trials)
-            return _with_progress(outcomes, len(trials))
-        except BaseException as stop:
-            for child in multiprocessing.active_children():
-                if child not in others:
-                    child.terminate()
-            if isinstance(stop, BrokenProcessPool):
-                raise UserError("a simulating process died; fewer --jobs take less memory") from None
-            raise
+            found = _with_progress(outcomes, len(trials))
+        except BrokenProcessPool:
+            raise UserError("a simulating process died; fewer --jobs take less memory") from None
+        finally:
+            if len(found) < len(trials):
+                for child in multiprocessing.active_children():
+                    if child not in others:
+                        child.terminate()
+    return found
 
 
 def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
-    """The outcomes as a list; progress is printed on stderr. trials: number of outcomes to come."""
-    found = []
+    """The outcomes as a list, after Ctrl+C those that are there, if any; progress is printed on stderr.
+    trials: number of outcomes to come."""
+    found: list[Outcome] = []
     with Ticker() as ticker:
         ticker.begin("simulating" if trials == 1 else f"simulating {trials} trials")
-        for outcome in outcomes:
-            found.append(outcome)
-            ticker.update(f"simulating: {len(found)} of {trials} trials are done")
+        try:
+            for outcome in outcomes:
+                found.append(outcome)
+                ticker.update(f"simulating: {len(found)} of {trials} trials are done")
+        except KeyboardInterrupt:
+            if not found:
+                raise
     return found
 
 

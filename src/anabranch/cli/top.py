@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from anabranch.cli.watch import latest_run
+    from anabranch.observe.console.progress import ticking
     from anabranch.observe.console.top_screen import screen
     from anabranch.observe.event_log import EventTail
     from anabranch.observe.view.run_view import View
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         width, height = console.size
         return screen(view, max(MIN_WIDTH, width), max(MIN_HEIGHT, height))
 
-    catch_up()
+    with ticking("reading the events"):
+        catch_up()
     if args.once or not sys.stdout.isatty():
         console.print(shown(), no_wrap=True, crop=True)
         return 0

@@ -13,10 +13,9 @@ replacement comes after an exponentially distributed time (docs/explanation/simu
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from anabranch.cli.support.arguments import check_range
-from anabranch.cli.support.outputs import write_out
+from anabranch.cli.support.outputs import add_out, check_out, write_out
 from anabranch.config import Range
 
 #: option -> (field of `SpotModel`, metavar, allowed values, help)
@@ -39,14 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the trace")
     for option, (field, metavar, _, text) in _RATES.items():
         add(option, type=float, dest=field, default=getattr(SpotModel(), field), metavar=metavar, help=text)
-    add("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
+    add_out(parser, "file to write (default: standard output)")
 
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.scenario_fleet import open_fleet
+    from anabranch.observe.console.progress import ticking
     from anabranch.sim.cluster.churn_trace import SpotModel, render_trace, spot_trace
     from anabranch.sim.cluster.scenario import load_scenario
 
+    check_out(args.out, args.force)
     check_range("--hours", args.hours, Range(0.001, 8000))
     rates = {field: getattr(args, field) for field, *_ in _RATES.values()}
     for option, (field, _, allowed, _) in _RATES.items():
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     scenario = load_scenario(args.scenario)
     hosts = open_fleet(scenario, args.scenario).hosts.values()
     relays = {host.id: host.region for host in hosts if host.stage}
-    trace = spot_trace(relays, args.hours, args.seed, SpotModel(**rates))
+    with ticking("drawing departures"):
+        trace = spot_trace(relays, args.hours, args.seed, SpotModel(**rates))
     text = render_trace(trace)
     if args.out is None:
         print(text, end="")

@@ -176,6 +176,7 @@ def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: b
         try:
             beside.enter_context(to.beside(swarm.directory))
             beside.enter_context(page_beside(swarm.directory, console.say, owner, wanted=page))
+            beside.enter_context(console)
             swarm.start()
             for event in swarm.events(poll):
                 console.on_event(event)

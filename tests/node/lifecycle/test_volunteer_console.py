@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from anabranch.net.identity import Identity
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import PeerAddress, issue_ticket
@@ -26,7 +28,7 @@ def committed(t: int, stage: int) -> ev.Note:
 
 def test_a_relay_that_is_moved_goes_on_telling_and_counting() -> None:
     said: list[str] = []
-    console = VolunteerConsole("me", said.append)
+    console = VolunteerConsole("me", said.append, lambda: 10)
     console.begin()
     for effect in (
         ev.Admitted(1, b""),
@@ -44,9 +46,27 @@ def test_a_relay_that_is_moved_goes_on_telling_and_counting() -> None:
     assert console.total == 4, "units of both stages, and none of a stage that it had left"
 
 
+def test_loss_time_left_and_share_are_told_every_ten_seconds() -> None:
+    said: list[str] = []
+    at = iter([100.0, 100.0, 100.0, 104.0, 108.0, 112.0, 112.0, 112.0])
+    console = VolunteerConsole("me", said.append, lambda: 10, lambda: next(at))
+    console.on_effect(ev.Admitted(1, b""))
+    console.on_effect(ev.Note("peer_active", {"subject": "me", "from_iteration": 1}))
+    said.clear()
+    for t in range(1, 5):
+        record = replace(committed(t, 1).fields["record"], loss_sums=(96.0, 32.0))
+        console.on_effect(ev.Note("step", {"record": record}))
+    assert said == [
+        "step 1 of 10 is committed, loss 2.000: this machine computed 2 of this step's 2 units of work at "
+        "stage 1, 2 in all",
+        "step 4 of 10 is committed, loss 2.000, eta 0:24: this machine computed 6 of the last 3 steps' 6 "
+        "units of work at stage 1, 8 in all",
+    ]
+
+
 def test_a_pause_and_its_end_are_told() -> None:
     said: list[str] = []
-    console = VolunteerConsole("me", said.append)
+    console = VolunteerConsole("me", said.append, lambda: 10)
     console.on_effect(ev.Note("control", {"action": "pause", "t": 7}))
     console.on_effect(ev.Note("control", {"action": "continue", "t": 0}))
     assert "pauses it after step 7; this machine stays, and waits" in said[0] and "go on" in said[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from anabranch.observe.console.event_console import Console
 from anabranch.observe.events import (
     Note,
@@ -50,6 +52,25 @@ def test_the_step_line_tells_which_replica_served_how_much() -> None:
     lines = [line for line in out.getvalue().splitlines() if line.startswith("step")]
     splits = [line.partition(" | split ")[2] for line in lines]
     assert splits == ["1: 3+1", "1: 0+4", "1: 0+4+0", "1: 3+1", ""]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_tells_how_long_the_next_step_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, now = Terminal(), [0.0]
+    with Console(steps=9, stream=out) as console:
+        console._ticker._now = lambda: now[0]
+        console.on_event(step(1, {}))
+        begun = len(out.getvalue())
+        for now[0] in (1.0, 3.0):
+            console._ticker.tick()
+        console.say("a sentence")
+    assert out.getvalue()[begun:].startswith("\r\033[Kstep 2 ... 0:03\r\033[Ka sentence\n")
 
 
 def test_one_is_not_many_and_the_first_step_foretells_nothing() -> None:

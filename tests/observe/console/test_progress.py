@@ -46,8 +46,8 @@ def test_plain_lines_are_few() -> None:
             clock.now += 0.125  # exact in binary
             advance(1)
     assert out.getvalue().splitlines() == [
-        "corpus: 20 % (16 of 80 files)",
-        "corpus: 70 % (56 of 80 files)",
+        "corpus: 20 % (16 of 80 files), 0:02",
+        "corpus: 70 % (56 of 80 files), 0:07",
         "corpus: done in 0:10",
     ]
 
@@ -57,7 +57,7 @@ def test_bytes_and_unknown_totals() -> None:
     with progress("state", None, unit="bytes", stream=out, now=clock) as advance:
         clock.now = 3.0
         advance(2_500_000)
-    assert out.getvalue().splitlines() == ["state: 2.5 MB", "state: done in 0:03"]
+    assert out.getvalue().splitlines() == ["state: 2.5 MB, 0:03", "state: done in 0:03"]
 
 
 def test_work_that_fails_is_not_called_done() -> None:
@@ -66,7 +66,7 @@ def test_work_that_fails_is_not_called_done() -> None:
         clock.now = 3.0
         advance(1)
         raise RuntimeError
-    assert out.getvalue().splitlines() == ["state: 20 % (1 of 5)"]
+    assert out.getvalue().splitlines() == ["state: 20 % (1 of 5), 0:03"]
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

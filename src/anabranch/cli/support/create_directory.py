@@ -11,7 +11,7 @@ from anabranch.addresses import on_loopback, parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import NetworkSection, RunConfig, load_run_file, with_changes
 from anabranch.errors import UserError
-from anabranch.observe.console.progress import Advance, progress
+from anabranch.observe.console.progress import Advance, progress, ticking
 
 
 def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) -> RunDirectory:
@@ -22,7 +22,7 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
     _check_port(config.network)
     _check_device(config)
     try:
-        with progress_bars("bytes") as update:
+        with ticking("making the run directory"), progress_bars("bytes") as update:
             return create_run(config, path, update, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None

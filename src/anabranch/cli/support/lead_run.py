@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from anabranch.errors import UserError, used_up, words_of
 from anabranch.train.model.rounds import iterations, rounds_of
 
 if TYPE_CHECKING:
+    from anabranch.node.lifecycle.create_run import CreatedRun
     from anabranch.observe.page.server import Owner
     from anabranch.protocol.consensus.log_replay import LogReplay
 
@@ -99,7 +100,7 @@ def _lead(
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.addresses import advertised, bind_port, remembered_port
-    from anabranch.node.lifecycle.create_run import LEADER_NAME, lead_run
+    from anabranch.node.lifecycle.create_run import LEADER_NAME
     from anabranch.node.lifecycle.lead import lead
     from anabranch.node.operator.owner_actions import LeaderOwner
     from anabranch.observe.events import Event
@@ -129,9 +130,9 @@ def _lead(
     # The supervisor of a local swarm hands out the tickets: there any port will do.
     former = 0 if new_tickets or quiet else remembered_port(directory.peer(LEADER_NAME))
     port = bind_port(network.host, network.port or former)
-    founded = lead_run(directory, advertised(network, port))
-    refuse_finished(directory, founded.history, founded.run)
-    with to.beside(directory), page_beside(directory, say, LeaderOwner(directory.path), wanted=page):
+    founded = _founded(directory, advertised(network, port), quiet)
+    owner, moving = LeaderOwner(directory.path), nullcontext() if quiet else console
+    with to.beside(directory), page_beside(directory, say, owner, wanted=page), moving:
         outcome = run_async(lead(founded, network, port, on_event, on_ready, say, new_tickets))
     over = founded.peer.committed >= founded.peer.ctx.run.steps
     if over:
@@ -145,6 +146,18 @@ def _lead(
     if outcome.internal:
         return INTERNAL_FAILURE
     return 0 if outcome.ok else 1
+
+
+def _founded(directory: RunDirectory, address: str, quiet: bool) -> CreatedRun:
+    """Leading peer of the run in a directory, which others dial at `address`. Raises UserError, also if all
+    steps are committed."""
+    from anabranch.node.lifecycle.create_run import lead_run
+    from anabranch.observe.console.progress import ticking
+
+    with nullcontext() if quiet else ticking("reading the run and measuring this machine"):
+        founded = lead_run(directory, address)
+    refuse_finished(directory, founded.history, founded.run)
+    return founded
 
 
 def _network(config: RunConfig) -> NetworkSection:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.errors import os_errors_named
+from anabranch.errors import UserError, os_errors_named
 from anabranch.observe.console.step_line import wants_colour
 from anabranch.observe.wording import ERROR_MAX, plain, plain_lines
 
@@ -27,6 +27,25 @@ def print_error(message: str) -> None:
     """Print one line on stderr, beginning with "error:", which is red on a terminal."""
     label = "\033[1;31merror:\033[0m" if wants_colour(sys.stderr) else "error:"
     print(f"{label} {plain(message, ERROR_MAX)}", file=sys.stderr)
+
+
+def add_out(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add `--out`, with its help text, and `--force`."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+
+
+def check_out(out: Path | None, force: bool) -> None:
+    """Raise UserError if the file that `--out` names cannot be written, or exists without `force`; called
+    before work that takes a while."""
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UserError(f"--out {out}: Is a directory")
+    if out.exists() and not force:
+        raise UserError(f"--out {out} exists; give another name, or --force to overwrite it")
 
 
 def write_out(path: Path, text: str) -> None:

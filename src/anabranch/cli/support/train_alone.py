@@ -5,21 +5,27 @@ from __future__ import annotations
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from anabranch.cli.support.outputs import Outputs
+from anabranch.cli.support.outputs import Outputs, handled_signals
 from anabranch.config import RunConfig
 from anabranch.errors import UserError
+from anabranch.observe.console.progress import Ticker, ticking
+
+if TYPE_CHECKING:
+    from anabranch.audit.run_inputs import Inputs
+    from anabranch.train.reference.alone import Alone
 
 
 def train_alone(path: Path, to: Outputs) -> int:
-    """Train the run of a run directory in this process; returns the exit status, 0. Checkpoints are written
-    as the run file says and at the end, also after Ctrl+C."""
-    from anabranch.audit.run_inputs import open_inputs
-    from anabranch.train.reference.alone import Alone
-
-    inputs = open_inputs(path)
+    """Train the run of a run directory in this process, from its newest checkpoint on; returns the exit
+    status, 0. Checkpoints are written as the run file says and at the end, which is the present step after
+    Ctrl+C. Raises UserError, also if the run is a swarm's or has no step left."""
+    with ticking("reading the run"):
+        inputs, alone, t = _opened(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex
-    alone = Alone(run, inputs.model, inputs.batches, inputs.initial, inputs.frozen)
+    if t >= run.run.steps:
+        raise UserError(f"{path}: all {run.run.steps} steps are taken; there is nothing to resume")
 
     def save(t: int) -> None:
         stages = {}
@@ -28,33 +34,67 @@ def train_alone(path: Path, to: Outputs) -> int:
         directory.write_checkpoint(t, "", run_id, stages)  # type: ignore[arg-type]
         directory.prune(run.checkpoint.keep)
 
-    def evaluated(t: int) -> str:
-        windows = run.evaluation.windows if run.evaluation.every else 0
-        return f"held out after step {t}: loss {alone.evaluate(windows):.3f}" if windows else ""
+    def say(text: str) -> None:
+        with ticker.aside():
+            to.say(text)
 
-    every, t = run.evaluation.every, 0
-    first = evaluated(0)
-    if first:
-        to.say(first)
-    began = time.monotonic()
-    try:
-        for t in range(1, run.run.steps + 1):
-            at = time.monotonic()
+    def evaluate(t: int) -> None:
+        if windows := run.evaluation.windows if run.evaluation.every else 0:
+            say(f"held out after step {t}: loss {alone.evaluate(windows):.3f}")
+
+    requests: list[int] = []
+
+    def stop(number: int, *_: object) -> None:
+        requests.append(number)
+        if len(requests) > 1:  # in the middle of a step, whose state is not saved
+            raise KeyboardInterrupt(f"the last checkpoint stays; continue with: {_resume(path)}")
+
+    every, began = run.evaluation.every, time.monotonic()
+    with Ticker(plain=False) as ticker, handled_signals(stop):
+        ticker.begin(f"step {t + 1}")
+        if not t:
+            evaluate(0)
+        while t < run.run.steps and not requests:
+            t, at = t + 1, time.monotonic()
             step = alone.step(t)
             rate = inputs.batches.tokens_per_iteration / max(1e-9, time.monotonic() - at)
             line = f"loss {step.loss:6.3f} | {rate:7,.0f} tok/s | grad {step.norm:5.2f}"
-            to.say(f"step {t}/{run.run.steps} | {line}")
+            say(f"step {t}/{run.run.steps} | {line}")
+            ticker.begin(f"step {t + 1}")
             if every and (t % every == 0 or t == run.run.steps):
-                to.say(evaluated(t))
+                evaluate(t)
             if t % run.checkpoint.every == 0:
                 save(t)
-    except KeyboardInterrupt:
-        t -= 1
-        to.say(f"stopped after step {t}")
-    save(t)
+        save(t)
+    if t < run.run.steps:
+        to.say(f"stopped after step {t}; continue with: {_resume(path)}\nrun directory: {path}")
+        return 0
     to.say(f"trained in {time.monotonic() - began:.0f} s, alone: there is no log, and nothing to verify")
     to.say(f"a sample: anabranch generate {path}\nrun directory: {path}")
     return 0
+
+
+def _opened(path: Path) -> tuple[Inputs, Alone, int]:
+    """Inputs of a run that one process trains, the training from its newest checkpoint on, and the step of
+    that. Raises UserError if the run is a swarm's."""
+    from anabranch.audit.run_inputs import open_inputs
+    from anabranch.train.reference.alone import Alone
+
+    inputs = open_inputs(path)
+    directory = inputs.directory
+    if directory.log.exists():
+        raise UserError(f"{path} is the run of a swarm: continue with: anabranch resume {path} --local")
+    alone = Alone(inputs.run, inputs.model, inputs.batches, inputs.initial, inputs.frozen)
+    if not directory.checkpoints():
+        return inputs, alone, 0
+    newest = directory.latest_checkpoint()
+    return inputs, alone, alone.restore(
+        [directory.read_stage(newest, stage) for stage in range(len(alone.states))]
+    )
+
+
+def _resume(path: Path) -> str:
+    return f"anabranch resume {path} --alone"
 
 
 def check(run: RunConfig, run_file: Path | None) -> None:

@@ -36,7 +36,7 @@ from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.driver.state_cache import StateCache
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
-from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
+from anabranch.node.lifecycle.training_machine import FROZEN, UNLIMITED, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
@@ -64,7 +64,8 @@ class JoinOptions:
     no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
     the ticket names a relay and iroh is installed. caps: of this machine's line. cache_bytes: most bytes of
-    stages' states that it keeps on its disk for its next process.
+    stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run file's.
+    memory_bytes: most memory of this machine, and of each of its GPUs; 0: what is free.
     """
 
     ticket: Ticket
@@ -86,6 +87,8 @@ class JoinOptions:
     transport: str = "auto"
     caps: LineCaps = field(default_factory=LineCaps)
     cache_bytes: int = 0
+    threads: int = 0
+    memory_bytes: int = 0
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -138,7 +141,7 @@ class Volunteer:
         self._driver, self._transport = driver, transport
         self._identity = Identity.load_or_create(options.home / "key")
         self._port = bind_port(options.host, options.port) if options.listens else 0
-        self._console = VolunteerConsole(self._identity.peer_id, self._say)
+        self._console = VolunteerConsole(self._identity.peer_id, self._say, self._steps)
         self._return = Return(CounterRng(time.time_ns()), options.ticket.grant.expires_at_s)
         self._live: LivePeer | None = None
         self._reached = False
@@ -151,6 +154,9 @@ class Volunteer:
         self._why_left = ""
         self._ended = options.home / "ended"
         """File with the sentence on how the run ended, once it did."""
+
+    def _steps(self) -> int:
+        return self._live.peer.ctx.run.steps if self._live is not None else 0
 
     def _say(self, text: str) -> None:
         self._print(self._named(text))
@@ -339,7 +345,14 @@ class Volunteer:
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)
         return self._driver(
             peer,
-            TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
+            TrainingMachine(
+                me,
+                options.corpus,
+                options.device,
+                options.home / FROZEN,
+                options.threads,
+                options.memory_bytes or UNLIMITED,
+            ),
             lambda accept: self._transport(
                 identity,
                 incarnation,

@@ -30,6 +30,8 @@ MEMORY_SHARE = 0.5
 SNAPSHOT_SHARE = 0.25
 #: Folder, in a volunteer's own, of frozen weights that it downloaded.
 FROZEN = "frozen"
+#: Most memory (bytes) of a machine that names no limit.
+UNLIMITED = 1 << 62
 #: Largest measured capacity, in microbatches.
 MAX_CAPACITY = 1024
 
@@ -44,14 +46,22 @@ class TrainingMachine:
 
     me: this peer's member record, without measurements. corpus_directory: the corpus of a data node. device:
     compute device of this machine, "" for the run file's. frozen: folder of frozen weights by their hash, for
-    runs that train adapters (None: they are downloaded each time). The methods import
-    torch, once the environment for the run's numerics is set; call them on the worker thread.
+    runs that train adapters (None: they are downloaded each time). threads: of torch, 0 for the run file's.
+    memory_bytes: most memory to take, of the host and of each GPU. The methods import torch, once the
+    environment for the run's numerics is set; call them on the worker thread.
     """
 
     def __init__(
-        self, me: Member, corpus_directory: Path | None, device: str = "", frozen: Path | None = None
+        self,
+        me: Member,
+        corpus_directory: Path | None,
+        device: str = "",
+        frozen: Path | None = None,
+        threads: int = 0,
+        memory_bytes: int = UNLIMITED,
     ) -> None:
         self._me = me
+        self._threads, self._memory_bytes = threads, memory_bytes
         self._corpus_directory = corpus_directory
         self._device = device
         self._frozen = frozen
@@ -93,15 +103,23 @@ class TrainingMachine:
         run = run_of(genesis)
         if self._device:
             run = with_changes(run, {"compute.device": self._device})
+        if self._threads and self._threads != run.compute.threads:
+            if run.run.numerics != "mixed":
+                raise UserError(
+                    f"--threads {self._threads}: all machines of this run compute with "
+                    f"{run.compute.threads}, as the bits depend on it: leave --threads out"
+                )
+            run = with_changes(run, {"compute.threads": self._threads})
         check_removed_options(run)
         self.prepare(run, genesis.corpus_fingerprint)
         assert self.model is not None
         if self._corpus_directory is None:
-            check_fit(run, self.model)
+            check_fit(run, self.model, self._memory_bytes)
         elif "," in self._device:
             raise UserError(f"--device {self._device}: a data node holds no blocks: name one device")
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
-        room = min(settings.snapshot_budget_bytes, int(free_memory_bytes() * SNAPSHOT_SHARE))
+        free = min(free_memory_bytes(), self._memory_bytes)
+        room = min(settings.snapshot_budget_bytes, int(free * SNAPSHOT_SHARE))
         settings = replace(settings, snapshot_budget_bytes=room)
         fingerprint = self.corpus.fingerprint if self.corpus else ""
         manifest_hash = self.batches.manifest_hash if self.batches else None
@@ -116,8 +134,8 @@ class TrainingMachine:
         from anabranch.train.numerics.numerics_class import numerics_class
 
         assert self.model is not None
-        capacity = run.fleet.capacity or measured_capacity(run, self.model)
-        parked = parked_places(run, self.model, capacity)
+        capacity = run.fleet.capacity or measured_capacity(run, self.model, self._memory_bytes)
+        parked = parked_places(run, self.model, capacity, self._memory_bytes)
         self._resident = capacity if parked else None
         name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
         forward_s, backward_s = measured_block_s(run, self.model)
@@ -146,19 +164,20 @@ class TrainingMachine:
         return worker, worker.run(InitState(0)).fingerprint
 
 
-def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
+def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> int:
     """Number of microbatches whose activations fit in MEMORY_SHARE of the free memory of each device; at
-    least 1, at most MAX_CAPACITY."""
+    least 1, at most MAX_CAPACITY. most_bytes: that count as free."""
     fit = [
         int(free * MEMORY_SHARE) // max(1, blocks * _held_bytes(run, model))
-        for _, free, blocks in _shares(run, model)
+        for _, free, blocks in _shares(run, model, most_bytes)
     ]
     return max(1, min(MAX_CAPACITY, *fit))
 
 
-def check_fit(run: RunConfig, model: ModelConfig) -> None:
+def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> None:
     """Raise UserError if a relay's stage cannot lie on this machine's devices: there are more devices than
-    blocks, or a GPU's free memory does not hold its blocks of the largest stage and one microbatch."""
+    blocks, or a GPU's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
+    blocks of the largest stage and one microbatch."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.model.sizes import block_parameters, end_parameters
     from anabranch.train.stage.protocol_inputs import trained_parameters
@@ -173,13 +192,15 @@ def check_fit(run: RunConfig, model: ModelConfig) -> None:
     block, ends = trained.block * each + _held_bytes(run, model), trained.end * each
     if run.lora.rank:
         block, ends = block + block_parameters(model) * width, end_parameters(model) * width
-    for place, (device, free, blocks) in enumerate(_shares(run, model)):
+    for place, (device, free, blocks) in enumerate(_shares(run, model, most_bytes)):
         needed = blocks * block + (ends if run.pipeline.whole and place == 0 else 0)
-        if device.startswith("cuda") and needed > free:
+        limited = most_bytes < UNLIMITED
+        if (device.startswith("cuda") or limited) and needed > free:
+            other = "give more with --memory" if limited else "end other programs there"
+            advice = f"let more GPUs hold the stage together (--device cuda:0,cuda:1), or {other}"
             raise UserError(
                 f"{device} has {_gib(free)} free, and its {blocks} blocks of the largest stage need at least "
-                f"{_gib(needed)}: let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
-                "end other programs there"
+                f"{_gib(needed)}: {advice}"
             )
 
 
@@ -187,9 +208,11 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-def _shares(run: RunConfig, model: ModelConfig) -> list[tuple[str, int, int]]:
-    """(name, bytes of free memory, most blocks of a relay's stage) of each device. Raises ConfigError if
-    there are more devices than blocks."""
+def _shares(
+    run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED
+) -> list[tuple[str, int, int]]:
+    """(name, bytes of free memory, most blocks of a relay's stage) of each device. most_bytes: of a GPU, or
+    of the host, that count as free. Raises ConfigError if there are more devices than blocks."""
     from anabranch.train.model.partition import partition
     from anabranch.train.numerics.numerics_class import devices_of
     from anabranch.train.stage.run_objects import check_devices, share_out
@@ -201,7 +224,11 @@ def _shares(run: RunConfig, model: ModelConfig) -> list[tuple[str, int, int]]:
         at = share_out(spec, devices) or dict.fromkeys(spec.blocks, devices[0])
         for device, blocks in Counter(at.values()).items():
             most[device] = max(most.get(device, 0), blocks)
-    return [(str(device), free_bytes(device, len(devices)), most[device]) for device in devices]
+    found = []
+    for device in devices:
+        limit = most_bytes if device.type == "cuda" else most_bytes // len(devices)
+        found.append((str(device), min(free_bytes(device, len(devices)), limit), most[device]))
+    return found
 
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
@@ -211,14 +238,15 @@ def free_bytes(device: torch.device, parts: int = 1) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
 
 
-def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
-    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`."""
+def parked_places(run: RunConfig, model: ModelConfig, resident: int, most_bytes: int = UNLIMITED) -> int:
+    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`.
+    most_bytes: of host memory that count as free."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
         return 0
     blocks = max(blocks for _, _, blocks in _shares(run, model))
-    fit = int(free_memory_bytes() * MEMORY_SHARE) // (blocks * _held_bytes(run, model))
+    fit = int(min(free_memory_bytes(), most_bytes) * MEMORY_SHARE) // (blocks * _held_bytes(run, model))
     return max(0, min(int(resident * run.fleet.park), fit, MAX_CAPACITY - resident))
 
 

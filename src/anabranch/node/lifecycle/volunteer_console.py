@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from anabranch.node.driver.peer_driver import LivePeer
 from anabranch.observe.console.progress import Advance, progress
 from anabranch.observe.events import Event, Note
+from anabranch.observe.wording import duration
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from anabranch.protocol.log.records import Commit
@@ -19,11 +21,19 @@ EVERY_S = 10.0
 
 
 class VolunteerConsole:
-    """Printer of messages about the peer `me`. total: units of work that it computed for committed steps."""
+    """Printer of messages about the peer `me`. total: units of work that it computed for committed steps.
+    steps: tells the number of steps of the run. now: the clock, in seconds."""
 
-    def __init__(self, me: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        me: str,
+        say: Callable[[str], None],
+        steps: Callable[[], int],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._me = me
-        self._say = say
+        self._say, self._run_steps, self._now = say, steps, now
+        self._first: tuple[int, float] | None = None
         self._stage = 0
         self._admitted = self._serving = False
         self._bar = ExitStack()
@@ -38,7 +48,7 @@ class VolunteerConsole:
     def begin(self) -> None:
         """Reset progress and counts, because this machine joins the run, or joins it again."""
         self._bar.close()
-        self._advance, self._admitted, self._serving = None, False, False
+        self._advance, self._admitted, self._serving, self._first = None, False, False, None
         self._steps = self._mine = self._all = 0
 
     def on_effect(self, effect: ev.Effect) -> None:
@@ -95,21 +105,33 @@ class VolunteerConsole:
         self._mine += mine
         self._all += len(stage.owners)
         self.total += mine
-        if time.monotonic() - self._printed_at >= EVERY_S:
-            self._printed_at = time.monotonic()
+        self._first = self._first or (record.t, self._now())
+        if self._now() - self._printed_at >= EVERY_S:
+            self._printed_at = self._now()
             steps = "this step's" if self._steps == 1 else f"the last {self._steps} steps'"
             self._say(
-                f"step {record.t} is committed: this machine computed {self._mine} of {steps} {self._all} "
-                f"units of work at stage {self._stage}"
+                f"step {record.t} of {self._run_steps()} is committed{self._loss_and_eta(record)}: this "
+                f"machine computed {self._mine} of {steps} {self._all} units of work at stage {self._stage}, "
+                f"{self.total} in all"
             )
             self._steps = self._mine = self._all = 0
+
+    def _loss_and_eta(self, record: Commit) -> str:
+        """Loss of a step, and time until the run's last one by the pace since this machine serves."""
+        loss = math.fsum(record.loss_sums) / record.tokens if record.tokens else math.nan
+        text = f", loss {loss:.3f}" if math.isfinite(loss) else ""
+        t, at = self._first or (record.t, 0.0)
+        if record.t <= t:
+            return text
+        left = max(0, self._run_steps() - record.t)
+        return f"{text}, eta {duration(left * (self._now() - at) / (record.t - t))}"
 
     def _audited(self, found: Audited) -> None:
         """Tell the user of a difference or of what could not be had at once, of other audits now and then."""
         self._audits += 1
-        if found.verdict == "same" and time.monotonic() - self._printed_at < EVERY_S:
+        if found.verdict == "same" and self._now() - self._printed_at < EVERY_S:
             return
-        self._printed_at = time.monotonic()
+        self._printed_at = self._now()
         what = f" ({found.what})" if found.what else ""
         text = f"audited the work of {found.subject[:8]} in step {found.t}: {found.verdict}{what}"
         self._say(f"{text}; {self._audits} audits here so far")

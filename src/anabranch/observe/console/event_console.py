@@ -9,6 +9,7 @@ from collections import Counter
 from typing import IO
 
 from anabranch.observe import events as log
+from anabranch.observe.console.progress import Ticker
 from anabranch.observe.console.step_line import StepLine, wants_colour
 from anabranch.observe.view.run_view import View
 from anabranch.observe.wording import escaped, plain_lines
@@ -18,11 +19,14 @@ _OMITTED = (log.Suspected, log.Checkpoint, log.FaultDelivered, log.PeerActive)
 
 
 class Console:
-    """Printer of a run's events on a stream: a step line for each step, a sentence for most other events."""
+    """Printer of a run's events on a stream: a step line for each step, a sentence for most other events.
+
+    While its context is entered, a terminal's last line tells how long the next step has been under way."""
 
     def __init__(self, steps: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
         self._line = StepLine(wants_colour(self._stream))
+        self._ticker = Ticker(self._stream, plain=False)
         self._view = View(detailed=True, on_sentence=self._say_of_event)
         self._omits = False
         # Peer id -> its stage and the first iteration that it serves.
@@ -32,13 +36,22 @@ class Console:
         self.last_evaluation: log.Evaluation | None = None
         self.first_evaluation: log.Evaluation | None = None
 
+    def __enter__(self) -> Console:
+        self._ticker.__enter__()
+        self._ticker.begin("waiting for the next step")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ticker.__exit__()
+
     def say(self, text: str) -> None:
         """Print a sentence that is not about an event."""
         self._print(plain_lines(text))
 
     def _print(self, text: str) -> None:
         """Print a text with this program's own colours; others' control characters are gone by now."""
-        print(text, file=self._stream, flush=True)
+        with self._ticker.aside():
+            print(text, file=self._stream, flush=True)
 
     def on_event(self, event: log.Event) -> None:
         # A resumed run first removes the peers of its former part, which this console never saw.
@@ -58,6 +71,7 @@ class Console:
                 self._has_step = True
                 shares = [self._share(event, stage) for stage in sorted(event.owners) if stage > 0]
                 self._say_of_event(self._line.format(event, self.steps, eta_s, shares))
+                self._ticker.begin(f"step {event.t + 1}" if event.t < self.steps else "ending the run")
             case log.Evaluation():
                 self.first_evaluation = self.first_evaluation or event
                 self.last_evaluation = event
@@ -85,6 +99,12 @@ def said(text: str, stream: IO[str] | None = None) -> None:
 
 class JsonConsole(Console):
     """Printer of events as they are in the event log, and of sentences as `said` prints them."""
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: nothing else than JSON was shown."""
 
     def say(self, text: str) -> None:
         said(text, self._stream)

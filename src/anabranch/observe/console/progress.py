@@ -5,8 +5,9 @@
             ...
             advance(1)
 
-A terminal gets a bar after two seconds. Elsewhere plain lines appear, at most one every five seconds, so that
-a log stays readable. Work that is done within two seconds shows nothing.
+A terminal gets a bar after two seconds, whose clock goes on even if nothing advances. Elsewhere plain lines
+appear, at most one every five seconds, so that a log stays readable. Work that is done within two seconds
+shows nothing. Of several that are entered at a time only the innermost shows itself.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any, Protocol
 
 from anabranch.observe.console.step_line import wants_colour
 from anabranch.observe.wording import duration
@@ -30,6 +31,47 @@ LINE_INTERVAL_S = 5.0
 
 Advance = Callable[[float], None]
 """Function that reports an amount of work done since its last call."""
+
+
+class _Moving(Protocol):
+    """Line or bar that shows itself."""
+
+    def tick(self) -> None:
+        """Show what is due; called each second."""
+
+    def clear(self) -> None:
+        """Remove what is shown from the terminal."""
+
+
+#: Lines and bars that are entered now, the innermost last.
+_entered: list[_Moving] = []
+
+
+def _is_innermost(one: _Moving) -> bool:
+    return not _entered or _entered[-1] is one
+
+
+@contextmanager
+def _moved(one: _Moving) -> Iterator[None]:
+    """Let `one` show itself each second while the context is entered, from a thread of its own, as the work
+    keeps the caller's busy."""
+    closed = threading.Event()
+
+    def run() -> None:
+        while not closed.wait(1.0):
+            one.tick()
+
+    if _entered:
+        _entered[-1].clear()
+    _entered.append(one)
+    thread = threading.Thread(target=run, name="ticker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join()
+        _entered.remove(one)
 
 
 @contextmanager
@@ -45,63 +87,94 @@ def progress(
 
     `unit` names what is counted ("bytes" are shown as MB). `now` is the clock, in seconds.
     """
-    stream = sys.stderr if stream is None else stream
-    began, done = now(), 0.0
-    bar: Any = None
-    line_at: float | None = None
+    shown = Progress(label, total, unit, sys.stderr if stream is None else stream, now)
+    with _moved(shown):
+        try:
+            yield shown.advance
+            shown.finish()
+        finally:
+            shown.clear()
 
-    def advance(amount: float) -> None:
-        nonlocal done, bar, line_at
-        done += amount
-        if now() - began < QUIET_S:
+
+class Progress:
+    """Bar or lines about an amount of work, as `progress` has it."""
+
+    def __init__(
+        self, label: str, total: float | None, unit: str, stream: IO[str], now: Callable[[], float]
+    ) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._stream, self._now = stream, now
+        self._terminal = wants_colour(stream)
+        self._began, self._done = now(), 0.0
+        self._bar: Any = None
+        self._line_at: float | None = None
+        self._lock = threading.RLock()
+
+    def advance(self, amount: float) -> None:
+        self._done += amount
+        self.tick()
+
+    def tick(self) -> None:
+        now = self._now()
+        if now - self._began < QUIET_S or not _is_innermost(self):
             return
-        if wants_colour(stream):
-            bar = bar or _started_bar(label, total, unit, stream)
-            bar.update(bar.task_ids[0], completed=done)
-        elif line_at is None or now() - line_at >= LINE_INTERVAL_S:
-            line_at = now()
-            print(f"{label}: {_amount(done, total, unit)}", file=stream, flush=True)
+        with self._lock:
+            if self._terminal:
+                self._bar = self._bar or _started_bar(self._label, self._total, self._unit, self._stream)
+                self._bar.update(self._bar.task_ids[0], completed=self._done)
+            elif self._line_at is None or now - self._line_at >= LINE_INTERVAL_S:
+                self._line_at = now
+                amount = _amount(self._done, self._total, self._unit)
+                took = duration(now - self._began)
+                print(f"{self._label}: {amount}, {took}", file=self._stream, flush=True)
 
-    try:
-        yield advance
-        if line_at is not None:
-            print(f"{label}: done in {duration(now() - began)}", file=stream, flush=True)
-    finally:
-        if bar is not None:
-            bar.stop()
+    def finish(self) -> None:
+        """Say how long it took, if plain lines were printed."""
+        if self._line_at is not None:
+            took = duration(self._now() - self._began)
+            print(f"{self._label}: done in {took}", file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+            self._bar = None
 
 
 class Ticker:
     """Line on a stream that says what is being done and for how long, for work whose end is not known.
 
     `begin` names an activity. After two seconds it is shown: on a terminal in a line that is written anew
-    every second, elsewhere in a line at most every five seconds. `end` removes the line. The clock runs in a
-    thread of its own, as the work keeps the caller's busy.
+    every second, elsewhere in a line at most every five seconds. `end` removes the line. plain: False to show
+    nothing elsewhere, where other lines tell enough.
     """
 
-    def __init__(self, stream: IO[str] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        now: Callable[[], float] = time.monotonic,
+        plain: bool = True,
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._now = now
+        self._now, self._plain = now, plain
         self._terminal = wants_colour(self._stream)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._label, self._began, self._told_at = "", 0.0, -math.inf
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._stack = ExitStack()
 
     def __enter__(self) -> Ticker:
-        self._thread.start()
+        self._stack.enter_context(_moved(self))
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
-        self._closed.set()
-        self._thread.join()
+        self._stack.close()
 
     def begin(self, label: str) -> None:
         """Name what is done from now on."""
         self.end()
         with self._lock:
-            self._label, self._began, self._told_at = label, self._now(), -math.inf
+            self._label, self._began = label, self._now()
 
     def update(self, label: str) -> None:
         """Name the same activity anew, with its count; its time goes on."""
@@ -110,30 +183,44 @@ class Ticker:
 
     def end(self) -> None:
         """Remove the line, as a result follows."""
+        with self.aside():
+            self._label = ""
+
+    def clear(self) -> None:
+        with self.aside():
+            pass
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Keep the line away from a terminal while something else is printed."""
         with self._lock:
             if self._terminal and self._told_at > -math.inf:
                 print("\r\033[K", end="", file=self._stream, flush=True)
-            self._label, self._told_at = "", -math.inf
+            self._told_at = -math.inf
+            yield
 
     def tick(self) -> None:
-        """Show the line if it is due."""
         with self._lock:
             now = self._now()
             took = now - self._began
-            if not self._label or took < QUIET_S:
+            if not self._label or took < QUIET_S or not _is_innermost(self):
                 return
             text = f"{self._label} ... {duration(took)}"
             if self._terminal:
                 print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
-            elif now - self._told_at < LINE_INTERVAL_S:
+            elif not self._plain or now - self._told_at < LINE_INTERVAL_S:
                 return
             else:
                 print(text, file=self._stream, flush=True)
             self._told_at = now
 
-    def _run(self) -> None:
-        while not self._closed.wait(1.0):
-            self.tick()
+
+@contextmanager
+def ticking(label: str) -> Iterator[Ticker]:
+    """Show `label` and its time while the context is entered."""
+    with Ticker() as ticker:
+        ticker.begin(label)
+        yield ticker
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:
@@ -152,6 +239,7 @@ def _started_bar(label: str, total: float | None, unit: str, stream: IO[str]) ->
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),
         rich_progress.DownloadColumn() if unit == "bytes" else rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeElapsedColumn(),
         rich_progress.TimeRemainingColumn(),
         console=Console(file=stream),
         transient=True,

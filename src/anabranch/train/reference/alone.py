@@ -6,7 +6,7 @@ fused one, so the bits are not those of a swarm: there is no log and nothing to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
 from anabranch.train.stage.run_objects import Batches, check_shape, initial_states, loss_weight, token_ids
 from anabranch.train.stage.stage import model_loss
-from anabranch.train.stage.state import StageState
+from anabranch.train.stage.state import StageState, parse_snapshot
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,22 @@ class Alone:
         self._optimizer = torch.optim.AdamW(
             groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True
         )
+
+    def restore(self, snapshots: Sequence[bytes]) -> int:
+        """Continue from the snapshots of all stages, in order; returns the last step before them. Raises
+        SnapshotError."""
+        for data, state in zip(snapshots, self.states, strict=True):
+            kept = parse_snapshot(data, state.layout, state.weights.dtype, self._device)
+            state.weights.copy_(kept.weights)
+            state.t = state.adam_step = kept.t
+            for name in state.layout.names if kept.t else ():
+                parameter = self._parameters[name]
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(kept.t), device=parameter.device),
+                    "exp_avg": state.layout.view(kept.exp_avg, name).clone(),
+                    "exp_avg_sq": state.layout.view(kept.exp_avg_sq, name).clone(),
+                }
+        return self.states[0].t
 
     def step(self, t: int) -> AloneStep:
         """Take step t on the whole batch."""

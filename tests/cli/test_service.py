@@ -1,0 +1,65 @@
+"""Service definitions: the ticket is in a file of its owner, and in no command line."""
+
+from __future__ import annotations
+
+import plistlib
+import shlex
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.join import ticket_text
+from anabranch.cli.main import build_parser, main
+from anabranch.net.identity import Identity
+from anabranch.net.ticket import PeerAddress, issue_ticket
+
+
+@pytest.fixture
+def ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HOME", str(tmp_path / "my home"))
+    owner = Identity.generate()
+    door = [PeerAddress(owner.peer_id, "127.0.0.1", 1)]
+    expires_at_s = int(time.time()) + 60
+    return issue_ticket(owner, run="tiny-1", role="relay", expires_at_s=expires_at_s, peers=door).text
+
+
+@pytest.mark.parametrize("system", ["systemd", "launchd", "windows"])
+def test_a_definition_joins_with_the_ticket_of_a_file(
+    system: str, ticket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["service", "--for", system, ticket, "--", "--nice", "10"]) == 0
+    file = tmp_path / "my home" / ".anabranch" / "tickets" / "tiny-1"
+    said = capsys.readouterr()
+    assert ticket not in said.out and str(file) in said.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    if system == "systemd":
+        [line] = [line for line in said.out.splitlines() if line.startswith("ExecStart=")]
+        words = shlex.split(line.partition("=")[2])
+    elif system == "launchd":
+        words = plistlib.loads(said.out.encode())["ProgramArguments"]
+    else:
+        words = shlex.split(said.out.partition('/TR "')[2].rpartition('"')[0].replace('\\"', "'"))
+    parsed = build_parser(words[1:]).parse_args(words[1:])
+    assert (parsed.command, parsed.nice, parsed.quiet) == ("join", 10, True)
+    assert ticket_text(parsed.ticket, parsed.ticket_file, 0.0) == ticket
+
+
+def test_another_ticket_of_the_run_takes_the_place_of_the_first(ticket: str, tmp_path: Path) -> None:
+    file = tmp_path / "ticket"
+    file.write_text("an older one, which others could read")
+    file.chmod(0o644)
+    assert main(["service", ticket, "--ticket-file", str(file)]) == 0
+    assert file.read_text().strip() == ticket and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(ticket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["service", ticket]) == 0
+    unit = tmp_path / "anabranch.service"
+    unit.write_text(capsys.readouterr().out)
+    result = subprocess.run(["systemd-analyze", "verify", "--user", unit], capture_output=True, text=True)
+    assert "anabranch.service" not in result.stderr, result.stderr
