@@ -21,7 +21,7 @@ from anabranch import executors
 from anabranch.cli.main import main
 from anabranch.data import corpus
 from anabranch.errors import UserError
-from anabranch.executors import Executor, Processes, Ray, executor, in_order
+from anabranch.executors import Executor, Processes, Ray, executor
 from benchmarks import harness
 from support.executor_jobs import died_once, first_quick, killed, refused, refused_by_user_error, squared
 from support.fake_ray import FakeRay, RayError, RayTaskError
@@ -79,12 +79,6 @@ def test_no_jobs(where: Executor) -> None:
 def test_an_exception_of_the_work_is_raised_here(where: Executor) -> None:
     with pytest.raises(ValueError, match="job 3 cannot be computed"):
         list(where.completed(refused, range(9)))
-
-
-def test_results_in_order() -> None:
-    assert list(in_order([(2, "c"), (0, "a"), (1, "b"), (3, "d")])) == ["a", "b", "c", "d"]
-    came = in_order(iter([(1, "b"), (0, "a")]))
-    assert next(came) == "a"
 
 
 def test_a_process_that_dies_is_named() -> None:

@@ -21,7 +21,7 @@ from itertools import combinations, product
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.dispatch.next_hop_policies import Dispatch, Policy
 from anabranch.flow.policies.registry import PLANNERS, POLICIES
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface.events import Event
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
@@ -89,7 +89,7 @@ def world_of(fleet: Fleet, variant: str, seed: int) -> World:
     )
     world = counting_world(settings, machines, seed, model)
     if fleet.regions:
-        profile = wan10()
+        profile = find_profile("wan10")
         home = {machine.id: draw.choice(profile.regions) for machine in machines}
         for one, other in combinations(home, 2):
             delay_s = profile.link(home[one], home[other]).delay_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.graph.problem import DataNode, Instance, Relay, Return
+from benchmarks.flow.feasibility import with_demand
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Family:
         # Between complete stages the narrowest stage is a minimum cut.
         maximum = min(sum(node.capacity for node in level) for level in levels)
         instance = Instance(self.stages, returns, data, relays, links)
-        return instance.with_demand(math.ceil(maximum * demand_over_maximum))
+        return with_demand(instance, math.ceil(maximum * demand_over_maximum))
 
 
 FAMILIES: dict[str, Family] = {

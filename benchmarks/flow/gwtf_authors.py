@@ -31,6 +31,7 @@ from typing import Any
 from anabranch.flow.graph.problem import Flow, Instance
 from anabranch.flow.graph.problem import Path as Hops
 from benchmarks import harness
+from benchmarks.flow.feasibility import violations
 from benchmarks.flow.tables import mean
 from benchmarks.flow.trial_cache import Cache
 from benchmarks.flow.trials import CALM, Trial, against, instance_of, run
@@ -255,7 +256,7 @@ def measure(trial: Trial, rounds: int) -> Result:
     started = time.process_time()
     flow, broken, sent = solve_by_authors(instance, trial.seed, rounds)
     cpu_s = time.process_time() - started
-    wrong = flow.violations(instance)
+    wrong = violations(flow, instance)
     if wrong:
         print(f"{trial}: {'; '.join(wrong[:3])}", file=sys.stderr)
     share, ratio = against(instance, flow)

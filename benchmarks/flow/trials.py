@@ -21,6 +21,7 @@ from anabranch.sim.routing_lab.experiment import (
     victims,
 )
 from benchmarks.flow.families import FAMILIES, Family, partial_knowledge
+from benchmarks.flow.feasibility import with_demand
 
 CALM = Weather()
 ROUGH = Weather(loss=0.05, duplicate=0.05, reorder=0.2)
@@ -80,8 +81,8 @@ def instance_of(trial: Trial) -> Instance:
         return instance
     # The demand follows the maximum of the graph that is left.
     part = partial_knowledge(instance, 1 / 3, trial.seed)
-    most = int(solve(part.with_demand(10**6)).flow)
-    return part.with_demand(-int(-most * trial.factor // 1))
+    most = int(solve(with_demand(part, 10**6)).flow)
+    return with_demand(part, -int(-most * trial.factor // 1))
 
 
 def against(instance: Instance, flow: Flow) -> tuple[float, float]:

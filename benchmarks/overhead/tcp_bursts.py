@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from anabranch.net.framing import MAX_PAUSES
 from anabranch.net.wan.emulated_network import EmulatedNetwork, available
 from anabranch.net.wan.namespaces import DEVICE, run_ip
-from anabranch.net.wan.profile import Link, Profile, wan10
+from anabranch.net.wan.profile import Link, Profile, find_profile
 from anabranch.net.wan.shape import Host
 from benchmarks import harness
 from benchmarks.harness import table
@@ -115,8 +115,8 @@ class Way:
 
 
 PATHS = (
-    Path("Seoul to Oregon, 1 s", wan10().link("Seoul", "Oregon"), 6 << 17, 0.95),
-    Path("the same, 3 s", wan10().link("Seoul", "Oregon"), 8 << 20, 3.0),
+    Path("Seoul to Oregon, 1 s", find_profile("wan10").link("Seoul", "Oregon"), 6 << 17, 0.95),
+    Path("the same, 3 s", find_profile("wan10").link("Seoul", "Oregon"), 8 << 20, 3.0),
     Path("home, 1 s", Link(0.05, 40e6), 1 << 18, 1.0),
     Path("home, 3 s", Link(0.05, 40e6), 1 << 18, 3.0),
     Path("home, 1 s, 0.1 % lost", Link(0.05, 40e6), 1 << 18, 1.0, 0.001),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
 from anabranch.protocol.placement.rates import Batch, stage_counts
 from anabranch.sim.cluster.machine_spec import MachinePart
@@ -101,7 +101,8 @@ def joiners(fleet: Fleet, seed: int) -> Deal:
 def planned(fleet: Fleet) -> Deal:
     """As `plan` improves a deal, begun with the one that is there."""
     scenario = named(fleet, dealt(fleet))
-    better = improve(Plan(scenario, estimate(fleet_of(scenario, wan10(), 0))), wan10()).scenario
+    regions = find_profile("wan10")
+    better = improve(Plan(scenario, estimate(fleet_of(scenario, regions, 0))), regions).scenario
     return {part.name: part.stage for part in better.machines if part.stage}
 
 
@@ -113,7 +114,7 @@ def best_of_all(fleet: Fleet) -> Deal:
         for chosen in product(range(1, stages + 1), repeat=len(relays))
         if len(set(chosen)) == stages
     ]
-    return min(deals, key=of_any_assignment(named(fleet, dealt(fleet)), wan10()).seconds)
+    return min(deals, key=of_any_assignment(named(fleet, dealt(fleet)), find_profile("wan10")).seconds)
 
 
 RULES: dict[str, Callable[[Fleet, int], list[Deal]]] = {
@@ -140,8 +141,8 @@ def measure(fleet: Fleet, deal: Deal, rule: str, seed: int) -> Found:
         scenario = replace(scenario, run=replace(scenario.run, iterations=ITERATIONS, warm_up=WARM_UP))
     if rule == MOVES:
         scenario = replace(scenario, fleet=replace(scenario.fleet, rebalance=3))
-    estimated = estimate(fleet_of(scenario, wan10(), seed))
-    outcome = simulate(scenario, wan10(), "auction", seed)
+    estimated = estimate(fleet_of(scenario, find_profile("wan10"), seed))
+    outcome = simulate(scenario, find_profile("wan10"), "auction", seed)
     if outcome.failure:
         raise RuntimeError(f"{rule}, seed {seed}: {outcome.failure}")
     rows = outcome.rows[scenario.run.warm_up :]
@@ -154,7 +155,7 @@ def rows_of(name: str, seeds: int, iterations: int, rules: Sequence[str]) -> lis
     more = {"run.iterations": iterations, "run.warm_up": 2, "run.heartbeat_s": 5.0, "fleet.park": 1.0}
     found: dict[str, list[Found]] = {}
     for seed in range(seeds):
-        fleet = fleet_of(load_scenario(scenario, changes | more), wan10(), seed)
+        fleet = fleet_of(load_scenario(scenario, changes | more), find_profile("wan10"), seed)
         for rule in rules:
             if rule == ALL and name != SMALL:
                 continue

@@ -23,7 +23,7 @@ from statistics import fmean, quantiles
 
 from anabranch.flow.graph.oracle import solve
 from anabranch.flow.graph.problem import DataNode, Instance, Relay, link_cost
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Member
 from anabranch.protocol.placement.join_placement import best_stage, neediest_stage
@@ -114,13 +114,13 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret, Regret]:
     """A machine like the others of the fleet, in one of the regions: regret of the flow, of
     iterations of the whole protocol, and of the bound."""
     scenario = load_scenario(name, {"run.iterations": ITERATIONS})
-    fleet = fleet_of(scenario, wan10(), seed)
+    fleet = fleet_of(scenario, find_profile("wan10"), seed)
     rng, part = random.Random(f"joiner {seed}"), scenario.fleet
     device = known_devices(part.devices)[rng.choice(part.device)]
     machine = Machine(device, scenario.work, part.achieved, rng.choice(part.speed))
     line = Line(scenario.network.up_bps[0], scenario.network.down_bps[0])
     capacity = rng.choice(part.capacity) if part.capacity else machine.capacity(1)
-    joiner = Host("joiner", 1, rng.choice(wan10().regions), max(1, capacity), machine, line)
+    joiner = Host("joiner", 1, rng.choice(find_profile("wan10").regions), max(1, capacity), machine, line)
     stages = scenario.model.stages
     blocks = [scenario.work.blocks(stage) for stage in range(1, stages + 1)]
     members = [host_as_member(host, fleet) for host in fleet.hosts.values()]

@@ -10,17 +10,24 @@ iterations not counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.machine_spec import staged
-from anabranch.sim.cluster.scenario import fleet_of, load_scenario
+from anabranch.sim.cluster.scenario import Regions, Scenario, fleet_of, load_scenario
 from anabranch.sim.planning.estimate import estimate
-from anabranch.sim.planning.search import Plan, named_fleet, plans, shortlist, simulated
+from anabranch.sim.planning.search import Plan, named_fleet, search, shortlist, simulated
 from benchmarks import harness
 from benchmarks.harness import table
 
 FLEETS = ["wan10", "wan10-mixed", "forty", "volunteers"]
+
+
+def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> list[Plan]:
+    """All plans, sorted by estimate."""
+    *_, found = search(scenario, regions, stages)
+    return found
 
 
 def compared(name: str, most: int, iterations: int) -> list[Plan]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
 from anabranch.sim.cluster.churn_trace import Trace, spot_trace
@@ -138,7 +138,7 @@ def calm(relays: int) -> Calm:
 
 def _calm_s(relays: int) -> float:
     changes = {"fleet.relays": relays, "fleet.speed": [SPEED], "run.iterations": CALM}
-    outcome = simulate(load_scenario("wan10", SCENARIO | changes), wan10(), "auction", 0)
+    outcome = simulate(load_scenario("wan10", SCENARIO | changes), find_profile("wan10"), "auction", 0)
     assert not outcome.failure
     return fmean(row.seconds for row in outcome.rows[WARM_UP:])
 
@@ -186,7 +186,7 @@ HEAD = (
 def preempted(kind: str, seed: int, hours: float) -> Fleet:
     """Those who are there when it begins are dealt to the stages in turn."""
     speeds = [SPEED * speed for speed in KINDS[kind]]
-    fleet = fleet_of(load_scenario("wan10", SCENARIO | {"fleet.speed": speeds}), wan10(), seed)
+    fleet = fleet_of(load_scenario("wan10", SCENARIO | {"fleet.speed": speeds}), find_profile("wan10"), seed)
     relays = [host for host in fleet.hosts.values() if host.stage]
     regions = {host.id: host.region for host in relays}
     whole = spot_trace(regions, BEGIN_H + hours, seed, MODELS["rough"])

@@ -16,7 +16,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
@@ -80,7 +80,7 @@ class Watch:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.stages = scenario.model.stages
-        self.simulation = Simulation(placed(scenario, wan10(), seed), OURS, seed)
+        self.simulation = Simulation(placed(scenario, find_profile("wan10"), seed), OURS, seed)
         self.begun = [0.0]
         self.done: dict[int, list[Done]] = defaultdict(list)
         self.opened: dict[int, dict[str, float]] = defaultdict(dict)
@@ -237,7 +237,7 @@ def without(what: str, fleet: str, crash: float, seeds: int, iterations: int) ->
     means = []
     for seed in range(seeds):
         of = scenario(fleet, crash, iterations, changes)
-        dealt = placed(of, wan10(), seed)  # the same in every row
+        dealt = placed(of, find_profile("wan10"), seed)  # the same in every row
         with bytes_of(share, kinds):
             outcome = Simulation(dealt, OURS, seed).run()
         if outcome.failure:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Estimate, estimate
 from benchmarks import harness
@@ -69,7 +69,7 @@ def outcome(job: Job, run: bool) -> Kept | None:
         return kept
     if not run:
         return None
-    found = simulate(job.cell.load(), wan10(), OURS, job.seed)
+    found = simulate(job.cell.load(), find_profile("wan10"), OURS, job.seed)
     rows = found.rows[WARM_UP:-1]  # with the last iteration no other one is in flight
     bounds = [row.bound_s for row in rows if math.isfinite(row.bound_s)]
     kept = Kept(

@@ -26,7 +26,7 @@ import msgspec
 
 import anabranch
 from anabranch.executors import Executor, executor
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, DriftPart
 from anabranch.sim.experiment.run import simulate
@@ -115,21 +115,21 @@ class Cell:
         scenario = self.load()
         if not self.searched:
             return scenario
-        fleet = fleet_of(scenario, wan10(), seed)
+        fleet = fleet_of(scenario, find_profile("wan10"), seed)
         return named(fleet, _searched(replace(scenario, churn=ChurnPart(), drift=DriftPart()), seed))
 
 
 @cache
 def _searched(scenario: Scenario, seed: int) -> Mapping[str, int]:
     """DT-FM's assignment of a scenario without churn, which it does not know about."""
-    return arranged(fleet_of(scenario, wan10(), seed), seed)
+    return arranged(fleet_of(scenario, find_profile("wan10"), seed), seed)
 
 
 def scaled_capacity(scenario: Scenario, factor: float) -> list[int]:
     """The scenario's capacities times a factor; of what memory holds where it gives none."""
     given = scenario.fleet.capacity
     if not given:
-        hosts = fleet_of(scenario, wan10(), 0).hosts.values()
+        hosts = fleet_of(scenario, find_profile("wan10"), 0).hosts.values()
         given = tuple(sorted({host.capacity for host in hosts if host.stage}))
     return [max(1, round(factor * each)) for each in given]
 
@@ -190,7 +190,7 @@ def outcome_of(each: Cell, seed: int) -> Outcome:
 def computed(trial: tuple[Cell, int]) -> bytes:
     """Outcome of a cell with a seed, as JSON: it is computed where no cache is, too."""
     each, seed = trial
-    return msgspec.json.encode(simulate(each.of(seed), wan10(), each.policy, seed))
+    return msgspec.json.encode(simulate(each.of(seed), find_profile("wan10"), each.policy, seed))
 
 
 def _decoded(content: bytes) -> Outcome:
@@ -216,7 +216,7 @@ def run_all(cells: Iterable[Cell], seeds: int, where: Executor, minutes: float) 
 
 def summary_of(each: Cell, seeds: int) -> Summary:
     outcomes = [outcome_of(each, seed) for seed in range(seeds)]
-    return summary(outcomes, fleet_of(each.load(), wan10(), 0))
+    return summary(outcomes, fleet_of(each.load(), find_profile("wan10"), 0))
 
 
 # --- telling ------------------------------------------------------------------------------------------

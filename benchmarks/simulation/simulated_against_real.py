@@ -43,7 +43,7 @@ from anabranch.cli.support.recorded_scenario import record
 from anabranch.config import RunConfig, with_changes
 from anabranch.net.wan.emulated_network import available
 from anabranch.net.wan.places import emulated, regions_of
-from anabranch.net.wan.profile import Link, Profile, wan10
+from anabranch.net.wan.profile import Link, Profile, find_profile
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.local_swarm.local_swarm import LocalSwarm, processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
@@ -86,7 +86,7 @@ class Setting:
 
     def profile(self, carried: float = 1.0) -> Profile:
         """Network: the ten regions, with `rates` times the rates, of which payloads get a share."""
-        whole, share = wan10(), self.rates * carried
+        whole, share = find_profile("wan10"), self.rates * carried
         links = {pair: Link(link.delay_s, share * link.rate_bps) for pair, link in whole.links.items()}
         inside = Link(whole.same_region.delay_s, share * whole.same_region.rate_bps)
         return Profile(whole.source, whole.regions, inside, links)
@@ -193,7 +193,7 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
     """The same swarm: places by the same rule, seconds by the number of blocks."""
     config = run_of(setting, steps, Path("texts"))
     names = processes_of(config)
-    places = regions_of(list(names), wan10())
+    places = regions_of(list(names), find_profile("wan10"))
     model = ModelPart(SIZE, len(setting.relays), ROWS, SEQUENCE, setting.microbatches)
     scenario = Scenario(
         setting.name, model, FleetPart(), (), NetworkPart(burst_trips=known.burst_trips),

@@ -48,17 +48,6 @@ def executor(name: str, processes: int) -> Executor:
     return Ray() if name == "ray" else Processes(processes)
 
 
-def in_order(results: Iterable[tuple[int, _Result]]) -> Iterator[_Result]:
-    """Results in the order of their jobs, each as soon as all before it are there."""
-    waiting: dict[int, _Result] = {}
-    following = 0
-    for number, result in results:
-        waiting[number] = result
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
-
-
 class Processes:
     """Processes of this machine. count: their number; 1 computes in the caller's own process. method: how
     they start, as in `multiprocessing`."""

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.scenario import Fleet, fleet_of, load_scenario
 from benchmarks.placement.baselines import Links, Objective, arranged, at_random, dealt, swapped
 
@@ -17,7 +17,7 @@ SEEDS = range(3)
 
 def fleet(relays: int = 8, stages: int = 4, seed: int = 0) -> Fleet:
     changes = {"fleet.relays": relays, "model.stages": stages}
-    return fleet_of(load_scenario("wan10", changes), wan10(), seed)
+    return fleet_of(load_scenario("wan10", changes), find_profile("wan10"), seed)
 
 
 def sizes(deal: dict[str, int]) -> Counter[int]:

@@ -13,6 +13,7 @@ from anabranch.flow.graph.fair_shares import FairShares
 from anabranch.flow.graph.problem import DataNode, Flow, Instance, Relay
 from anabranch.sim.routing_lab.experiment import Messages, Optimum, Repair, RouteResult
 from benchmarks.flow.families import FAMILIES
+from benchmarks.flow.feasibility import violations
 from support.instance_writer import format_instance
 
 
@@ -30,7 +31,7 @@ def test_result_as_json(policy: str, instance_file: Path, capsys: pytest.Capture
     result = json.loads(capsys.readouterr().out)
     instance = FAMILIES["A"].draw(1, 1.5)
     flow = Flow(tuple(tuple(path) for path in result["paths"]))
-    assert not flow.violations(instance)
+    assert not violations(flow, instance)
     assert result["policy"] == policy
     assert result["flow"] == flow.value == result["oracle"]["flow"]
     assert result["cost"] == flow.cost(instance) >= result["oracle"]["cost"]

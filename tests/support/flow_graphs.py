@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from anabranch.flow.graph.problem import DataNode, Flow, Instance, Path, Relay
 from anabranch.sim.routing_lab.agent_world import Weather
+from benchmarks.flow.feasibility import violations
 from support.flow_worlds import CheckedWorld
 
 
@@ -90,4 +91,4 @@ def all_paths(instance: Instance) -> list[Path]:
     paths: list[Path] = [(name,) for name in instance.data]
     for _ in range(instance.stages + 1):
         paths = [(*path, end) for path in paths for end in instance.successors[path[-1]]]
-    return [path for path in paths if not Flow((path,)).violations(instance)]
+    return [path for path in paths if not violations(Flow((path,)), instance)]

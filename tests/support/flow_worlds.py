@@ -12,6 +12,7 @@ from anabranch.flow.agents.interface import AgentFactory, Side, UnitId
 from anabranch.flow.auction import AuctionAgent
 from anabranch.flow.graph.problem import Flow, Instance
 from anabranch.sim.routing_lab.agent_world import FlowWorld, Weather
+from benchmarks.flow.feasibility import violations
 
 few = settings(
     max_examples=40,
@@ -135,7 +136,7 @@ class CheckedWorld(FlowWorld):
             for relay in self.instance.relays
         )
         whole = Flow(tuple(path for _, path in paths if path[-1] in self.instance.data))
-        wrong += whole.violations(replace(self.instance, relays=roomy, links=self._links_ever))
+        wrong += violations(whole, replace(self.instance, relays=roomy, links=self._links_ever))
         return wrong
 
     def disagreements(self) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.net.ticket import Ticket
-from anabranch.node.chaos.guests.guest_process import run_guest
 from anabranch.node.lifecycle.tickets import new_ticket
 from anabranch.node.local_swarm.supervisor import Process
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step
+from support.further_deeds import run_further_guest
 from support.local_swarms import PATIENCE_S, Swarm
 
 
@@ -54,7 +54,7 @@ class HostileRun:
         host = f"127.0.{1 + number}.1" if sys.platform == "linux" else "127.0.0.1"
         name, text = f"guest-{number}", (ticket or self.ticket()).text
         home = str(self.swarm.directory.peer(name))
-        process = self.swarm.start_other(name, [deed, text, home, str(stage), host], run_guest)
+        process = self.swarm.start_other(name, [deed, text, home, str(stage), host], run_further_guest)
         guest = LiveGuest(deed, stage, process)
         self.guests.append(guest)
         return guest

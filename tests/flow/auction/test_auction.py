@@ -13,6 +13,7 @@ from anabranch.flow.graph.oracle import solve
 from anabranch.flow.graph.problem import DataNode, Instance, Relay
 from anabranch.sim.routing_lab.agent_world import Weather
 from benchmarks.flow.families import FAMILIES, Family, partial_knowledge
+from benchmarks.flow.feasibility import with_demand
 from support.flow_graphs import Trouble, instances, troubles, weathers
 from support.flow_worlds import few, settle, watch, world_of
 
@@ -230,7 +231,7 @@ def test_where_there_is_no_room_further_on_a_relay_tells_no_price_for_dispatch()
 
 
 def test_a_demand_that_grows_is_met() -> None:
-    instance = FAMILIES["A"].draw(5).with_demand(2)
+    instance = with_demand(FAMILIES["A"].draw(5), 2)
     world = world_of(instance, 5)
     assert settle(world).value == 2
     world.change_demand("d0", 6)

@@ -13,6 +13,7 @@ from anabranch.flow.graph.oracle import linear_bound, solve, solve_integer
 from anabranch.flow.graph.problem import Flow, Instance
 from anabranch.flow.policies.static import arrange
 from benchmarks.flow.families import FAMILIES
+from benchmarks.flow.feasibility import violations, with_demand
 from support.flow_graphs import all_paths, instances
 
 
@@ -36,7 +37,7 @@ def by_networkx(instance: Instance) -> tuple[int, float]:
 def test_agrees_with_another_solver(family: str, factor: float) -> None:
     instance = FAMILIES[family].draw(7, factor)
     best = solve(instance)
-    assert best.paths is not None and not best.paths.violations(instance)
+    assert best.paths is not None and not violations(best.paths, instance)
     assert (best.flow, best.cost) == by_networkx(instance)
 
 
@@ -48,7 +49,7 @@ def by_trying_all(instance: Instance, most: int) -> tuple[int, float]:
         costs = [
             flow.cost(instance)
             for chosen in itertools.combinations_with_replacement(paths, count)
-            if not (flow := Flow(chosen)).violations(instance)
+            if not violations(flow := Flow(chosen), instance)
         ]
         if not costs:
             break
@@ -59,11 +60,11 @@ def by_trying_all(instance: Instance, most: int) -> tuple[int, float]:
 @given(instance=instances())
 @settings(max_examples=60, deadline=None)
 def test_is_the_best_of_all_flows(instance: Instance) -> None:
-    instance = instance.with_demand(min(3, instance.demand))
+    instance = with_demand(instance, min(3, instance.demand))
     best = solve(instance)
     flow, cost = by_trying_all(instance, 3) if len(all_paths(instance)) < 40 else (best.flow, best.cost)
     assert best.exact and best.paths is not None
-    assert not best.paths.violations(instance)
+    assert not violations(best.paths, instance)
     assert best.flow == flow
     assert best.cost == pytest.approx(cost, rel=1e-6, abs=1e-6)
 
@@ -91,7 +92,7 @@ def test_own_lies_between_the_bound_and_any() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_static_arrangement_is_feasible(instance: Instance) -> None:
     flow = arrange(instance)
-    assert not flow.violations(instance)
+    assert not violations(flow, instance)
     assert flow.value <= solve(instance).flow
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.graph.problem import DataNode, Flow, Instance, Path, Relay, paths_from_link_flows
+from benchmarks.flow.feasibility import violations
 
 INSTANCE = Instance(
     2,
@@ -22,7 +23,7 @@ GOOD: Path = ("d", "a", "b", "d")
 
 def test_costs_are_sums_over_links() -> None:
     flow = Flow((GOOD, ("d", "a", "c", "d")))
-    assert not flow.violations(INSTANCE)
+    assert not violations(flow, INSTANCE)
     assert flow.cost(INSTANCE) == 21.0 + 41.0
     assert flow.max_path_cost(INSTANCE) == 41.0
     assert (Flow().cost(INSTANCE), Flow().max_path_cost(INSTANCE)) == (0.0, 0.0)
@@ -42,7 +43,7 @@ def test_costs_are_sums_over_links() -> None:
     ],
 )
 def test_every_broken_rule_is_told(paths: tuple[Path, ...], sentence: str) -> None:
-    assert any(sentence in wrong for wrong in Flow(paths).violations(INSTANCE))
+    assert any(sentence in wrong for wrong in violations(Flow(paths), INSTANCE))
 
 
 def test_paths_carry_exactly_the_flow_on_links() -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from anabranch.net.wan import namespaces
 from anabranch.net.wan.emulated_network import EmulatedNetwork, available
-from anabranch.net.wan.profile import Link, Profile, wan10
+from anabranch.net.wan.profile import Link, Profile, find_profile
 from anabranch.net.wan.shape import Host, WanError
 from support.network.wan_world import ask, echo, pour, run
+
+WAN10 = find_profile("wan10")
 
 REASON = available()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -88,7 +90,7 @@ def run_here(command: list[str]) -> str:
 
 
 def test_a_profile_delays_by_region() -> None:
-    with EmulatedNetwork({"d0": Host("Ohio"), "r1": Host("Virginia")}, wan10()) as wan, echo(wan, "r1"):
+    with EmulatedNetwork({"d0": Host("Ohio"), "r1": Host("Virginia")}, WAN10) as wan, echo(wan, "r1"):
         numbers, first = ask(wan, "d0", "r1", 1)
         assert numbers == [0] and first >= 0.022
 
@@ -97,7 +99,7 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WanError, match="cannot name a host"):
         EmulatedNetwork({"../etc": Host()})
     with pytest.raises(WanError, match="no region 'Atlantis'"):
-        EmulatedNetwork({"d0": Host("Atlantis"), "r1": Host("Ohio")}, wan10())
+        EmulatedNetwork({"d0": Host("Atlantis"), "r1": Host("Ohio")}, WAN10)
     monkeypatch.setattr("anabranch.net.wan.emulated_network.MTU", -1)
     with pytest.raises(WanError, match=r"`ip .*failed"):
         EmulatedNetwork({"d0": Host()})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.net.wan.profile import Link, load_profile, parse_profile, wan10
+from anabranch.net.wan.profile import Link, find_profile, load_profile, parse_profile
 from anabranch.net.wan.shape import WanError
 
 LINK = {"latency_ms": 20, "bandwidth_mbps": 500}
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 
 
 def test_ten_regions() -> None:
-    profile = wan10()
+    profile = find_profile("wan10")
     assert len(profile.regions) == 10 and len(profile.links) == 45
     assert "DT-FM" in profile.source
     there = profile.link("Oregon", "Sydney")

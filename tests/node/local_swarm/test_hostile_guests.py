@@ -56,7 +56,7 @@ def test_a_flooding_guest_costs_no_step_and_little_memory(
         # A ticket for each attack: the ban that one of them ends with must not keep the next one out.
         tickets = [new_ticket(directory.path, "relay", 1, 3600.0).text for _ in REASONS]
         guest = subprocess.Popen(
-            [sys.executable, "-m", "anabranch.node.chaos.guests.stranger_attacks", *tickets],
+            [sys.executable, "-m", "support.strangers", *tickets],
             cwd=tests, env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tests)])},
             stdout=closed,
         )  # fmt: skip

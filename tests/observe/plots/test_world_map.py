@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from matplotlib.path import Path as Outline
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.observe.geography import PLACES, outlines
 from anabranch.observe.plots.world_map import LARGEST, MIDDLE, RING, around, draw_map, project
 
 
 def test_every_region_of_wan10_has_a_place_on_land_or_at_a_coast() -> None:
-    assert set(wan10().regions) <= PLACES.keys()
+    assert set(find_profile("wan10").regions) <= PLACES.keys()
     for region in ("Ohio", "Frankfurt", "Oregon"):
         assert any(Outline(outline).contains_point(PLACES[region]) for outline in outlines()), region
     for sea in ((-40.0, 30.0), (-150.0, 0.0), (80.0, -30.0)):

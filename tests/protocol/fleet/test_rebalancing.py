@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.fleet.rebalancing import KEEPS, Rebalancing
 from anabranch.protocol.interface import events as ev
@@ -194,7 +194,7 @@ def uneven_fleet(rebalance: int, iterations: int) -> Fleet:
         "run.iterations": iterations,
         "fleet.rebalance": rebalance,
     }
-    fleet = fleet_of(load_scenario("wan10", small), wan10(), 0)
+    fleet = fleet_of(load_scenario("wan10", small), find_profile("wan10"), 0)
     return replace(fleet, hosts={**fleet.hosts, "r3.2": replace(fleet.hosts["r3.2"], stage=1)})
 
 
@@ -286,7 +286,9 @@ def test_one_that_crashes_in_mid_download_does_no_harm() -> None:
         live = simulation.leader.peer.ctx.run.membership.live
         least = min(least, *(len(live(stage, simulation._t + 1)) for stage in (1, 2, 3)))
         download = node.peer.joining.fetching.download
-        if not struck and download is not None and 0 < download.progress[0] < download.progress[1]:
+        if not struck and download is not None and download._chosen is not None:
+            if not 0 < len(download._pieces) < download._chosen.pieces:
+                return
             struck.append(node.id)
             world.clock.after(0.0, lambda: simulation._crash(node.id))
             world.clock.after(5.0, lambda: simulation._back(node.id))

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from anabranch.counter_rng import CounterRng
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.memory_model import RelayMemory, input_slots
@@ -23,12 +23,14 @@ from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Outcome
 from support.swarms.small_scenario import SMALL
 
+WAN10 = find_profile("wan10")
+
 FLEET = SMALL | {"model.microbatches": 12, "fleet.relays": 6, "run.iterations": 8, "churn.return_s": 1.0}
 
 
 def fleet(seed: int = 0, **changes: object) -> Fleet:
     named = {key.replace("__", "."): value for key, value in changes.items()}
-    return fleet_of(load_scenario("wan10", FLEET | named), wan10(), seed)
+    return fleet_of(load_scenario("wan10", FLEET | named), WAN10, seed)
 
 
 def total(outcomes: list[Outcome], key: str) -> float:
@@ -220,7 +222,7 @@ def test_as_coded_an_idle_peer_moves_to_the_loaded_stage() -> None:
     machines = [("data", 0, 1.0), *[("relay", 1, 1.0)] * 3, ("relay", 2, 0.3)]
     parts = tuple(MachinePart(role=role, stage=stage, speed=speed) for role, stage, speed in machines)
     scenario = load_scenario("wan10", SMALL | {"fleet.data_nodes": 1, "run.iterations": 12})
-    uneven = fleet_of(replace(scenario, machines=parts), wan10(), 0)
+    uneven = fleet_of(replace(scenario, machines=parts), WAN10, 0)
     moving = Swarm(uneven, "swarm-as-coded", 0)
     moving._rebalancing = once = Rebalancing(moving, math.inf)
     once._next_at_s = 10.0
@@ -233,7 +235,7 @@ def test_as_coded_an_idle_peer_moves_to_the_loaded_stage() -> None:
 def test_fewer_bytes_on_the_wire_change_sizes_and_no_computing(policy: str) -> None:
     sizes = {f"precision__{key}_bytes": 2.0 for key in ("activation", "sum", "reduced")}
     whole, half = fleet(), fleet(**sizes)
-    rows = [simulate(each.scenario, wan10(), policy, 0).rows for each in (whole, half)]
+    rows = [simulate(each.scenario, WAN10, policy, 0).rows for each in (whole, half)]
     assert [row.computed_s for row in rows[0]] == pytest.approx([row.computed_s for row in rows[1]])
     assert all(other.seconds < one.seconds for one, other in zip(*rows, strict=True))
     sent = 12 * 2 * 3 * half.scenario.work.activation_bytes
@@ -258,7 +260,7 @@ def test_an_input_whose_sender_is_lost_after_it_arrived_is_not_sent_again() -> N
     changes = {"churn.crash": 0.1, "run.iterations": 24, "run.heartbeat_s": 5.0, "fleet.park": 1.0}
     wire = {"precision.activation_bytes": 1.0 + 4.0 / 4096.0, "precision.sum_bytes": 2.0}
     more = {"precision.reduced_bytes": 2.0, "fleet.deal": "links"}
-    outcome = simulate(load_scenario("wan10", changes | wire | more), wan10(), "swarm-as-coded", 2)
+    outcome = simulate(load_scenario("wan10", changes | wire | more), WAN10, "swarm-as-coded", 2)
     assert not outcome.failure and len(outcome.rows) == 24
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.scenario import fleet_of
 from anabranch.sim.experiment.run import simulate
 from support.swarms.small_scenario import small
+
+WAN10 = find_profile("wan10")
 
 LINK = 1e9
 
@@ -32,18 +34,18 @@ def test_only_who_is_beyond_the_resident_ones_is_copied_there_and_back() -> None
 def test_a_machine_parks_as_much_as_half_of_its_host_memory_takes() -> None:
     kept = small().work.kept_bytes(1)
     short = {"fleet.capacity": [4], "fleet.park": 2.0}
-    hosts = fleet_of(small(short), wan10(), 0).hosts
+    hosts = fleet_of(small(short), WAN10, 0).hosts
     assert {host.stage: (host.resident, host.parked) for host in hosts.values() if host.stage < 2} == {
         0: (hosts["d0"].capacity, 0),
         1: (4, 8),
     }
-    hosts = fleet_of(small(short | {"fleet.host_memory_bytes": 6.0 * kept}), wan10(), 0).hosts
+    hosts = fleet_of(small(short | {"fleet.host_memory_bytes": 6.0 * kept}), WAN10, 0).hosts
     assert hosts["r1.0"].parked == 3 and hosts["r1.0"].capacity == 7
 
 
 def test_parked_activations_make_room_where_memory_is_short() -> None:
     short = {"fleet.capacity": [1], "model.microbatches": 12, "run.iterations": 2}
-    kept, parked = (simulate(small(short | {"fleet.park": n}), wan10(), "auction", 0) for n in (0.0, 4.0))
+    kept, parked = (simulate(small(short | {"fleet.park": n}), WAN10, "auction", 0) for n in (0.0, 4.0))
     assert not kept.failure and not parked.failure
     took = [sum(row.seconds for row in outcome.rows) for outcome in (kept, parked)]
     assert took[1] < 0.9 * took[0]

@@ -15,7 +15,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
-from anabranch.net.wan.profile import load_profile, wan10
+from anabranch.net.wan.profile import find_profile, load_profile
 from anabranch.observe import events as log
 from anabranch.observe.event_log import EventLog
 from anabranch.sim.cluster.churn_trace import (
@@ -46,7 +46,7 @@ def traced(folder: Path, *changes: Change, **more: Any) -> Scenario:
 @pytest.mark.parametrize("policy", ["auction", "restart", "swarm-tuned"])
 def test_a_trace_says_who_leaves_and_who_comes_when(policy: str, tmp_path: Path) -> None:
     changes = (Change(7.5, "r1.0", LEAVE), Change(8.0, "r1.0", JOIN), Change(8.5, "r1.2", JOIN))
-    outcome = simulate(traced(tmp_path, *changes, **{"run.iterations": 7}), wan10(), policy, 0)
+    outcome = simulate(traced(tmp_path, *changes, **{"run.iterations": 7}), find_profile("wan10"), policy, 0)
     assert not outcome.failure
     assert sum(row.crashes for row in outcome.rows) == 1
     assert all(row.seconds >= row.bound_s for row in outcome.rows)
@@ -57,7 +57,7 @@ def test_a_trace_says_who_leaves_and_who_comes_when(policy: str, tmp_path: Path)
 
 def test_the_timeline_shows_who_was_away_as_long_as_the_trace_says(tmp_path: Path) -> None:
     changes = (Change(7.5, "r1.0", LEAVE), Change(8.0, "r1.0", JOIN), Change(8.5, "r1.2", JOIN))
-    simulation = Simulation(fleet_of(traced(tmp_path, *changes), wan10(), 0), "auction", 0)
+    simulation = Simulation(fleet_of(traced(tmp_path, *changes), find_profile("wan10"), 0), "auction", 0)
     spans = TimelineRecorder(simulation)
     rows = simulation.run().rows
     away: dict[tuple[str, str], float] = defaultdict(float)
@@ -71,7 +71,7 @@ def test_the_timeline_shows_who_was_away_as_long_as_the_trace_says(tmp_path: Pat
 def test_who_is_spared_stays_and_does_not_come_twice(tmp_path: Path) -> None:
     changes = [Change(7.5, f"r2.{n}", LEAVE) for n in range(2)]
     changes += [Change(8.5, f"r2.{n}", JOIN) for n in range(2)]
-    simulation = Simulation(fleet_of(traced(tmp_path, *changes), wan10(), 0), "auction", 0)
+    simulation = Simulation(fleet_of(traced(tmp_path, *changes), find_profile("wan10"), 0), "auction", 0)
     outcome = simulation.run()
     assert not outcome.failure
     assert len(simulation.crashed) == 1 and sum(row.spared for row in outcome.rows) == 1
@@ -152,12 +152,12 @@ def test_traces_that_do_not_go_with_their_scenario_are_refused(tmp_path: Path) -
         ([Change(1.0, "d0", LEAVE)], "changes[0].machine: 'd0' is no relay; there are r1.0"),
     ):
         with pytest.raises(UserError) as refused:
-            fleet_of(traced(tmp_path, *changes), wan10(), 0)
+            fleet_of(traced(tmp_path, *changes), find_profile("wan10"), 0)
         assert says in str(refused.value)
     with pytest.raises(UserError, match=r"churn\.crash and churn\.trace both say who crashes"):
         traced(tmp_path, **{"churn.crash": 0.1})
     with pytest.raises(UserError, match=r"churn\.trace: no/such\.json: cannot be read"):
-        fleet_of(load_scenario("wan10", {"churn.trace": "no/such.json"}), wan10(), 0)
+        fleet_of(load_scenario("wan10", {"churn.trace": "no/such.json"}), find_profile("wan10"), 0)
 
 
 def test_the_command_writes_a_trace_that_simulate_takes(
@@ -166,7 +166,7 @@ def test_the_command_writes_a_trace_that_simulate_takes(
     out = tmp_path / "spot.json"
     assert main(["trace", "wan10", "--hours", "32", "--out", str(out)]) == 0
     assert "departures among 16 relays in 32 h" in capsys.readouterr().out
-    assert fleet_of(load_scenario("wan10", {"churn.trace": str(out)}), wan10(), 0).trace.changes
+    assert fleet_of(load_scenario("wan10", {"churn.trace": str(out)}), find_profile("wan10"), 0).trace.changes
     assert main(["trace", "wan10"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
     assert main(["trace", "wan10", "--share", "2"]) == 2
@@ -190,9 +190,9 @@ def test_drift_has_the_spread_and_memory_that_it_is_said_to_have() -> None:
 
 @pytest.mark.parametrize("policy", ["auction", "swarm-tuned"])
 def test_what_drifts_takes_longer_and_never_less_than_the_bound(policy: str) -> None:
-    still = simulate(load_scenario("wan10", SMALL), wan10(), policy, 0)
+    still = simulate(load_scenario("wan10", SMALL), find_profile("wan10"), policy, 0)
     drifting = {"drift.speed": 0.8, "drift.links": 0.8, "drift.period_s": 5.0}
-    moved = simulate(load_scenario("wan10", SMALL | drifting), wan10(), policy, 0)
+    moved = simulate(load_scenario("wan10", SMALL | drifting), find_profile("wan10"), policy, 0)
     assert not still.failure and not moved.failure
     assert sum(row.seconds for row in moved.rows) > 1.2 * sum(row.seconds for row in still.rows)
     assert all(row.seconds >= row.bound_s for row in moved.rows)

@@ -9,8 +9,9 @@ from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.scenario import load_scenario
 from anabranch.sim.planning.runfile import run_config
-from anabranch.sim.planning.search import named_fleet, plans
+from anabranch.sim.planning.search import named_fleet
 from anabranch.train.model.sizes import model_config
+from benchmarks.placement.plan import plans
 
 
 def test_bytes_of_a_cut() -> None:

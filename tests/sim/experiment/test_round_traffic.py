@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.scenario import load_scenario
 from anabranch.sim.experiment.run import simulate
 
@@ -52,7 +52,7 @@ def test_meters_are_within_two_percent_of_the_formulas(slots: int, relays: int, 
         "run.iterations": 4,
     }
     scenario = load_scenario("volunteers", changes)
-    outcome = simulate(scenario, wan10(), "auction", 0)
+    outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
     assert not outcome.failure
     row, work = outcome.rows[-1], scenario.work
     assert row.messages == pytest.approx(messages(slots, relays, data_nodes), rel=0.02)

@@ -19,7 +19,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import config_from_dict
 from anabranch.errors import UserError
-from anabranch.net.wan.profile import find_profile, shipped_profiles, wan10
+from anabranch.net.wan.profile import find_profile, shipped_profiles
 from anabranch.protocol import messages as msg
 from anabranch.protocol.coordinator.reduce_attempts import STALL_FLOOR_S
 from anabranch.protocol.interface import tasks
@@ -38,10 +38,12 @@ from anabranch.train.stage.protocol_inputs import settings_of
 from support.grids import half_grid
 from support.swarms.small_scenario import SMALL_CHURN, small
 
+WAN10 = find_profile("wan10")
+
 
 @pytest.mark.parametrize(("policy", "crash", "seed"), half_grid(KNOWN_POLICIES, (0.0, 0.4), range(2)))
 def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float, seed: int) -> None:
-    outcome = simulate(small({"churn.crash": crash}), wan10(), policy, seed)
+    outcome = simulate(small({"churn.crash": crash}), WAN10, policy, seed)
     assert not outcome.failure
     assert len(outcome.rows) == 5
     for row in outcome.rows:
@@ -58,7 +60,7 @@ def test_overlapping_iterations_are_quicker_and_keep_their_bound(seed: int) -> N
     """The mean of iterations with others beside them; without a codec the lines count, too."""
     means = {}
     for delay in (0, 1):
-        outcome = simulate(small({"run.delay": delay, "run.iterations": 12}), wan10(), "auction", seed)
+        outcome = simulate(small({"run.delay": delay, "run.iterations": 12}), WAN10, "auction", seed)
         assert not outcome.failure
         rows = outcome.rows[4:-1]
         means[delay] = sum(row.seconds for row in rows) / len(rows)
@@ -68,11 +70,11 @@ def test_overlapping_iterations_are_quicker_and_keep_their_bound(seed: int) -> N
 def test_the_bound_of_overlapping_iterations_is_worked_out_by_hand() -> None:
     """Single replicas, no reduce: the slowest stage's computing, or the bits on the line of a relay."""
     changes = {"fleet.relays": 2, "fleet.data_nodes": 1}
-    fleet = fleet_of(small(changes), wan10(), 0)
+    fleet = fleet_of(small(changes), WAN10, 0)
     computing = 8 * max(h.machine.microbatch_s(h.stage) for h in fleet.hosts.values() if h.stage)
     assert LowerBound(fleet).overlapped_s({}, {}) == pytest.approx(computing, rel=1e-9)
     assert LowerBound(fleet).overlapped_s({"r1.0": 0.5, "r2.0": 0.5}, {}) == pytest.approx(2 * computing)
-    thin = fleet_of(small(changes | {"network.up_bps": [1e6]}), wan10(), 0)
+    thin = fleet_of(small(changes | {"network.up_bps": [1e6]}), WAN10, 0)
     bits = 8.0 * 8 * (thin.scenario.work.activation_bytes + thin.scenario.work.gradient_bytes)
     assert LowerBound(thin).overlapped_s({}, {}) == pytest.approx(bits / 1e6)
 
@@ -84,7 +86,7 @@ def test_whole_models_do_not_overlap() -> None:
 
 def test_the_bound_of_a_fleet_without_company_is_worked_out_by_hand() -> None:
     """Single replicas, no reduce: the slowest stage's computing after its first input."""
-    fleet = fleet_of(small({"fleet.relays": 2, "fleet.data_nodes": 1}), wan10(), 0)
+    fleet = fleet_of(small({"fleet.relays": 2, "fleet.data_nodes": 1}), WAN10, 0)
     one, two, data = (fleet.hosts[name] for name in ("r1.0", "r2.0", "d0"))
     size = fleet.scenario.work.activation_bytes
     embed = data.machine.seconds(0, tasks.Embed)
@@ -109,7 +111,7 @@ def test_sums_go_over_lines_packed_and_lie_in_memory_whole(monkeypatch: pytest.M
 
     monkeypatch.setattr(ModelledWorld, "payload_bytes", noted)
     scenario = small()
-    assert not simulate(scenario, wan10(), "auction", 0).failure
+    assert not simulate(scenario, WAN10, "auction", 0).failure
     elements = {scenario.work.parameters(stage) for stage in range(scenario.model.stages + 1)}
     replicas = (2, 3)
     for kind, each in ((msg.ReducePart, SUM_WIRE_BYTES), (msg.ReducedPart, GRADIENT_BYTES)):
@@ -129,26 +131,26 @@ def test_two_equal_replicas_share_the_first_iteration() -> None:
     """Its sender knows no speeds by heartbeats yet, but those that the replicas joined with: the first to
     grant its credits does not get all microbatches."""
     scenario = small({"model.stages": 1, "fleet.data_nodes": 1, "fleet.relays": 2, "model.microbatches": 48})
-    rows = simulate(scenario, wan10(), "auction", 0).rows
+    rows = simulate(scenario, WAN10, "auction", 0).rows
     assert rows[0].seconds < 1.3 * rows[-1].seconds
 
 
 def test_paced_connections_are_slow_at_first_and_crashes_break_nothing() -> None:
     """They cost the first iteration more than a later one, in which bursts take their share of a trip."""
     calm, paced = ({"network.burst_trips": trips, "run.iterations": 8} for trips in (0.0, 0.5))
-    quick, slow = simulate(small(calm), wan10(), "auction", 0), simulate(small(paced), wan10(), "auction", 0)
+    quick, slow = simulate(small(calm), WAN10, "auction", 0), simulate(small(paced), WAN10, "auction", 0)
     assert not quick.failure and not slow.failure
     more = [after.seconds - before.seconds for before, after in zip(quick.rows, slow.rows, strict=True)]
     assert more[0] > 2.0 * more[-1] > 0.0, more
-    crashes = simulate(small(paced | {"churn.crash": 0.3}), wan10(), "auction", 1)
+    crashes = simulate(small(paced | {"churn.crash": 0.3}), WAN10, "auction", 1)
     assert not crashes.failure and sum(row.crashes for row in crashes.rows) > 0
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_does_not() -> None:
     scenario = small({"churn.crash": 0.3})
-    first, again = (simulate(scenario, wan10(), "auction", 3) for _ in range(2))
+    first, again = (simulate(scenario, WAN10, "auction", 3) for _ in range(2))
     assert first == again
-    assert simulate(scenario, wan10(), "auction", 4).rows != first.rows
+    assert simulate(scenario, WAN10, "auction", 4).rows != first.rows
 
 
 @pytest.mark.parametrize("crash", [0.0, 0.3])
@@ -156,7 +158,7 @@ def test_a_forward_computed_again_makes_room_where_memory_is_short(crash: float)
     """Whole numbers check that each step counts each microbatch once."""
     short = {"fleet.capacity": [1], "churn.crash": crash, "model.microbatches": 16}
     kept, again = (
-        simulate(small(short | {"fleet.recompute": more}), wan10(), "auction", 0) for more in (0.0, 4.0)
+        simulate(small(short | {"fleet.recompute": more}), WAN10, "auction", 0) for more in (0.0, 4.0)
     )
     assert not kept.failure and not again.failure
     computed = [sum(row.computed_s for row in outcome.rows) for outcome in (kept, again)]
@@ -166,7 +168,7 @@ def test_a_forward_computed_again_makes_room_where_memory_is_short(crash: float)
 
 
 def test_a_connection_takes_three_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Simulation(fleet_of(small(), wan10(), 0), "auction", 0).world
+    world = Simulation(fleet_of(small(), WAN10, 0), "auction", 0).world
     dialled: dict[str, float] = {}
     dial = world.dial
 
@@ -247,11 +249,11 @@ def test_every_shipped_scenario_loads() -> None:
     known = {"eight-homes", "fleet1000", "fleet64", "forty", "volunteers", "wan10", "wan10-mixed"}
     assert set(shipped_scenarios()) == known
     for name in shipped_scenarios():
-        fleet = fleet_of(load_scenario(name), wan10(), 0)
+        fleet = fleet_of(load_scenario(name), WAN10, 0)
         assert all(host.capacity >= 1 for host in fleet.hosts.values())
-    mixed = fleet_of(load_scenario("wan10-mixed"), wan10(), 0)
+    mixed = fleet_of(load_scenario("wan10-mixed"), WAN10, 0)
     assert len({host.capacity for host in mixed.hosts.values()}) > 2
-    homes = fleet_of(load_scenario("volunteers"), wan10(), 0)
+    homes = fleet_of(load_scenario("volunteers"), WAN10, 0)
     assert len({host.line.up_bps for host in homes.hosts.values()}) > 2
     assert all(host.machine.device.name.startswith("rtx") for host in homes.hosts.values()), "of homes"
 
@@ -419,7 +421,7 @@ def test_a_run_that_comes_to_no_end_is_told_without_figures(capsys: pytest.Captu
 def test_the_first_reduce_of_large_stages_is_not_taken_to_be_stuck() -> None:
     """Nobody knows yet how long a step takes: what came before the first reduce says how long it may take."""
     large = {"model.size": "llama-1b", "model.microbatches": 16, "run.iterations": 2, "run.warm_up": 1}
-    simulation = Simulation(fleet_of(load_scenario("wan10", large), wan10(), 0), "auction", 0)
+    simulation = Simulation(fleet_of(load_scenario("wan10", large), WAN10, 0), "auction", 0)
     assert not simulation.run().failure
     first, second = simulation.recorder.rows
     assert second.phases["reduce_s"] > 2.0 * STALL_FLOOR_S  # the least patience would be over

@@ -16,11 +16,11 @@ from anabranch.cli.main import main
 from anabranch.cli.plan import load_fleet
 from anabranch.config import load_run_file, relays_by_stage
 from anabranch.errors import UserError
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.machine_spec import staged
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario, parse_scenario
 from anabranch.sim.planning.estimate import estimate, of_any_assignment
-from anabranch.sim.planning.search import Plan, improve, named_fleet, plans, search
+from anabranch.sim.planning.search import Plan, improve, named_fleet, search
 from anabranch.sim.planning.wire_choice import (
     CANDIDATES,
     DELAYED_TOKENS,
@@ -29,6 +29,9 @@ from anabranch.sim.planning.wire_choice import (
     reasons,
     weighed,
 )
+from benchmarks.placement.plan import plans
+
+WAN10 = find_profile("wan10")
 
 ROOT = Path(__file__).resolve().parents[3]
 FLEET = """
@@ -70,7 +73,7 @@ def fleet_file(folder: Path, text: str = FLEET) -> str:
 
 def test_named_machines_are_where_and_what_they_are(tmp_path: Path) -> None:
     scenario = load_scenario(fleet_file(tmp_path), {"model.stages": 2})
-    fleet = fleet_of(scenario, wan10(), 0)
+    fleet = fleet_of(scenario, WAN10, 0)
     assert list(fleet.hosts) == ["d0", "quick-0", "quick-1", "r1.1", "r2.1", "r1.2"]
     assert [fleet.hosts[name].region for name in fleet.hosts] == ["London"] * 3 + ["Sydney"] * 3
     assert {host.machine.device.name for host in fleet.stage(0)} == {"t4"}
@@ -79,7 +82,7 @@ def test_named_machines_are_where_and_what_they_are(tmp_path: Path) -> None:
 
 def test_measured_seconds_stand_before_a_devices_figures(tmp_path: Path) -> None:
     text = FLEET + '\n[[machines]]\nname = "mine"\nspeed = 2.0\nforward_s = 3.0\nweight_gradient_s = 1.0\n'
-    fleet = fleet_of(load_scenario(fleet_file(tmp_path, text), {"model.stages": 1}), wan10(), 0)
+    fleet = fleet_of(load_scenario(fleet_file(tmp_path, text), {"model.stages": 1}), WAN10, 0)
     mine, other = fleet.hosts["mine"].machine, fleet.hosts["r1.2"].machine
     gradient_s = mine.microbatch_s(1) - 2.0
     assert gradient_s == pytest.approx(other.microbatch_s(1) / 2.0, rel=1.0)  # from its figures
@@ -88,18 +91,18 @@ def test_measured_seconds_stand_before_a_devices_figures(tmp_path: Path) -> None
 
 def test_the_estimate_is_no_less_than_the_bound_and_near_the_simulated_time(tmp_path: Path) -> None:
     scenario = load_scenario("wan10", {"run.iterations": 3, "run.warm_up": 1, "model.microbatches": 12})
-    fleet = fleet_of(scenario, wan10(), 0)
+    fleet = fleet_of(scenario, WAN10, 0)
     found = estimate(fleet)
     assert found.iteration_s >= found.bound_s > 0.0
     assert found.iteration_s >= found.way_s + found.reduce_s + found.computing_s - 1e-9
-    longer = fleet_of(replace(scenario, model=replace(scenario.model, microbatches=48)), wan10(), 0)
+    longer = fleet_of(replace(scenario, model=replace(scenario.model, microbatches=48)), WAN10, 0)
     assert estimate(longer).computing_s == pytest.approx(4 * found.computing_s, rel=0.05)
 
 
 def test_an_exchange_of_machines_never_makes_an_estimate_worse(tmp_path: Path) -> None:
-    scenario = named_fleet(load_fleet(fleet_file(tmp_path), None, None), wan10())
-    worst = plans(scenario, wan10(), [2])[-1]
-    better = improve(worst, wan10())
+    scenario = named_fleet(load_fleet(fleet_file(tmp_path), None, None), WAN10)
+    worst = plans(scenario, WAN10, [2])[-1]
+    better = improve(worst, WAN10)
     assert better.estimated.iteration_s <= worst.estimated.iteration_s
     assert sorted(part.name for part in better.scenario.machines) == sorted(
         part.name for part in scenario.machines
@@ -108,26 +111,26 @@ def test_an_exchange_of_machines_never_makes_an_estimate_worse(tmp_path: Path) -
 
 def test_a_deal_is_estimated_as_the_fleet_that_has_it_is() -> None:
     """Whatever machines are at a stage, and whoever is left out."""
-    scenario = named_fleet(load_scenario("wan10-mixed", {"fleet.relays": 7, "model.stages": 2}), wan10())
+    scenario = named_fleet(load_scenario("wan10-mixed", {"fleet.relays": 7, "model.stages": 2}), WAN10)
     rng, relays = random.Random(0), [part for part in scenario.machines if part.role == "relay"]
-    estimates = of_any_assignment(scenario, wan10())
+    estimates = of_any_assignment(scenario, WAN10)
     for _ in range(10):
         some = rng.sample(relays, 5)
         deal = {part.name: 1 + at % 2 for at, part in enumerate(some)}
         data = [part for part in scenario.machines if part.role == "data"]
         machines = (*data, *(replace(part, stage=deal[part.name]) for part in some))
-        alone = estimate(fleet_of(replace(scenario, machines=machines), wan10(), 0))
+        alone = estimate(fleet_of(replace(scenario, machines=machines), WAN10, 0))
         found = replace(estimates.of(deal), bound_s=alone.bound_s)
         assert found.values == pytest.approx(alone.values), "no bound is above these"
 
 
 def test_a_deal_that_does_not_fit_takes_for_ever() -> None:
-    scenario = named_fleet(load_fleet("forty", "llama-1b", None), wan10())
+    scenario = named_fleet(load_fleet("forty", "llama-1b", None), WAN10)
     one = replace(scenario, model=replace(scenario.model, stages=1, rows=64))
-    estimates = of_any_assignment(one, wan10())
+    estimates = of_any_assignment(one, WAN10)
     relays = [part.name for part in one.machines if part.role == "relay"]
     assert math.isinf(estimates.seconds(dict.fromkeys(relays, 1))), "the state is more than a T4 holds"
-    two = of_any_assignment(replace(scenario, model=replace(scenario.model, stages=2)), wan10())
+    two = of_any_assignment(replace(scenario, model=replace(scenario.model, stages=2)), WAN10)
     assert math.isinf(two.seconds(dict.fromkeys(relays, 1))), "nobody serves stage 2"
 
 
@@ -136,7 +139,7 @@ def test_a_quick_machine_with_few_places_gets_less_than_its_share(tmp_path: Path
     quick = FLEET.replace('device = "v100"', 'device = "v100"\ncapacity = 1')
     alike = {"model.stages": 1, "model.microbatches": 64, "model.rows": 1}
     few, many = (
-        estimate(fleet_of(load_scenario(fleet_file(tmp_path, text), alike), wan10(), 0))
+        estimate(fleet_of(load_scenario(fleet_file(tmp_path, text), alike), WAN10, 0))
         for text in (quick, FLEET)
     )
     assert few.computing_s == pytest.approx(many.computing_s), "if each had its share"
@@ -147,14 +150,14 @@ def test_a_quick_machine_with_few_places_gets_less_than_its_share(tmp_path: Path
 def test_the_search_finds_what_every_deal_holds() -> None:
     """Where machines are few, every deal was tried."""
     changes = {"fleet.relays": 6, "model.stages": 2, "model.microbatches": 24, "fleet.data_nodes": 1}
-    scenario = named_fleet(load_scenario("wan10-mixed", changes), wan10())
+    scenario = named_fleet(load_scenario("wan10-mixed", changes), WAN10)
     staged_ = tuple(replace(part, stage=stage) for stage, part in staged(scenario.machines, 2))
-    plan = Plan(replace(scenario, machines=staged_), estimate(fleet_of(scenario, wan10(), 0)))
-    estimates = of_any_assignment(plan.scenario, wan10())
+    plan = Plan(replace(scenario, machines=staged_), estimate(fleet_of(scenario, WAN10, 0)))
+    estimates = of_any_assignment(plan.scenario, WAN10)
     relays = [part.name for part in scenario.machines if part.role == "relay"]
     every = [dict(zip(relays, deal, strict=True)) for deal in product((1, 2), repeat=len(relays))]
     best_s = min(map(estimates.seconds, every))
-    assert improve(plan, wan10()).estimated.iteration_s <= 1.02 * best_s
+    assert improve(plan, WAN10).estimated.iteration_s <= 1.02 * best_s
 
 
 #: At one home a line of 2 Mbit/s: its whole sum goes up in every reduce.
@@ -164,7 +167,7 @@ THIN = FLEET.replace("count = 3", "count = 3\nup_bps = 2e6")
 def test_who_costs_more_than_they_bring_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    best = plans(load_fleet(fleet_file(tmp_path, THIN), None, None), wan10(), [1])[0]
+    best = plans(load_fleet(fleet_file(tmp_path, THIN), None, None), WAN10, [1])[0]
     assert sorted(part.device for part in best.left_out) == ["t4"] * 3
     assert best.with_all is not None and best.with_all.reduce_s > 2.0 * best.estimated.reduce_s
     used = [part.name for part in best.scenario.machines if part.role == "relay"]
@@ -187,12 +190,12 @@ def test_where_machines_crash_a_stage_keeps_two(tmp_path: Path) -> None:
     one = THIN.replace("count = 2", "count = 1").replace("count = 3", "count = 4")
     for churn, replicas in ((None, 1), (0.1, 2)):
         scenario = load_fleet(fleet_file(tmp_path, one), None, churn)
-        fewest = min(plan.replicas for plan in plans(scenario, wan10(), [1]))
+        fewest = min(plan.replicas for plan in plans(scenario, WAN10, [1]))
         assert fewest == (replicas,)
 
 
 def test_every_plan_has_each_machine_once_and_the_whole_batch(tmp_path: Path) -> None:
-    found = plans(load_fleet(fleet_file(tmp_path), None, None), wan10())
+    found = plans(load_fleet(fleet_file(tmp_path), None, None), WAN10)
     assert {plan.scenario.model.stages for plan in found} == {1, 2, 3}
     for plan in found:
         model = plan.scenario.model
@@ -257,7 +260,7 @@ def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_first_plans_come_before_all_numbers_of_stages_are_compared(tmp_path: Path) -> None:
     """A comparison of all of them takes many minutes for a thousand machines."""
-    first = next(search(load_fleet(fleet_file(tmp_path), None, None), wan10()))
+    first = next(search(load_fleet(fleet_file(tmp_path), None, None), WAN10))
     assert {plan.scenario.model.relay_stages for plan in first} == {1}
 
 
@@ -380,7 +383,7 @@ def test_machines_that_do_not_go_together_are_refused(machines: object, says: st
 
 def test_a_failed_simulation_leaves_the_estimate() -> None:
     scenario = load_scenario("wan10")
-    plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))
+    plan = Plan(scenario, estimate(fleet_of(scenario, WAN10, 0)))
     assert plan.iteration_s == plan.estimated.iteration_s
 
 
@@ -416,9 +419,9 @@ def test_codecs_and_delay_are_chosen_by_the_lines(
 
 
 def test_coarse_sums_are_chosen_where_the_reduce_is_what_lasts(tmp_path: Path) -> None:
-    scenario = named_fleet(load_scenario(fleet_file(tmp_path, on_lines(2e7)), {"model.stages": 1}), wan10())
-    plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))  # all five relays
-    found = weighed(plan, wan10(), 0)  # estimated, so without the delay
+    scenario = named_fleet(load_scenario(fleet_file(tmp_path, on_lines(2e7)), {"model.stages": 1}), WAN10)
+    plan = Plan(scenario, estimate(fleet_of(scenario, WAN10, 0)))  # all five relays
+    found = weighed(plan, WAN10, 0)  # estimated, so without the delay
     assert [each.scenario.wire for each in found] == [*CANDIDATES, CANDIDATES[-1]]
     assert chosen(found) is found[2] and "coarse sums" in reasons(found, found[2])[len(found)]
     assert found[2].iteration_s < found[1].iteration_s < found[0].iteration_s
@@ -436,8 +439,8 @@ def of_seconds(plan: Plan, seconds: float, **changes: object) -> Plan:
 def test_what_costs_tokens_has_to_save_more_than_they_take(tmp_path: Path) -> None:
     """A delay that saves a sixth of the time is not worth 1.21 times the tokens; one that saves a third is.
     A subspace is another model: it is proposed where it is quicker, and not chosen."""
-    scenario = named_fleet(load_scenario(fleet_file(tmp_path), {"model.stages": 1}), wan10())
-    plan = of_seconds(Plan(scenario, estimate(fleet_of(scenario, wan10(), 0))), 12.0)
+    scenario = named_fleet(load_scenario(fleet_file(tmp_path), {"model.stages": 1}), WAN10)
+    plan = of_seconds(Plan(scenario, estimate(fleet_of(scenario, WAN10, 0))), 12.0)
     little, much = (of_seconds(plan, seconds, run__delay=1) for seconds in (10.0, 8.0))
     assert chosen([plan, little]) is plan and chosen([plan, much]) is much
     assert any(line.startswith("delay: ") for line in reasons([plan, much], much))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario
@@ -14,6 +14,8 @@ from anabranch.sim.experiment.modelled_world import ModelledWorld
 from anabranch.sim.experiment.run import Simulation
 from anabranch.sim.kernel.simulated_peer import Node
 from support.swarms.small_scenario import SMALL
+
+WAN10 = find_profile("wan10")
 
 #: An activation of 8 MiB at 0.7 to 12 Mbit/s; four of them on one link take longer than a sender asks after
 #: the first before it would give it up.
@@ -35,7 +37,7 @@ def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ModelledWorld, "send", counted)
     scenario = load_scenario("wan10", SLOW | {"fleet.spare": spare})
-    simulation = Simulation(fleet_of(scenario, wan10(), 0), "auction", 0)
+    simulation = Simulation(fleet_of(scenario, WAN10, 0), "auction", 0)
     outcome = simulation.run()
     assert not outcome.failure
     assert [(what, times) for what, times in sent.items() if times > 1] == []
@@ -61,7 +63,7 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(
     monkeypatch.setattr(ModelledWorld, "send", counted)
     changes = {"model.size": "llama-160m", "model.rows": 1, "model.microbatches": 2, "run.iterations": 6}
     changes |= {"run.heartbeat_s": heartbeat_s}
-    fleet = fleet_of(load_scenario("wan10", SLOW | changes | {"network.loss": 0.004}), wan10(), 0)
+    fleet = fleet_of(load_scenario("wan10", SLOW | changes | {"network.loss": 0.004}), WAN10, 0)
     simulation = Simulation(fleet, "auction", 0)
     clock = simulation.world.clock
     clock.at(1900.0, lambda: simulation.churn._crash("r1.0"))
@@ -92,7 +94,7 @@ def test_a_gradient_that_is_on_its_way_is_not_asked_for_again(
     monkeypatch.setattr(ModelledWorld, "send", counted)
     changes = {"model.size": "llama-160m", "model.rows": 1, "model.microbatches": 2, "network.loss": 0.004}
     changes |= {"fleet.spare": "never", "run.heartbeat_s": heartbeat_s}
-    simulation = Simulation(fleet_of(load_scenario("wan10", SLOW | changes), wan10(), 0), "auction", 0)
+    simulation = Simulation(fleet_of(load_scenario("wan10", SLOW | changes), WAN10, 0), "auction", 0)
     assert not simulation.run().failure
     assert sent
     assert [(what, times) for what, times in sent.items() if times > 1] == []

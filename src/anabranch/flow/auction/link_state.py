@@ -62,10 +62,6 @@ class Link:
         if value:
             self.changed[self] = None
 
-    @property
-    def settled(self) -> bool:
-        return not (self.dirty or self.owes or self.asks)
-
     def receive(self, letter: Letter) -> bool:
         """Handle a letter's sequence number and acknowledgement; True if it is newer than all before."""
         if letter.ack > self._acked:

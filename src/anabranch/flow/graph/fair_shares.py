@@ -28,11 +28,6 @@ class FairShares:
     flow: float
     cost: float
 
-    @property
-    def least(self) -> float:
-        """Smallest share (admitted part of its demand) of any data node; 1 if no data node has any demand."""
-        return min(self.shares.values(), default=1.0)
-
 
 def fairest(instance: Instance, least_flow: float = 0.0) -> FairShares:
     """The max-min fair shares among flows of at least `least_flow` microbatches.

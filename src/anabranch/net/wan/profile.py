@@ -56,11 +56,6 @@ class Profile:
         return self.same_region if one == other else self.links[frozenset((one, other))]
 
 
-def wan10() -> Profile:
-    """Shipped profile of ten regions of the earth."""
-    return find_profile("wan10")
-
-
 def shipped_profiles() -> tuple[str, ...]:
     folder = resources.files("anabranch.net.wan")
     return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".json")))

@@ -237,11 +237,6 @@ class Connections:
         else:
             self.accept(link)
 
-    @property
-    def carried(self) -> dict[str, str]:
-        """Carrier of each link that has one, by peer."""
-        return {peer: link.way.via for peer, link in self._links.items() if link.way.via}
-
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
         """Try to connect to all addresses (joined by commas) of a peer.
 

@@ -87,7 +87,6 @@ class Coordinator:
         self._indirect_probes = indirect_probes
         self.opening = list(opening)
         self.log = log
-        self.schedule = schedule
         step = StepQueries(
             lambda peer: self.released.has_last(peer),
             self._waits_for,

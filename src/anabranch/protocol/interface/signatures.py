@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-#: Longest signature (bytes): Ed25519.
-SIGNATURE_BYTES = 64
-
 
 class Signer(Protocol):
     """Signatures with the key behind a peer's id. Both functions are pure: equal inputs, equal results."""

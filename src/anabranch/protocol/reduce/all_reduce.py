@@ -20,7 +20,6 @@ from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.tasks import Assemble, Freeze, Payload, Recount, Result, SumPart
 from anabranch.protocol.messages import (
     Attempt,
-    AttemptId,
     Fence,
     Got,
     Prepared,
@@ -428,11 +427,6 @@ class AllReduce:
                     self._send_reduced(reduce, part, to)
         elif reduce.cells.part(to) in reduce.mine and reduce.cell in reduce.sums:
             self._send_part(reduce, reduce.mine[0], peer, reduce.sums[reduce.cell])
-
-    @property
-    def attempt(self) -> AttemptId | None:
-        """Newest attempt that was announced to this replica."""
-        return None if self._announced is None else self._announced.attempt
 
     # --- for step_apply --------------------------------------------------------------------------
 

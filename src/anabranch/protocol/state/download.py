@@ -113,11 +113,6 @@ class Download:
         self.over = True
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """(Pieces that have arrived, pieces in all); (0, 0) while there is no offer."""
-        return len(self._pieces), 0 if self._chosen is None else self._chosen.pieces
-
-    @property
     def _t(self) -> int:
         return self._chosen.t if self._chosen is not None else self.asked_t
 

@@ -136,10 +136,6 @@ class HostileGuests:
         if plans:
             world.watchers.append(self._heard)
 
-    @property
-    def drawn(self) -> bool:
-        return bool(self._plans)
-
     # --- their life ----------------------------------------------------------------------------
 
     def look(self, node: Node, steps: int) -> None:

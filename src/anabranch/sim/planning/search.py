@@ -77,12 +77,6 @@ Progress = Callable[[str, int, int], None]
 """Function that is told an activity, its steps that are done, and its steps in all."""
 
 
-def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> list[Plan]:
-    """All plans, sorted by estimate. Arguments and errors as of `search`."""
-    *_, found = search(scenario, regions, stages)
-    return found
-
-
 def search(
     scenario: Scenario,
     regions: Regions,

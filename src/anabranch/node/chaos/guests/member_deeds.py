@@ -2,7 +2,7 @@
 
 A deed's `swap` changes or drops what the peer says, and its `talk` says what no honest peer would.
 
-Not here: deeds that only audits find (`worker_deeds`), attacks of strangers, which have no peer
+Not here: false computing, which only audits find (a deed of tests), attacks of strangers, which have no peer
 (`stranger_attacks`), and the process (`guest_process`).
 """
 
@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface.events import Send
-from anabranch.protocol.interface.tasks import Payload, Result, Task
 from anabranch.protocol.messages.state_transfer import Held
 from anabranch.protocol.peer.peer import Peer
 from anabranch.protocol.peer.shared_state import Step
@@ -30,8 +28,6 @@ EVERY_S = 0.1
 PINGS, LINES = 10, 16
 #: Seconds between two repetitions of a false report of being ready; an honest joiner takes two.
 AGAIN_S = 1.0
-#: Activation or gradient of which no norm is finite in single precision.
-HUGE = 3e38
 
 
 class Role(Enum):
@@ -72,22 +68,17 @@ class Guest:
 
 Swap = Callable[[Guest, Send], list[Send]]
 Talk = Callable[[Guest], Iterator[Send]]
-Compute = Callable[[Guest, Task, tuple[Payload, ...], Result], Result]
 
 
 @dataclass(frozen=True)
 class Deed:
     """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
-    those sent instead. talk: makes further messages, every EVERY_S seconds. compute: gets each task of the
-    guest's worker with its inputs and right result, returns the result used instead, on the worker's thread.
-    proven: the run can prove it, where two honest replicas serve the stage."""
+    those sent instead. talk: makes further messages, every EVERY_S seconds."""
 
     name: str
     role: Role
     swap: Swap | None = None
     talk: Talk | None = None
-    compute: Compute | None = None
-    proven: bool = False
 
 
 def _false_state(guest: Guest, send: Send) -> list[Send]:
@@ -100,7 +91,7 @@ def _false_state(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=structs.replace(message, fingerprint=FALSE_HASH))]
 
 
-def _withhold(*kinds: type[msg.Message]) -> Swap:
+def withhold(*kinds: type[msg.Message]) -> Swap:
     """Make a swap that drops all messages of these kinds."""
     return lambda guest, send: [] if isinstance(send.message, kinds) else [send]
 
@@ -125,42 +116,6 @@ def _false_overflow(guest: Guest, send: Send) -> list[Send]:
         overflow = msg.Overflow(message.fence, guest.peer.ctx.run.stage, message.index, "made up")
         return [guest.to_leader(overflow), send]
     return [send]
-
-
-def _claim_apart(guest: Guest, send: Send) -> list[Send]:
-    """Claim that the stage's oldest replica is out of reach; send parts of a sum to the leader alone."""
-    message, ctx = send.message, guest.peer.ctx
-    if isinstance(message, msg.Claim | msg.Ready):
-        since = {p: t for p, t in ctx.run.membership.active_from.items() if p != ctx.me}
-        same = [p for p in since if ctx.run.membership.members[p].stage == ctx.run.stage]
-        apart = tuple(sorted(same, key=lambda peer: (since[peer], peer))[:1])
-        return [structs.replace(send, message=structs.replace(message, apart=apart))]
-    parts = isinstance(message, msg.ReducePart | msg.ReducedPart) and send.peer != ctx.log.leader
-    return [] if parts else [send]
-
-
-def _send_huge(guest: Guest, send: Send) -> list[Send]:
-    """Send relays activations and gradients that overflow where they are used."""
-    message, membership = send.message, guest.peer.ctx.run.membership
-    relay = send.peer in membership.members and membership.members[send.peer].stage > 0
-    if not isinstance(message, msg.Forward | msg.Backward) or send.payload is None or not relay:
-        return [send]
-    payload: Any = send.payload
-    return [structs.replace(send, payload=payload.new_full(payload.shape, HUGE))]
-
-
-def _blame(guest: Guest, send: Send) -> list[Send]:
-    """Report to the leader an overflow in every training microbatch that the guest sends on, and name each of
-    the peers of other stages in turn as the sender of its input."""
-    message, ctx = send.message, guest.peer.ctx
-    if not isinstance(message, msg.Forward) or not message.train:
-        return [send]
-    members = ctx.run.membership.members
-    others = sorted(peer for peer in members if members[peer].stage != ctx.run.stage)
-    guest.told.add(("blamed", message.fence.t, message.index))
-    named = others[len(guest.told) % len(others)]
-    overflow = msg.Overflow(message.fence, ctx.run.stage, message.index, "made up", named)
-    return [guest.to_leader(overflow), send]
 
 
 def _tell_ready(guest: Guest) -> Iterator[Send]:
@@ -199,57 +154,29 @@ def _ask_stage_0(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=asked)]
 
 
-def _ask_all_states(guest: Guest) -> Iterator[Send]:
-    """Ask every neighbour every AGAIN_S seconds for each stage's latest state, and for its first piece."""
-    t = guest.peer.progress.committed
-    if not guest.once("states", int(guest.peer.ctx.clock.now / AGAIN_S)):
-        return
-    for peer in sorted(guest.peer.ctx.links.up):
-        for stage in range(guest.peer.ctx.run.settings.stages + 1):
-            yield Send(peer, msg.FetchState(stage, -1))
-            yield Send(peer, msg.FetchPiece(stage, t, 0))
-
-
 def _ping(guest: Guest) -> Iterator[Send]:
     for peer in sorted(guest.peer.ctx.links.up):
         for number in range(PINGS):
             yield Send(peer, msg.Ping(number, guest.peer.progress.position.index))
 
 
-_PARTS = (msg.ReducePart, msg.ReducedPart, msg.Prepared)
-_NEVER_READY = _withhold(msg.Ready)
-_FETCH_NOTHING = _withhold(
+NEVER_READY = withhold(msg.Ready)
+_FETCH_NOTHING = withhold(
     msg.FetchState, msg.FetchPiece, msg.FetchGradient, msg.WhoHas, msg.Behind, msg.Ready
 )
 
 DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("false state", Role.SERVES, _false_state, proven=True),
-        Deed("false state of an idle member", Role.MEMBER, _NEVER_READY, _tell_false_state),
-        Deed("wrong digest", Role.SERVES, _false_digest, proven=True),
-        Deed("false overflow", Role.SERVES, _false_overflow, proven=True),
-        Deed("black hole", Role.SERVES, _withhold(msg.Forward, msg.Backward)),
+        Deed("false state", Role.SERVES, _false_state),
+        Deed("false state of an idle member", Role.MEMBER, NEVER_READY, _tell_false_state),
+        Deed("wrong digest", Role.SERVES, _false_digest),
+        Deed("false overflow", Role.SERVES, _false_overflow),
+        Deed("black hole", Role.SERVES, withhold(msg.Forward, msg.Backward)),
         Deed("empty member", Role.MEMBER, _FETCH_NOTHING, _tell_ready),
-        Deed("false holds", Role.MEMBER, _withhold(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
+        Deed("false holds", Role.MEMBER, withhold(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
         Deed("false reports", Role.MEMBER, None, _tell_reports),
         Deed("ping flood of a member", Role.MEMBER, None, _ping),
         Deed("data node with a relay's ticket", Role.STRANGER, _ask_stage_0),
-    )
-}
-
-#: Deeds of tests of their own. `chaos --hostile` does not draw them: some hold a step up for a dozen times
-#: its usual duration, and its figures stay comparable.
-FURTHER = {
-    deed.name: deed
-    for deed in (
-        Deed("opens no iteration", Role.SERVES, _withhold(msg.Slots, msg.Have, msg.Lack)),
-        Deed("claims nothing", Role.SERVES, _withhold(msg.Claim)),
-        Deed("false apart", Role.SERVES, _claim_apart),
-        Deed("withheld parts", Role.SERVES, _withhold(*_PARTS), proven=True),
-        Deed("inputs that overflow", Role.SERVES, _send_huge),
-        Deed("blame for overflows", Role.SERVES, _blame, proven=True),
-        Deed("all states for a newcomer", Role.MEMBER, _NEVER_READY, _ask_all_states),
-        Deed("all states for a stranger", Role.STRANGER, _withhold(msg.JoinRequest), _ask_all_states),
     )
 }

@@ -1,19 +1,12 @@
 """Attacks of a stranger with a relay ticket, which computes nothing and takes what it can from a live run.
 
-    python -m anabranch.node.chaos.guests.stranger_attacks TICKET ...
-
-attacks with each ticket at the same time, each in a way of its own. Once its link is closed, an attacker
-comes again with a new key. It prints `begun` with each link, and `closed REASON` when the other side closed
-it.
+Once its link is closed, an attacker comes again with a new key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import sys
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,7 +19,7 @@ from anabranch.net.lane import Lane
 from anabranch.net.link import Link
 from anabranch.net.tcp.dialer import Dialer
 from anabranch.net.tcp.transport import TcpTransport
-from anabranch.net.ticket import Ticket, parse_ticket
+from anabranch.net.ticket import Ticket
 from anabranch.protocol.messages import Backward, Fence, Message, Ping, encode
 
 CHUNK = bytes(1 << 20)
@@ -114,13 +107,3 @@ async def attack(ticket: Ticket, deed: str) -> None:
         await ATTACKS[deed](link, closed)
         print("closed", await closed, flush=True)
         await transport.close()
-
-
-async def main() -> None:
-    os.nice(NICENESS)
-    tickets = [parse_ticket(text, now_s=time.time()) for text in sys.argv[1:]]
-    await asyncio.gather(*(attack(ticket, deed) for ticket, deed in zip(tickets, ATTACKS, strict=False)))
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
