@@ -20,7 +20,7 @@ from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
-from anabranch.protocol.rounds.plan import Plan, active, plan_hash, plan_problem, units_of
+from anabranch.protocol.rounds.plan import Plan, plan_hash, plan_problem, sets_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.
@@ -85,6 +85,8 @@ class RunView:
         """Learning-rate schedule; None until the driver has described the run."""
         self._plans: dict[int, Plan] = {}
         """Round -> its slots, from the log."""
+        self._next = 0
+        """Iteration after the last one in the log."""
         self.founder = ""
         """Peer with the run's directory ("" if unknown)."""
         self.use_settings(settings)
@@ -126,6 +128,7 @@ class RunView:
         wrong = plan_problem(self.settings.rounds, t, slots)
         if slots and not wrong:
             self._plans[t] = slots
+        self._next = t
         return wrong
 
     def plan(self, t: int) -> Plan:
@@ -141,16 +144,21 @@ class RunView:
         """True once the log has planned a round."""
         return bool(self._plans)
 
+    @property
+    def next_is_round(self) -> bool:
+        """True if the iteration after the last one in the log is a round."""
+        return self._next in self._plans
+
     def batch(self, t: int) -> tuple[int, ...]:
         """Indices of the microbatches of iteration t; of its slots that take part, if it is a round."""
         if self.settings.rounds.has(t):
-            return active(self.plan(t))
+            return sets_of(self.plan(t)).active
         return tuple(range(self.settings.microbatches))
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
         """Units that iteration t counts at a stage if no slot is late."""
         if self.settings.rounds.has(t):
-            return units_of(stage, self.batch(t))
+            return sets_of(self.plan(t)).cover(stage)
         return self.settings.cover(stage)
 
     def manifest(self, t: int) -> str:

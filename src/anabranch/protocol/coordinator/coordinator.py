@@ -212,6 +212,7 @@ class Coordinator:
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
+        current.recount()
 
     def on_applied(self, peer: str, message: Applied) -> None:
         """Take a report that a peer applied the last step."""

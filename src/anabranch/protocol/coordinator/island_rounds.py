@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
 from anabranch.protocol.log.records import STRANDED, Commit, Witness
-from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, sets_of
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
@@ -41,6 +41,10 @@ class IslandRounds:
         self._has_last = has_last
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        self._measured = 0
+        """Number of measurements so far."""
+        self._longest_known: tuple[tuple[int, int, int], float] = (-1, -1, -1), 0.0
+        """Inputs of the last `_longest_s`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
@@ -86,6 +90,7 @@ class IslandRounds:
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates[peer] = units / seconds
+            self._measured += 1
 
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member; of one microbatch per second if nothing is known."""
@@ -123,9 +128,13 @@ class IslandRounds:
     def _longest_s(self, current: Round) -> float:
         """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
         first round, the slowest machine is counted with a whole slot."""
-        live = self.ctx.run.membership.live(1, current.t)
-        inner = self.ctx.run.settings.rounds.length(current.t)
-        return self.expected_s(current) or self._longest(inner / self._rate(peer) for peer in live)
+        membership = self.ctx.run.membership
+        of = (current.t, membership.version, self._measured)
+        if self._longest_known[0] != of:
+            inner = self.ctx.run.settings.rounds.length(current.t)
+            of_any = (inner / self._rate(peer) for peer in membership.live(1, current.t))
+            self._longest_known = of, self.expected_s(current) or self._longest(of_any)
+        return self._longest_known[1]
 
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:
@@ -141,16 +150,23 @@ class IslandRounds:
         any more."""
         if not current.slots or settled:
             return
-        slots, ready = active(current.slots), self._ready(current)
+        slots, ready = sets_of(current.slots).slots, self._ready(current)
         if not self.ctx.run.settings.rounds.drops:
             self._drop(current, self._hopeless(current, ready) if ready else frozenset())
             return
-        there = ready.union(slot for slot in slots if not self._left(current, slot))
-        share = min(1.0, len(ready) / (READY * len(there))) if there else 0.0
+        there = len(slots) - len(self._left(current) - ready)
+        share = min(1.0, len(ready) / (READY * there)) if there else 0.0
         if share > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
-        late = frozenset(slots) - ready - current.dropped
-        if late and ready and self._waited(current, late):
+        if not ready or len(ready) + len(current.dropped) == len(slots):
+            return
+        version, over = self.ctx.run.membership.version, self.ctx.clock.now >= self.deadline(current)
+        look = (len(ready), len(current.dropped), version, self._admission.absent.silent(), over)
+        if look == current.late_look:
+            return
+        current.late_look = look
+        late = slots - ready - current.dropped
+        if over or self._away(current, late):
             self._drop(current, late)
 
     def _drop(self, current: Round, late: frozenset[int]) -> None:
@@ -164,41 +180,41 @@ class IslandRounds:
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
         """Slots, but those `ready`, that nobody can fill: their machine left with what it carried."""
-        slots = frozenset(active(current.slots)) - frozenset(ready) - current.dropped
-        return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
+        if not sets_of(current.slots).carried:
+            return frozenset()
+        left = self._left(current) - frozenset(ready) - current.dropped
+        return frozenset(k for k in left if current.slots[k].carried)
 
     def stranded(self, current: Round) -> Witness | None:
         """Witness of a round that can never end, since nobody can fill any of its slots; else None."""
-        slots = active(current.slots)
-        if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
+        slots, ready = sets_of(current.slots).active, self._ready(current)
+        if not slots or ready or len(self._hopeless(current, ready)) < len(slots):
             return None
         text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
         self.ctx.outbox.note("note", text=text)
         return Witness(self.ctx.me, 1, slots[0], STRANDED)
 
-    def _ready(self, current: Round) -> set[int]:
+    @staticmethod
+    def _ready(current: Round) -> Set[int]:
         """Slots whose contribution and loss are claimed, and that were not dropped."""
-        held = {
-            stage: frozenset().union(*current.claims.get(stage, {}).values())
-            for stage in range(self.ctx.run.settings.stages + 1)
-        }
-        slots = (k for k in active(current.slots) if k not in current.dropped)
-        return {k for k in slots if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
+        return current.complete - current.dropped if current.dropped else current.complete
 
-    def _waited(self, current: Round, late: frozenset[int]) -> bool:
-        """True if the round has waited long enough for the slots `late`: its deadline has passed, or the
-        machines to which they are bound are gone or silent. Another machine that fills such a slot began
-        later than all others, and would need about a whole slot's time more."""
-        if self.ctx.clock.now >= self.deadline(current):
-            return True
-        present = {"", *self._admission.absent.present(1, current.t)}
-        return all(self._left(current, slot) or current.slots[slot].peer not in present for slot in late)
+    def _away(self, current: Round, late: frozenset[int]) -> bool:
+        """True if the machines to which the slots `late` are bound are gone or silent: the round does not
+        wait for its deadline then. Another machine that fills such a slot began later than all others, and
+        would need about a whole slot's time more."""
+        left, present = self._left(current), {"", *self._admission.absent.present(1, current.t)}
+        return all(slot in left or current.slots[slot].peer not in present for slot in late)
 
-    def _left(self, current: Round, slot: int) -> bool:
-        """True if the machine to which a slot is bound does not serve from before this round on: it left, or
-        left and came back. It lost what it had computed of the slot."""
-        peer, membership = current.slots[slot].peer, self.ctx.run.membership
-        return peer != "" and not membership.is_live(peer, 1, current.t - 1)
+    def _left(self, current: Round) -> frozenset[int]:
+        """Slots whose machine does not serve from before this round on: it left, or left and came back. It
+        lost what it had computed of the slot."""
+        membership, plan = self.ctx.run.membership, current.slots
+        if current.left[0] != membership.version:
+            before = {"", *membership.live(1, current.t - 1)}
+            left = frozenset(slot for slot in active(plan) if plan[slot].peer not in before)
+            current.left = membership.version, left
+        return current.left[1]
 
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late; infinite if that is not known yet."""
@@ -206,7 +222,7 @@ class IslandRounds:
         if not current.slots or not rounds.drops or current.ready_at == math.inf:
             return math.inf
         ready = self._ready(current)
-        if not ready or len(ready) + len(current.dropped) >= len(active(current.slots)):
+        if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf
         seconds = (current.ready_at - current.opened_at) / current.ready_share
         if current.ready_share < 1.0:

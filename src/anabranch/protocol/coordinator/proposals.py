@@ -10,7 +10,7 @@ from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
-from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts, attempt_units
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
@@ -52,7 +52,7 @@ class Proposals:
             return None  # no reduce was ordered yet
         prepared = {s: self.reducing.prepared(current, s) for s in range(self.ctx.run.settings.stages + 1)}
         if current.slots and any(
-            attempt_units(attempt) != current.counts(stage) for stage, attempt in current.attempts.items()
+            current.covers[stage] != current.counts(stage) for stage in current.attempts
         ):
             return None  # a slot was dropped after one stage's reduce was ordered
         messages = [message for message in prepared.values() if message is not None]

@@ -29,11 +29,6 @@ STALL_FACTOR = 4.0
 DISSENTS = 2
 
 
-def attempt_units(attempt: Attempt) -> frozenset[int]:
-    """Units that an attempt counts: those that have an owner."""
-    return frozenset(unit for unit, owner in enumerate(attempt.owners) if owner >= 0)
-
-
 def _comparable(digest: str, squares: Mapping[str, float]) -> tuple[object, ...]:
     """Result of a reduce, comparable between reports: the gradient's digest and sums of squares."""
     return (digest, *sorted(squares.items()))
@@ -90,7 +85,7 @@ class ReduceAttempts:
         attempt = current.attempts.get(stage)
         if attempt is not None:
             whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
-            if current.slots and attempt_units(attempt) != self._cover(current, stage):
+            if current.slots and current.covers[stage] != current.counts(stage):
                 current.give_up(stage)  # a slot was dropped since
                 self._decide(current, stage, look)
                 return
@@ -100,7 +95,11 @@ class ReduceAttempts:
             current.torn.add(stage)
         if not members:
             return
-        cover, here = self._cover(current, stage), set(members)
+        cover = self._cover(current, stage)
+        if current.slots and self._lacks(current, stage, cover, look):
+            current.looked[stage] = look
+            return
+        here = set(members)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in here}
         if sum(map(len, claims.values())) < len(cover) or missing(cover, claims):
             current.looked[stage] = look
@@ -116,6 +115,12 @@ class ReduceAttempts:
         else:
             owners = settle(cover, claims, members)
         self._order(current, stage, members, owners)
+
+    def _lacks(self, current: Round, stage: int, cover: frozenset[int], look: Look) -> bool:
+        """True if units of a round are not claimed, and no member is left out whose units others redo. look:
+        inputs of the decision."""
+        all_here = not look[2] and not self.admission.absent.without(current.t)
+        return all_here and not cover <= current.claimed.get(stage, set())
 
     def _cover(self, current: Round, stage: int) -> frozenset[int]:
         """Units that the iteration counts at a stage."""
@@ -141,6 +146,7 @@ class ReduceAttempts:
             spread.sums or self._cases.summing(stage, current.t, owners),
         )
         current.attempts[stage] = message
+        current.covers[stage] = self._cover(current, stage)
         current.receipts.pop(stage, None)
         current.ordered_at[stage] = self.ctx.clock.now
         current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at

@@ -46,6 +46,7 @@ class Reports:
         if units - known:
             current.progress_at, current.stalls = self.ctx.clock.now, 0
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
+            current.took(message.stage, units - known)
         claims[peer] = units | known
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)

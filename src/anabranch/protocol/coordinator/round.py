@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.audit.tracing import DisputedResult
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Witness
 from anabranch.protocol.messages import Attempt, AttemptId, Prepared
-from anabranch.protocol.rounds.plan import Plan, active, units_of
+from anabranch.protocol.rounds.plan import Plan, sets_of, units_of
 
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
 #: members.
@@ -88,9 +90,44 @@ class Round:
     agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
+    claimed: dict[int, set[int]] = field(default_factory=dict)
+    """Stage -> units of a round that any member claims."""
+    complete: set[int] = field(default_factory=set)
+    """Slots of a round whose units are all claimed."""
+    covers: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Stage -> units that its reduce counts."""
+    late_look: tuple[object, ...] = ()
+    """Inputs of the last decision on late slots, if that decided nothing."""
+    left: tuple[int, frozenset[int]] = (-1, frozenset())
+    """Slots whose machine left, and the membership version for which that was worked out."""
+    _counts: tuple[frozenset[int], dict[int, frozenset[int]]] = (frozenset(), {})
+
     def counts(self, stage: int) -> frozenset[int]:
         """Units of the round that count at a stage: those of slots that were not dropped."""
-        return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
+        if not self.dropped:
+            return sets_of(self.slots).cover(stage)
+        if self._counts[0] is not self.dropped:
+            self._counts = self.dropped, {}
+        known = self._counts[1]
+        if stage not in known:
+            known[stage] = units_of(stage, sets_of(self.slots).slots - self.dropped)
+        return known[stage]
+
+    def took(self, stage: int, units: Iterable[int]) -> None:
+        """Note units that a member claims, and the slots that are complete by that."""
+        if not self.slots:
+            return
+        self.claimed.setdefault(stage, set()).update(units)
+        relays, ends = self.claimed.get(1, set()), self.claimed.get(0, set())
+        for slot in {unit if stage else unit // 2 for unit in units}:
+            if slot in relays and head_unit(slot) in ends and embed_unit(slot) in ends:
+                self.complete.add(slot)
+
+    def recount(self) -> None:
+        """Work out anew what is claimed, after the claims of a removed member were dropped."""
+        self.claimed, self.complete = {}, set()
+        for stage, claims in self.claims.items():
+            self.took(stage, frozenset().union(*claims.values()))
 
     def give_up(self, stage: int) -> None:
         """Forget a stage's reduce attempt, and the PREPARED reports that it had."""
@@ -98,6 +135,7 @@ class Round:
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
         self.agreed.pop(stage, None)
+        self.covers.pop(stage, None)
         self.receipts.pop(stage, None)
         self.prepared.pop(stage, None)
 

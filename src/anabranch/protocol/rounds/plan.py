@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
@@ -18,6 +19,8 @@ KEEPERS = 4
 #: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice:
 #: more than measured speeds differ from round to round.
 STAYS = 1.25
+#: Plans whose sets are kept: peers of a simulated swarm share the record of a plan. A choice.
+PLANS_CACHED = 8
 
 Plan = tuple[Slot, ...]
 Slots = Mapping[int, Slot]
@@ -33,6 +36,48 @@ def even_plan(rounds: Rounds) -> Plan:
 def active(plan: Sequence[Slot]) -> tuple[int, ...]:
     """Numbers of the slots that take part in a round."""
     return tuple(slot for slot, each in enumerate(plan) if each.steps)
+
+
+class RoundSets:
+    """Sets that follow from a plan; each is worked out once.
+
+    active: slots that take part. peers: machines to which slots are bound. bound: True if each slot that
+    takes part is bound to a machine. carried: number of those with state that only their machine has.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.active = active(plan)
+        self.peers = frozenset(slot.peer for slot in plan)
+        self.bound = bool(plan) and all(plan[slot].peer for slot in self.active)
+        self.carried = sum(plan[slot].carried > 0 for slot in self.active)
+
+    @cached_property
+    def slots(self) -> frozenset[int]:
+        """Units of the round at the relays' stage: the slots that take part."""
+        return frozenset(self.active)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Units of the round at stage 0."""
+        return units_of(0, self.active)
+
+    def cover(self, stage: int) -> frozenset[int]:
+        """Units of the round at a stage."""
+        return self.slots if stage else self.ends
+
+
+_sets: dict[int, RoundSets] = {}
+
+
+def sets_of(plan: Plan) -> RoundSets:
+    """Sets of a plan, worked out once for the object `plan`."""
+    found = _sets.get(id(plan))
+    if found is None or found.plan is not plan:
+        if len(_sets) >= PLANS_CACHED:
+            _sets.clear()
+        found = _sets[id(plan)] = RoundSets(plan)
+    return found
 
 
 def units_of(stage: int, slots: Iterable[int]) -> frozenset[int]:
