@@ -59,12 +59,10 @@ def join(
     a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or "when idle"; "" for
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto" for both. caps:
     most bytes per second that it sends and receives. audits: True if the ticket is an auditor's. cache_gb:
-    most GB of stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run
-    file's; another number only where run.numerics is "mixed". memory_gib: most memory (GiB) of the machine,
-    and of each GPU; 0: what is free. say: gets sentences about the progress.
-
-    Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
-    NetError if the ticket or an option cannot be used.
+    most GB of stages' states kept on its disk for its next process. threads: of torch, 0 for the run file's;
+    another number only where run.numerics is "mixed". memory_gib: most memory (GiB) of the machine, and of
+    each GPU; 0: what is free. say: gets sentences about the progress. Blocks; computes in this process, whose
+    torch it configures for reproducible results. Raises UserError or NetError if an argument cannot be used.
     """
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
