@@ -81,7 +81,8 @@ def parse_addresses(text: str, most: int = MOST_ADDRESSES) -> tuple[Address, ...
 
 
 def direct_addresses(text: str) -> str:
-    """The addresses in `text` at which the peer itself listens, as text; "" if there is none."""
+    """Plain TCP addresses among a peer's addresses `text`, joined by commas like these: those at which it
+    listens itself, without the ones at carriers or through iroh. "" if there is none."""
     if "/" not in text and "," not in text:
         return text
     return ",".join(one for one in text.split(",") if one and "/" not in one)

@@ -74,8 +74,9 @@ def default_cache() -> CorpusCache | None:
 
 
 def content_key(section: DataSection, documents: Documents, report: Callable[[str, int, int], None]) -> str:
-    """Hash of the documents' text and of everything else that determines the tokens. report: called with the
-    progress. Raises ConfigError if the text or the tokenizer cannot be read."""
+    """Hash of the documents' text and of everything else that determines the tokens. report(activity, done,
+    total) is called after each document, with bytes of the source (`corpus.Progress`). Raises ConfigError if
+    the text cannot be read; an unreadable tokenizer is refused later."""
     digest = blake3()
     trained = section.tokenizer in ("auto", "bpe")
     settings = [section.tokenizer, section.vocab_size if trained else 0, tokenizers.__version__]

@@ -193,8 +193,10 @@ class Link:
     def send(self, message: bytes, payload: Blob | None = None, *, priority: int = 0) -> None:
         """Queue a message; returns at once. The payload's buffer must not change until it is sent.
 
-        priority: 0..7 orders payloads, lower first. A link whose queue exceeds its limit is closed; a closed
-        link drops the message. Raises ValueError for a message over the limit or an unfit blob.
+        Messages without a payload keep their order; they travel on a connection of their own, so they may
+        overtake payloads and be overtaken. priority: 0..7 orders payloads, lower first; among equals a
+        shorter one may overtake. A link whose queue exceeds its limit is closed; a closed link drops the
+        message. Raises ValueError for a message over the limit, an unfit blob or another priority.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(message)} bytes exceeds {MAX_MESSAGE_BYTES}")

@@ -238,9 +238,11 @@ class Connections:
             self.accept(link)
 
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
-        """Try to connect to all addresses (joined by commas) of a peer.
+        """Test which addresses of a peer (joined by commas) answer with its key, by connections that are
+        closed at once.
 
-        Returns the addresses that answered with its key, joined by commas, and the others' reasons, by "; ".
+        Returns those addresses, joined by commas, and the other ones' reasons, joined by "; ". Raises
+        ValueError if the addresses cannot be parsed.
         """
         parsed = parse_addresses(addresses)
         reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))

@@ -70,7 +70,8 @@ def next_voters(
 
 
 def heard(ctx: PeerContext, voter: Voter) -> set[str]:
-    """Voters and learners that are reachable and answered this leader in the last two heartbeat intervals."""
+    """Voter ids of the voters and learners that this leader can reach and that answered it (or were first
+    sent the log) in the last two heartbeat intervals. The leader counts as having answered."""
     raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
     reachable = {name for name in {*raft.log.voters, *raft.learners} if ctx.reachable(peer_of(name))}
     return {name for name in reachable if raft.replication.heard_at(name) >= recently}

@@ -153,8 +153,9 @@ class Coordinator:
         self.catalog.begin(RestorePoint(t, fingerprints, adam_step, on_disk=on_disk))
 
     def _roll_back(self, record: Rollback, base: str) -> None:
-        """Follow the Rollback `record`: continue from an earlier iteration; reports about later ones are
-        void. base: hash of the record's log entry."""
+        """Follow the Rollback `record`: return to the state after iteration `record.t` and go on with the
+        next one; the open round and the members' reports of applied steps and of readiness are dropped. base:
+        hash of the record's log entry."""
         checkpointed = min(self.checkpoints.t, record.t)
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)

@@ -244,9 +244,11 @@ class ReduceAttempts:
     def _contradicted(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> Prepared | None:
-        """PREPARED report that more than half of a reduce's members agree on, if reports differ; None while
-        others may still report. A member that often differs from the majority is removed. Without a majority
-        the reduce is repeated, with all parts summed by this peer, since nobody can tell yet who is wrong."""
+        """Settle differing PREPARED reports of a reduce: the report that more than half of all its members
+        agree on, or None. Members that report another gradient in DISSENTS iterations are removed. Without a
+        majority, once all present members have reported, the reduce is repeated with all parts summed by this
+        peer. If this peer summed them already, members whose report differs from its result are expelled, and
+        None is returned."""
         stage, t = attempt.stage, current.t
         here, found = self.witnessing.result(attempt)
         if here:

@@ -93,8 +93,9 @@ class Genesis(Record, frozen=True, tag="genesis"):
 
 
 class Members(Record, frozen=True, tag="members"):
-    """Change of membership: admitted peers (not active yet), iterations from which some become active, and
-    removed peers with the reason. Only this record removes a peer (R3)."""
+    """Change of membership: removed peers with the reason, admitted peers (not active yet), and iterations
+    from which some become active, applied in this order. number: running number of these records. Only this
+    record removes a peer (R3)."""
 
     number: int
     joined: tuple[Member, ...] = ()
@@ -219,8 +220,9 @@ class Revoke(Record, frozen=True, tag="revoke"):
 
 
 class Control(Record, frozen=True, tag="control"):
-    """Operator's decision. action: "stop" (steps: the last committed step), "pause" (steps: the last
-    iteration that is opened), "continue", or "steps" (steps: the new number of steps of the run)."""
+    """Pause, new length or end of a run. action: "pause" (steps: the last iteration that is opened),
+    "continue" (ends a pause; steps: 0), "steps" (steps: the new number of optimizer steps of the run), or
+    "stop" (logged by the leader when the run is over; steps: the last committed iteration)."""
 
     action: str
     steps: int = 0

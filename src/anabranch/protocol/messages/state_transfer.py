@@ -20,7 +20,8 @@ class FetchGradient(Message, frozen=True, tag=47):
 
 
 class Gradient(Message, frozen=True, tag=48):
-    """Reply to FetchGradient. Payload: the flat reduced gradient; none if it is no longer kept."""
+    """Reply to FetchGradient. Payload: the flat reduced gradient; none if the sender does not have it (any
+    more)."""
 
     t: Count
     stage: StageNumber

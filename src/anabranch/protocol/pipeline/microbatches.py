@@ -326,8 +326,8 @@ class Iteration:
         return refusal
 
     def on_got(self, peer: str, message: Got) -> None:
-        """Measure the link to `peer` by its acknowledgement of an activation, or (message.backward) of a
-        gradient."""
+        """Measure the link to `peer` by the time from sending an activation, or (message.backward) a
+        gradient, to this acknowledgement. Others than the expected acknowledgement are ignored."""
         if not message.backward:
             self.sender.on_got(peer, message.index)
             return

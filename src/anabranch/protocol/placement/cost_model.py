@@ -296,7 +296,9 @@ class CostModel:
         return self._reduce_s(blocks, more, len(group)) - self._reduce_s(blocks, working, len(group))
 
     def _choice(self, deal: Mapping[str, int]) -> frozenset[str]:
-        """Best standbys of the assignment `deal` if each stage is considered alone."""
+        """Standbys of the assignment `deal` (relay -> stage), chosen for each stage alone: its replicas with
+        the slowest access lines, as many as make its busy plus reduce seconds least; none if SPARED_SHARE of
+        the seconds without standbys is not undercut."""
         found: set[str] = set()
         for key in zip(self._blocks, self._layers(deal)[1:-1], strict=True):
             if key not in self._choices:

@@ -119,7 +119,9 @@ class StepApply(Timer):
         self.advance()
 
     def loaded(self, t: int, base: str, fingerprint: str) -> None:
-        """Continue from a loaded state after iteration `t`; drop the pending steps up to `t`."""
+        """Record that the state after iteration `t` was loaded, and drop the pending steps up to `t`;
+        `advance` applies the later ones. base: hash of the log entry after which the state stands.
+        fingerprint: hash of the state, which is not checked here."""
         self.t, self.base, self.fingerprint = t, base, fingerprint
         self.pending = {k: v for k, v in self.pending.items() if k > t}
 

@@ -126,8 +126,8 @@ class DataNodes:
         )
 
     def _known(self, name: str, membership: Membership) -> bool:
-        """True if `name` is a data node, or one of at most STRANGERS_MAX names that the log does not have
-        yet: a letter may come before the log entry."""
+        """True if `name` is a data node of the log. A name that the log never had is remembered and passes
+        too, for the first STRANGERS_MAX such names, because a letter may come before the log entry."""
         if membership.knew(name):  # a former member's stage is none
             return membership.stage_of(name) == 0
         if len(self._strangers) < STRANGERS_MAX:

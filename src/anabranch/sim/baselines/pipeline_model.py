@@ -63,7 +63,8 @@ class Pipelines(Baseline):
         return RelayMemory(self.fleet.slots(host), host.capacity + 1)
 
     def clear_memories(self) -> None:
-        """Free all slots, for a new iteration or a restarted one."""
+        """Empty the memory of every relay, for a new iteration or a restarted one; microbatches that wait for
+        a slot are forgotten, not admitted."""
         self.memories = {host.id: self.memory_of(host) for host in self.fleet.hosts.values() if host.stage}
 
     def leave(self, microbatch: Microbatch, *hosts: str) -> None:

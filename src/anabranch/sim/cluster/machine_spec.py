@@ -97,7 +97,9 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
 
 
 def staged(machines: Sequence[MachinePart], stages: int) -> list[tuple[int, MachinePart]]:
-    """(stage, machine) pairs, data nodes first. Relays without a stage go to that with the fewest relays."""
+    """(stage, machine) pairs, one for each machine of each group, data nodes (stage 0) first. Relays without
+    a stage go one by one to the relay stage (1 to `stages`) with the fewest relays, the lowest of equals;
+    those with a stage are counted first."""
     each = single(machines)
     relays = [part for part in each if part.role == "relay"]
     count = dict.fromkeys(range(1, stages + 1), 0)

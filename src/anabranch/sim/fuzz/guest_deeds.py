@@ -248,7 +248,8 @@ def _tell_holds(guest: Guest) -> None:
 
 
 def _tell_reports(guest: Guest) -> None:
-    """Deed: report events in the names of others, with control sequences for terminals."""
+    """Deed: send the leader reports of events in another peer's name, with control sequences for terminals
+    and malformed lines."""
     other = guest.rng.choice(sorted(guest.world.nodes))
     line = f'{{"event":"peer_removed","peer":"{other}","subject":"{other}","reason":"\\u001b[2J"}}'.encode()
     lines = tuple(guest.rng.choice((line, b"\x1b]0;owned\x07", b"{", b'{"event":"step","t":1e9}'))

@@ -58,7 +58,8 @@ def _complete(node: Node) -> tuple[int, int]:
 
 
 def _voters_remain(world: World, node: Node) -> bool:
-    """True if a majority of the voters runs without this peer, or the leader is no voter in its log."""
+    """True if more than half of the voters still run without this peer, or if the leader is not among the
+    voters. Voters are those that the leader's log names."""
     raft = world.leading().peer.voter.raft
     remain = [voter for voter in raft.log.voters if _up(world, voter) and peer_of(voter) != node.id]
     return peer_of(raft.me) not in map(peer_of, raft.log.voters) or 2 * len(remain) > len(raft.log.voters)

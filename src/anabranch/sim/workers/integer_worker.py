@@ -86,7 +86,8 @@ class IntegerWorker:
         return self.state if self.ahead is None or window else self.ahead
 
     def _refusal(self, task: Task) -> str:
-        """Reason why a task on microbatches cannot be done where iterations are delayed; "" if it can."""
+        """Reason to refuse a task on microbatches or of their sum in a run with delayed iterations: its
+        iteration is not open here. "" if the task can be done, and for all other tasks and runs."""
         kinds = tasks.MicrobatchTask | tasks.WeightGradient | tasks.Recount | tasks.Freeze
         if not self.delay.start or not isinstance(task, kinds) or isinstance(task, tasks.Discard):
             return ""

@@ -21,7 +21,8 @@ def fragment_of(name: str, fragments: int) -> int:
 
 
 def turn(round_number: int, fragments: int) -> int:
-    """Fragment whose turn the n-th round is (n = 1, 2, ...); they take turns."""
+    """Fragment, counted from 0, that is exchanged in the n-th round (n = 1, 2, ...): the first round
+    exchanges fragment 0, and the fragments take turns."""
     return (round_number - 1) % fragments
 
 

@@ -114,7 +114,10 @@ class Reference:
         initial: Mapping[str, Tensor] | None = None,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """initial: tensors to start from instead of the seed's. frozen: those beside a run's adapters."""
+        """Model at its initial weights. initial: all trained tensors by name, which are copied (None: made
+        from the run's seed). frozen: weights beside a run's adapters, by name, which are not trained. Raises
+        ValueError if a tensor of `initial` is missing or has another shape, ConfigError if the run's
+        sequences are too long for the model."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
