@@ -275,10 +275,10 @@ def a_foreseer_is_found(seed: int) -> bool:
 
 
 def test_nobody_can_tell_which_work_is_audited() -> None:
-    """The hash of the commit draws; a mutant draws from the hash that the iteration began with. Of eight lies
-    each is audited with one chance in three: 4 of 100 such liars are not found in so short a run, nor is that
-    of seed 1."""
-    assert all(a_foreseer_is_found(seed) for seed in (2, 3, 4))
+    """The hash of the commit draws; a mutant draws from the hash that the iteration began with, and finds none.
+    Of eight lies each is audited with one chance in three: 4 of 100 such liars are not found in so short a
+    run."""
+    assert sum(a_foreseer_is_found(seed) for seed in range(1, 6)) >= 3
 
 
 def test_without_audits_a_false_contribution_is_counted() -> None:
