@@ -33,8 +33,8 @@ SENDER, RECEIVER = "sender", "receiver"
 PACE = 0.95
 #: Largest time of a burst with the built-in remedy, as a multiple of BBR's, that the goal permits.
 GOAL = 1.5
-#: Way of anabranch's links where BBR is missing, and the path on which its bytes are counted.
-BUILT_IN, COUNTED = "cubic, frames in the pause", "home, 3 s"
+#: Way of anabranch's links where BBR is missing.
+BUILT_IN = "cubic, frames in the pause"
 IDLE_SWITCH = "net.ipv4.tcp_slow_start_after_idle=0"
 
 #: Prints the times (s) at which each burst's first and last byte came, as a JSON list per burst.
@@ -122,6 +122,8 @@ PATHS = (
     Path("home, 1 s, 0.1 % lost", Link(0.05, 40e6), 1 << 18, 1.0, 0.001),
     Path("home, 1 s, 1 % lost", Link(0.05, 40e6), 1 << 18, 1.0, 0.01),
 )
+#: Two tiny bursts, between which the bytes of a pause are counted.
+PAUSE = Path("a pause", Link(0.05, 40e6), 1 << 10, 10.0)
 SHORT = [path for path in PATHS if path.gap_s <= 1.0]
 LONG = [path for path in PATHS if path.gap_s > 1.0]
 WAYS = (
@@ -198,16 +200,13 @@ def main() -> int:
     if (reason := available()) is not None:
         raise SystemExit(reason)
     found: dict[str, dict[str, list[Burst]]] = {}
-    counted: dict[str, Bytes] = {}
     for path in PATHS:
         key = f"{path.name}, {path.size_bytes / 1e6:.2f} MB"
         for way in WAYS:
-            bursts, size = measure(path, way, options.bursts)
-            if path.name == COUNTED:
-                counted[way.name] = size
+            bursts, _ = measure(path, way, options.bursts)
             found.setdefault(way.name, {})[key] = bursts
             print(f"{key}, {way.name}: {_median_s(bursts):.3f} s", file=sys.stderr, flush=True)
-    report(found, _per_s(counted, options.bursts), options.dry)
+    report(found, _per_s(), options.dry)
     return 0
 
 
@@ -215,11 +214,10 @@ def _median_s(bursts: list[Burst]) -> float:
     return statistics.median(burst.delivery_s for burst in bursts[len(bursts) // 2 :])
 
 
-def _per_s(counted: dict[str, Bytes], bursts: int) -> tuple[float, float]:
-    """Bytes a second that the built-in way sends and receives more than plain cubic does."""
-    [path] = [path for path in PATHS if path.name == COUNTED]
-    more, plain, pauses_s = counted[BUILT_IN], counted["cubic"], (bursts - 1) * path.gap_s
-    return (more.sent - plain.sent) / pauses_s, (more.received - plain.received) / pauses_s
+def _per_s() -> tuple[float, float]:
+    """Bytes a second of a pause that the built-in way sends and receives, and plain cubic does not."""
+    [more, plain] = [measure(PAUSE, way, 2)[1] for way in WAYS if way.name in (BUILT_IN, "cubic")][::-1]
+    return (more.sent - plain.sent) / PAUSE.gap_s, (more.received - plain.received) / PAUSE.gap_s
 
 
 def report(found: dict[str, dict[str, list[Burst]]], per_s: tuple[float, float], dry: bool) -> None:

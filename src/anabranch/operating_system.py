@@ -7,11 +7,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+#: Signal that ends a process at once. On Windows any signal to another process does.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+#: True if a signal can ask another process to end in order, stop it for a while, or let it go on.
+SIGNALS_ASK = hasattr(signal, "SIGKILL")
 #: Descriptors of a process on systems that state no limit: Windows gives a process far more handles.
 _DESCRIPTORS = 8192
 

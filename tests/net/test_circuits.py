@@ -10,13 +10,15 @@ import pytest
 
 from anabranch.addresses import Address
 from anabranch.net import errors
+from anabranch.net import link as link_module
 from anabranch.net.circuit import TARGET_BYTES, Carrier, Circuit, Opener, _Wish
 from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import DialError, Refused
-from anabranch.net.framing import TOKEN_BYTES, Blob, offer_frame
+from anabranch.net.framing import MAX_PAUSES, TOKEN_BYTES, Blob, offer_frame, pause_frame
 from anabranch.net.handshake import CARRY, ClientHandshake, Credential, Hello
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
+from anabranch.net.tcp import dialer
 from anabranch.net.tcp.dialer import introduce
 from support.network.net_world import (
     PATIENCE_S,
@@ -66,6 +68,28 @@ def circuits(carrier: Peer) -> set[Circuit]:
 
 def limit(carrier: Peer, limits: CarryLimits) -> None:
     carrier.transport.carrier.limits = limits
+
+
+def test_pauses_of_a_carried_link_are_bridged_where_the_kernel_forgets(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end knows its own connection to the carrier; the carrier passes the frames on."""
+
+    def forgets(lane: Lane) -> None:
+        lane.forgets_rate = True
+
+    monkeypatch.setattr(dialer, "tune", forgets)
+    monkeypatch.setattr(link_module, "_WARM_S", 0.001)
+
+    async def scenario(world: World) -> None:
+        _, here, there = await carried(world)
+        here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+        await there.count(1)
+        frames = MAX_PAUSES * len(pause_frame())
+        await until(lambda: there.link.bulk.bytes_received > len(BODY) + frames)
+        assert here.link.bulk.bytes_sent == there.link.bulk.bytes_received and not there.closings
+
+    backend.run(scenario)
 
 
 def test_two_peers_without_addresses_are_linked_through_a_carrier(backend: Backend) -> None:

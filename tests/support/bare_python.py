@@ -2,8 +2,8 @@
 
     python -m support.bare_python FEATURE[,FEATURE...] COMMAND [ARGUMENTS...]
 
-The features (`FEATURES`) are taken away before anabranch is imported. A lock of Windows (msvcrt) takes the
-place of fcntl's.
+The features (`FEATURES`) are taken away before anabranch is imported, in this process and in those that it
+starts (`bare_site`). A lock of Windows (msvcrt) takes the place of fcntl's.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def no_signals() -> None:
     windows = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
     without(signal, *(name for name in dir(signal) if name.startswith("SIG") and name not in windows))
     without(signal, "pthread_sigmask", "pthread_kill", "alarm", "setitimer", "siginterrupt")
+    end = os.kill
+    os.kill = lambda pid, number: end(pid, 9)  # Windows ends a process, whatever the number
 
 
 def no_posix_files() -> None:
@@ -126,6 +128,9 @@ FEATURES: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     for feature in sys.argv[1].split(","):
         FEATURES[feature]()
+    here = Path(__file__).resolve().parent
+    paths = (str(here / "bare_site"), str(here.parent), os.environ.get("PYTHONPATH", ""))
+    os.environ |= {"ANABRANCH_BARE": sys.argv[1], "PYTHONPATH": os.pathsep.join(paths)}
     sys.argv = ["anabranch", *sys.argv[2:]]
     from anabranch.cli.main import main
 

@@ -227,12 +227,12 @@ class Run:
 
         name: one of `peers`. Raises UserError if there is no such process.
         """
-        import signal
+        from anabranch.operating_system import KILL
 
         if self._swarm is None or (name and name not in self._swarm.processes):
             raise UserError(f"{name or self.path}: no such process runs here: {', '.join(self.peers)}")
         if name:
-            self._swarm.processes[name].signal(signal.SIGKILL)
+            self._swarm.processes[name].signal(KILL)
             return
         self._ended_here = True
         self._swarm.kill()

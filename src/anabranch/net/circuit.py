@@ -275,6 +275,7 @@ async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, ti
     if sys.version_info < (3, 11) and "uvloop" not in type(loop).__module__:
         raise DialError("circuits need Python 3.11 or uvloop: install either (pip install uvloop)")
     inner = Lane()
+    inner.forgets_rate = outer.forgets_rate
     transport = await loop.start_tls(
         below, inner, context, server_side=server_side, ssl_handshake_timeout=timeout_s
     )

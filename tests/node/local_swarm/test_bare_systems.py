@@ -1,22 +1,29 @@
-"""Volunteers' commands on systems that lack what Linux has: each feature is switched off, one by one."""
+"""Commands of volunteers and leaders on systems that lack what Linux has: each feature is switched off, and
+all together."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from anabranch.audit.verify import verify
+from anabranch.node.lifecycle import gate_file
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import PeerJoined, PeerRemoved, Step
+from anabranch.observe.event_log import EventTail
+from anabranch.observe.events import Event, PeerJoined, PeerRemoved, Step
 from support.bare_python import FEATURES
-from support.local_swarms import PATIENCE_S, Swarm, created, history_of, small_run, swarm_of
+from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, history_of, small_run, swarm_of
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +126,67 @@ def test_a_carrier_and_an_onlooker(
         for process in (watching, carrying):
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_S) == 0, (home / "output.txt").read_text() + log.read_text()
+
+
+@pytest.mark.parametrize("features", [pytest.param([*FEATURES], id="all"), *CASES])
+def test_a_leader_is_stopped_and_resumed_and_its_gate_is_changed_meanwhile(
+    tmp_path: Path, texts: Path, features: list[str]
+) -> None:
+    """Leader, relays and the owner's commands are all bare. Ctrl+C at the leader ends the run in order, and
+    the second leader's run begins where the first ended."""
+    run = small_run(texts, run__steps=100_000, fleet__relays_per_stage=[1, 1], evaluation__every=0)
+    directory = created(tmp_path / "run", run)
+    log = tmp_path / "leader.txt"
+
+    def steps() -> list[int]:
+        return [event.t for event in events_of(directory.events) if isinstance(event, Step)]
+
+    def goes_on(since: int) -> bool:
+        return len(steps()) >= since + 3
+
+    ended = 0
+    for _ in range(2):
+        (directory.path / "tickets.json").unlink(missing_ok=True)
+        with bare(log, features, "resume", str(directory.path), "--no-page") as leader, ExitStack() as relays:
+            wait(lambda: (directory.path / "tickets.json").exists(), leader, log)
+            ticket = json.loads((directory.path / "tickets.json").read_text("utf-8"))["relay"]
+            for stage in (1, 2):
+                home = directory.peer(f"relay-{stage}")
+                words = ["join", ticket, "--home", str(home), "--stage", str(stage), "--once"]
+                relays.enter_context(bare(home / "output.txt", features, *words))
+            wait(partial(goes_on, ended), leader, log)
+            with bare(tmp_path / "owner.txt", features, "ticket", "new", str(directory.path)) as owner:
+                assert owner.wait(PATIENCE_S) == 0, (tmp_path / "owner.txt").read_text()
+            leader.send_signal(signal.SIGINT)
+            assert leader.wait(PATIENCE_S) == 0, log.read_text()
+        ended = steps()[-1]
+    assert steps() == list(range(1, ended + 1))
+    issued = [ticket.name for ticket in gate_file.read(directory.path).tickets]
+    assert len(issued) == len(set(issued)) >= 4, "the leader's and two of the owner's"
+    report = verify(directory.path, rounds=(ended, ended))
+    assert report.holds and report.steps, "\n".join(report.lines())
+
+
+@pytest.mark.parametrize("features", [pytest.param([*FEATURES], id="all"), *CASES])
+def test_a_local_swarm_trains_and_is_verified(tmp_path: Path, texts: Path, features: list[str]) -> None:
+    """As `train` does: all processes of the swarm are started anew, and as bare as the first one."""
+    run = small_run(texts, run__steps=4, fleet__relays_per_stage=[1, 1])
+    directory = created(tmp_path / "run", run)
+    log = tmp_path / "output.txt"
+    with bare(log, features, "resume", str(directory.path), "--local", "--no-page") as process:
+        assert process.wait(3 * PATIENCE_S) == 0, log.read_text()
+    check_exact(directory, 4)
+
+
+def wait(reached: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 3 * PATIENCE_S
+    while not reached():
+        assert process.poll() is None and time.monotonic() < until, log.read_text()
+        time.sleep(0.1)
+
+
+def events_of(path: Path) -> list[Event]:
+    return list(EventTail(path).read()) if path.exists() else []
 
 
 def works(swarm: Swarm, name: str) -> bool:

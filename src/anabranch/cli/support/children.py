@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from anabranch.launch.fleet import TICKET_VARIABLE
 from anabranch.node.local_swarm.peer_process import die_with_parent
+from anabranch.operating_system import SIGNALS_ASK
 
 #: Command that a child process runs.
 PROGRAM = (sys.executable, "-m", "anabranch")
@@ -60,9 +61,10 @@ class Children:
             self._show(f"{label}{line.rstrip()}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the processes that still run."""
+        """Send a signal to the processes that still run. On Windows they have the terminal's Ctrl+C already,
+        and no other signal asks."""
         for process in self._processes:
-            if process.poll() is None:
+            if SIGNALS_ASK and process.poll() is None:
                 process.send_signal(number)
 
     def wait(self, timeout_s: float | None = None) -> int:
@@ -79,5 +81,6 @@ class Children:
         try:
             self.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
+            for process in self._processes:
+                process.kill()
             self.wait()

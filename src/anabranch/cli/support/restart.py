@@ -15,11 +15,12 @@ from pathlib import Path
 from anabranch.cli.support import own_relays
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.node.local_swarm.peer_process import signal_at_end_of_parent
+from anabranch.operating_system import KILL, SIGNALS_ASK
 
 #: Exit status of a leader that ended by a defect or an exhausted machine (EX_SOFTWARE of sysexits.h).
 INTERNAL_FAILURE = 70
 #: The same, killed by the kernel for lack of memory, and crashes of a library.
-FAILURES = (INTERNAL_FAILURE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+FAILURES = (INTERNAL_FAILURE, -KILL, -signal.SIGSEGV, -signal.SIGABRT, -getattr(signal, "SIGBUS", KILL))
 #: First and longest wait (s) before the next start; it doubles from failure to failure.
 WAIT_S, WAIT_MAX_S = 1.0, 300.0
 #: Time (s) after which a leader counts as recovered, and the next wait is the first again.
@@ -52,8 +53,8 @@ def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float =
 
     def stop(number: int, *_: object) -> None:
         stopped.set()
-        if process is not None and process.poll() is None:
-            process.send_signal(number)
+        if process is not None and process.poll() is None and SIGNALS_ASK:
+            process.send_signal(number)  # on Windows the terminal's Ctrl+C has reached it
 
     end_with_me = partial(signal_at_end_of_parent, signal.SIGTERM)
     next_wait_s = wait_s

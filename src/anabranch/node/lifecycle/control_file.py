@@ -24,6 +24,8 @@ FILE = "wishes.jsonl"
 #: Seconds between reads of the file, and most bytes of one read.
 INTERVAL_S = 0.25
 READ_BYTES = 1 << 16
+#: Request that is not the protocol's: it does what a first Ctrl+C does.
+STOP = "stop"
 ACTIONS = (PAUSE, CONTINUE, STEPS)
 
 
@@ -76,6 +78,11 @@ def _valid(wish: _Request) -> bool:
     return not problem_of(wish.action, wish.steps)
 
 
+def request_stop(run_dir: Path) -> None:
+    """Append a request to stop after the present step, for systems where no signal can ask for it."""
+    _append(run_dir, _Request(STOP))
+
+
 async def follow(live: LivePeer, run_dir: Path) -> None:
     """Hand the owner's requests to the leading peer, until this task is cancelled: first all revocations in
     the gate's record, some perhaps made while nobody led the run; then each request that is appended to the
@@ -100,5 +107,7 @@ async def follow(live: LivePeer, run_dir: Path) -> None:
                 wish = _DECODER.decode(line)
             except (ValueError, RecursionError):
                 continue
-            if _valid(wish):
+            if wish.action == STOP:
+                live.stop("stopped by its user")
+            elif _valid(wish):
                 live.handle(ev.Wished(wish.action, wish.steps, wish.target, wish.reason))

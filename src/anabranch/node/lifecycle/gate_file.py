@@ -20,7 +20,7 @@ from anabranch.net.ticket import Grant, PeerIdText
 from anabranch.operating_system import lock, write_atomically
 from anabranch.protocol.messages.common import REMARK_MAX
 
-FILE = "gate.json"
+FILE, LOCK = "gate.json", "gate.lock"
 #: Version of the file's format.
 VERSION = 1
 #: Longest name of a ticket (characters), and fewest characters of a key or id that name one. Plain choices.
@@ -115,13 +115,14 @@ def read(run_dir: Path) -> GateRecord:
 
 @contextmanager
 def changed(run_dir: Path) -> Iterator[GateRecord]:
-    """Yield the gate's record, and write it at the context's end without an error. Processes take turns."""
-    folder = os.open(run_dir, os.O_RDONLY)
+    """Yield the gate's record, and write it at the context's end without an error. Processes take turns, by
+    the lock of a file beside it, as the file itself is replaced."""
+    turn = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        lock(folder, wait=True)
+        lock(turn, wait=True)
         record = read(run_dir)
         yield record
         data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
         write_atomically(run_dir / FILE, data, 0o600)
     finally:
-        os.close(folder)
+        os.close(turn)

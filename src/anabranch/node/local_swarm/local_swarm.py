@@ -15,9 +15,11 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, relays_by_stage
 from anabranch.errors import UserError
 from anabranch.node.driver.compute_ledger import LEDGER_VARIABLE, ledger_of
+from anabranch.node.lifecycle import control_file
 from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Process, Supervisor
 from anabranch.observe.event_log import EventLog, EventTail
 from anabranch.observe.events import Event, Note, Step, Unknown
+from anabranch.operating_system import KILL, SIGNALS_ASK
 
 if TYPE_CHECKING:
     from anabranch.net.wan.places import Place
@@ -73,6 +75,7 @@ class LocalSwarm:
         self.run = run
         self.processes: dict[str, Process] = {}
         self.stopping = False
+        self._asked = False
         self._supervisor = supervisor
         self._places = None if places is None else dict(places)
         self._ledgers = ledgers
@@ -251,9 +254,12 @@ class LocalSwarm:
 
     def stop(self) -> None:
         """Ask the leader to end the run after the current step; a second call stops it at once."""
+        again, self._asked = self._asked, True
         self.stopping = True
-        if LEADER in self.processes:
-            self.leader.signal(signal.SIGINT)
+        if LEADER in self.processes and (SIGNALS_ASK or again):
+            self.leader.signal(signal.SIGINT if SIGNALS_ASK else KILL)
+        elif LEADER in self.processes:
+            control_file.request_stop(self.directory.path)
 
     def end(self) -> None:
         """Wait until all processes have ended, but no longer than END_S in all, and report those that failed.
@@ -266,7 +272,7 @@ class LocalSwarm:
     def kill(self) -> None:
         """Kill all processes, and wait until they have ended (END_S each at most)."""
         for process in self.processes.values():
-            process.signal(signal.SIGKILL)
+            process.signal(KILL)
         for process in self.processes.values():
             process.wait(END_S)
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from anabranch.operating_system import KILL
+
 #: Number of prctl's option that names the signal sent to a process when its parent dies, from linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
@@ -34,9 +36,10 @@ def enter(name: str, log: str, namespace: str, environment: Mapping[str, str]) -
     """Give this process, which a supervisor started, a session of its own; append its output to `log`, and
     let it end with its supervisor. name: shown by `top`. namespace: network namespace to enter; "" for none.
     environment: variables to set."""
-    os.setsid()
+    own_session()
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for target in (1, 2):
         os.dup2(output, target)
@@ -50,6 +53,17 @@ def enter(name: str, log: str, namespace: str, environment: Mapping[str, str]) -
     os.environ.update(environment)
 
 
+def own_session() -> None:
+    """Keep Ctrl+C in the terminal, which is for the supervisor, away from this process: by a session of its
+    own, on Windows by a switch of the console."""
+    if sys.platform == "win32":
+        ctypes.windll.kernel32.SetConsoleCtrlHandler(None, True)
+    elif hasattr(os, "setsid"):
+        os.setsid()
+    else:  # a system that lacks it is not known; a test takes it away
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def signal_at_end_of_parent(number: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends; on Linux only."""
     if sys.platform == "linux":
@@ -59,7 +73,7 @@ def signal_at_end_of_parent(number: int) -> None:
 def die_with_parent() -> None:
     """Make this process die when the process that started it dies, on Linux even while frozen (SIGSTOP)."""
     if sys.platform == "linux":
-        signal_at_end_of_parent(signal.SIGKILL)
+        signal_at_end_of_parent(KILL)
         return
 
     def watch() -> None:

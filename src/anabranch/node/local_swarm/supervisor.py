@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.peer_process import run_peer
+from anabranch.operating_system import KILL
 from anabranch.train.model.registry import VARIABLE
 
 #: Environment variable with the address at which the leading process listens, instead of its run file's.
@@ -27,7 +28,7 @@ LISTEN_VARIABLE = "ANABRANCH_LISTEN"
 #: Seconds that the kernel may take to end a killed process.
 KILL_S = 10.0
 
-_FORKS = sys.platform == "linux"
+_FORKS = sys.platform == "linux" and hasattr(os, "fork")
 _context = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
 
 
@@ -129,7 +130,7 @@ class Supervisor:
     def close(self) -> None:
         """Kill the processes that are still running."""
         for process in self._processes:
-            process.signal(signal.SIGKILL)
+            process.signal(KILL)
         for process in self._processes:
             process.wait(KILL_S)
 

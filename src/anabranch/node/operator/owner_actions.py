@@ -3,7 +3,6 @@ in the page's thread and carried out in the swarm's thread."""
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 from collections.abc import Callable
@@ -12,14 +11,12 @@ from pathlib import Path
 from anabranch.errors import UserError
 from anabranch.node.lifecycle import control_file, tickets
 from anabranch.node.local_swarm.local_swarm import LEADER, LocalSwarm
+from anabranch.operating_system import KILL, SIGNALS_ASK
 
-#: Signal to the process of a local swarm, by action.
-SIGNALS = {
-    "kill": signal.SIGKILL,
-    "drain": signal.SIGINT,
-    "freeze": signal.SIGSTOP,
-    "wake": signal.SIGCONT,
-}
+#: Signal to the process of a local swarm, by action; Windows can only end processes.
+SIGNALS: dict[str, int] = {"kill": KILL}
+if SIGNALS_ASK:
+    SIGNALS |= {"drain": signal.SIGINT, "freeze": signal.SIGSTOP, "wake": signal.SIGCONT}
 STOP = "stop"
 EXPEL = "expel"
 
@@ -96,5 +93,5 @@ class LeaderOwner:
             return _expel(self._run_dir, name)
         if action != STOP:
             return "this action exists in a local swarm only"
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return ""
