@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 import anabranch
-from anabranch.api.model_card import _safe
+from anabranch.api.model_card import OPTIMIZERS, _safe
 from anabranch.api.publish import push_new
 from anabranch.cli.main import main
+from anabranch.config import CONSTRAINTS
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,17 @@ def test_the_card_tells_data_steps_and_contributors(finished: Path, tmp_path: Pa
     assert head["library_name"] == "transformers" and "llama" in head["tags"]
     assert "| Steps | 4 of 4, 32 tokens each, 0 skipped |" in text
     assert "| Data | text `texts`, fingerprint `" in text and "secret-folder" not in text
+    assert "| Optimizer | AdamW, peak learning rate" in text
     assert "nats per token" in text and "after step 4" in text
     shares = [float(line.split(": ")[1].split("%")[0]) for line in text.splitlines() if "of the work" in line]
     assert "- relay-1.0: " in text and "- data-0: " in text and sum(shares) == pytest.approx(100, abs=0.2)
     assert "anabranch verify mine" in text and "- stage 1: `" in text
     assert "anabranch1:" not in text and "127.0.0.1" not in text
+
+
+def test_every_optimizer_has_a_name_in_the_card() -> None:
+    allowed = CONSTRAINTS["optimizer.kind"]
+    assert set(OPTIMIZERS) == set(allowed.choices)  # type: ignore[union-attr]
 
 
 def test_names_of_strangers_do_nothing_in_a_card() -> None:

@@ -1,4 +1,4 @@
-"""Mistral, Qwen2 and Gemma: logits of transformers after cuts at every block, export, refusals."""
+"""Llama, GPT-2, Mistral, Qwen2, Gemma: logits of transformers after cuts at every block; export, refusals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,17 @@ SHAPE = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+#: Keys of GPT-2's configuration for the same shape.
+GPT2_SHAPE = {
+    "vocab_size": 300, "n_embd": 64, "n_inner": 96, "n_layer": 3, "n_head": 4, "n_positions": 64,
+    "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0,
+    "initializer_range": 0.04,
+}  # fmt: skip
 #: Name -> configuration class, model class, further settings.
 FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "rope_theta": 5e4}),
+    "gpt2": ("GPT2", {}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 7, "rope_theta": 1e6}),
     "mistral-wide-heads": ("Mistral", {"sliding_window": None, "head_dim": 24, "tie_word_embeddings": True}),
@@ -50,9 +59,10 @@ def theirs(name: str) -> Any:
     torch.manual_seed(2)
     # transformers 4 reads the first, transformers 5 the second
     rope = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    config = getattr(transformers, f"{family}Config")(**SHAPE, **settings, **rope)
+    shape, head = (GPT2_SHAPE, "LMHeadModel") if family == "GPT2" else (SHAPE | rope, "ForCausalLM")
+    config = getattr(transformers, f"{family}Config")(**shape, **settings)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family}{head}")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter) if parameter.dim() == 1 else 0
@@ -81,7 +91,7 @@ def test_a_folder_of_transformers_has_the_same_logits_and_returns(name: str, tmp
     model = theirs(name)
     model.save_pretrained(tmp_path / "in")
     config, tensors = import_hf(tmp_path / "in")
-    assert config.architecture == FAMILY[name][0].lower()
+    assert CLASSES[config.architecture][0] == type(model).__name__
     assert sum(tensor.numel() for tensor in tensors.values()) == total_parameters(config)
     assert total_parameters(config) == 3 * block_parameters(config) + end_parameters(config)
     ids = ids_of(2, 40)

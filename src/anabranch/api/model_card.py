@@ -17,6 +17,8 @@ from anabranch.observe.wording import NAME_MAX, plain
 from anabranch.protocol.log.hash_chain import LogError
 from anabranch.train.model.sizes import model_config, total_parameters
 
+#: Names of optimizers by `optimizer.kind`.
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for matrices of blocks, AdamW for the rest"}
 #: Contributors that the card names; more are counted.
 NAMED = 50
 
@@ -54,7 +56,7 @@ def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
         "Initial weights": origin,
         "Steps": f"{t:,} of {run.run.steps:,}, {tokens:,} tokens each, {found.skipped:,} skipped",
         "Data": _data(run, directory),
-        "Optimizer": f"AdamW, peak learning rate {run.optimizer.lr:g}, "
+        "Optimizer": f"{OPTIMIZERS[run.optimizer.kind]}, peak learning rate {run.optimizer.lr:g}, "
         f"{run.optimizer.warmup_steps:,} steps of warm-up, weight decay {run.optimizer.weight_decay:g}",
         "Held-out loss": _held_out(directory, t),
         "Numerics": f"`{run.run.numerics}`, `{run.run.reduction}` sums, `{run.compute.dtype}`",

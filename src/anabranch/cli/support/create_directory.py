@@ -22,8 +22,13 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
     _check_port(config.network)
     _check_device(config)
     try:
-        with ticking("making the run directory"), progress_bars("bytes") as update:
-            return create_run(config, path, update, say)
+        with ticking("making the run directory") as ticker, progress_bars("bytes") as update:
+
+            def tell(text: str) -> None:
+                with ticker.aside():
+                    say(text)
+
+            return create_run(config, path, update, tell)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
 

@@ -120,13 +120,32 @@ class Progress:
             return
         with self._lock:
             if self._terminal:
-                self._bar = self._bar or _started_bar(self._label, self._total, self._unit, self._stream)
+                self._bar = self._bar or self._started_bar(now - self._began)
                 self._bar.update(self._bar.task_ids[0], completed=self._done)
             elif self._line_at is None or now - self._line_at >= LINE_INTERVAL_S:
                 self._line_at = now
                 amount = _amount(self._done, self._total, self._unit)
                 took = duration(now - self._began)
                 print(f"{self._label}: {amount}, {took}", file=self._stream, flush=True)
+
+    def _started_bar(self, took_s: float) -> Any:
+        """Bar of the rich library, which is imported only when a bar appears. took_s: time of work so far."""
+        from rich import progress as rich_progress
+        from rich.console import Console
+
+        bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(),
+            rich_progress.DownloadColumn() if self._unit == "bytes" else rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeElapsedColumn(),
+            rich_progress.TimeRemainingColumn(),
+            console=Console(file=self._stream),
+            transient=True,
+        )
+        bar.add_task(self._label, total=self._total)
+        bar.tasks[0].start_time = bar.get_time() - took_s
+        bar.start()
+        return bar
 
     def finish(self) -> None:
         """Say how long it took, if plain lines were printed."""
@@ -228,22 +247,3 @@ def _amount(done: float, total: float | None, unit: str) -> str:
     if not total:
         return f"{done / scale:{form}}{name}"
     return f"{100 * done / total:.0f} % ({done / scale:{form}} of {total / scale:{form}}{name})"
-
-
-def _started_bar(label: str, total: float | None, unit: str, stream: IO[str]) -> Any:
-    """Bar of the rich library, which is imported only when a bar appears."""
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    bar = rich_progress.Progress(
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn() if unit == "bytes" else rich_progress.MofNCompleteColumn(),
-        rich_progress.TimeElapsedColumn(),
-        rich_progress.TimeRemainingColumn(),
-        console=Console(file=stream),
-        transient=True,
-    )
-    bar.add_task(label, total=total)
-    bar.start()
-    return bar
