@@ -18,6 +18,7 @@ from anabranch.config import load_run_file, render_run_file, with_changes
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Checkpoint, Note, PeerJoined, Rollback, RunStarted, Step
+from support.crash_points import PLAN_FILE
 from support.local_swarms import PATIENCE_S, check_exact, created, history_of, small_run, steps_of, swarm_of
 
 
@@ -106,11 +107,13 @@ def test_ctrl_c_and_resume_from_the_command_line(
     assert "nothing to resume" in error and error.count("\n") == 1
 
 
-@pytest.fixture
-def broken_off(tmp_path: Path, texts: Path, supervisor: Supervisor) -> RunDirectory:
+@pytest.fixture(scope="module")
+def once_broken_off(
+    tmp_path_factory: pytest.TempPathFactory, texts: Path, supervisor: Supervisor
+) -> RunDirectory:
     """A run of 8 steps whose leader was killed in the seventh, with checkpoints of steps 2 and 4 at least."""
     run = small_run(texts, run__steps=8, checkpoint__keep=3)
-    directory = created(tmp_path / "run", run)
+    directory = created(tmp_path_factory.mktemp("broken-off") / "run", run)
     plan = {"at": "prepared", "iteration": 7}
     with swarm_of(directory, run, supervisor, {"data-0": plan}) as swarm:
         swarm.read(lambda: False)
@@ -118,6 +121,15 @@ def broken_off(tmp_path: Path, texts: Path, supervisor: Supervisor) -> RunDirect
     assert history_of(directory).t >= 6
     assert directory.checkpoints()[:2] == [2, 4]
     return directory
+
+
+@pytest.fixture
+def broken_off(tmp_path: Path, once_broken_off: RunDirectory) -> RunDirectory:
+    """Copy of `once_broken_off` for one test, without the plan that killed the leader."""
+    shutil.copytree(once_broken_off.path, tmp_path / "run")
+    copy = RunDirectory.open(tmp_path / "run")
+    (copy.peer("data-0") / PLAN_FILE).unlink()
+    return copy
 
 
 def resume(directory: RunDirectory, supervisor: Supervisor) -> list[object]:

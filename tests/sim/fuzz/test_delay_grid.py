@@ -93,7 +93,7 @@ def crash_leader(world: World, node: Node) -> None:
 
 def crash_data_node(world: World, node: Node) -> None:
     """A data node dies that holds a held-out window of the second iteration, unless it leads."""
-    held = node.peer.iterations.at(AT + 1).assignments[1].holder.values()
+    held = node.peer.iterations.at(AT + 1).source.assignments[1].holder.values()
     world.crash(next(name for name in sorted(held, reverse=True) if name != world.leading().id))
 
 

@@ -65,6 +65,7 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
+from anabranch.protocol.pipeline.source import Source
 from anabranch.protocol.raft.election import Election
 from anabranch.protocol.raft.state import VoterState
 from anabranch.protocol.raft.types import Role
@@ -366,17 +367,17 @@ def indices_split_anew(patch: Patch) -> None:
 
 def embedding_counted_twice(patch: Patch) -> None:
     """The embedding's gradient is added when it comes and once more when the claim is told."""
-    added = Iteration._source_added
+    added = Source._added
 
-    def again(self: Iteration, index: int, result: Result) -> None:
+    def again(self: Source, index: int, result: Result) -> None:
         first = embed_unit(index) not in self.claims.held
         added(self, index, result)
         if first and index % 3 == 0:
             task = WeightGradient(self.t, embed_unit(index))
-            inputs = (self.embed_gradients[index],)
+            inputs = (self.gradients[index],)
             self.ctx.tasks.submit(3, task, inputs, lambda result: None, index)  # type: ignore[arg-type]
 
-    patch.setattr(Iteration, "_source_added", again)
+    patch.setattr(Source, "_added", again)
 
 
 def slots_never_freed(patch: Patch) -> None:
@@ -647,7 +648,7 @@ def late_slot_merged(patch: Patch) -> None:
 
     def kept(self: AllReduce, iteration: Iteration, unit: int, sign: int) -> None:
         message = self._announced
-        if message is None or not iteration.slots or message.owners[unit] >= 0:
+        if message is None or not iteration.source.slots or message.owners[unit] >= 0:
             recount(self, iteration, unit, sign)
 
     patch.setattr(AllReduce, "_recount", kept)

@@ -19,7 +19,7 @@ def test_a_data_node_that_comes_while_a_stage_is_empty_serves_from_the_next_iter
     def look(node: Node, event: ev.Event) -> None:
         iteration = node.peer.iteration
         if iteration is not None and iteration.t == 1:
-            holders = iteration.assignments[0].holder
+            holders = iteration.source.assignments[0].holder
             splits.add(tuple(holder for _, holder in sorted(holders.items())))
         if isinstance(event, ev.Received) and isinstance(event.message, msg.Forward) and not lost:
             lost.extend(name for name in world.nodes if name.startswith("r1."))

@@ -13,7 +13,7 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 #: Processes of a peer that may send something false before its later ones get no work either. A choice: one
 #: may have had a fault that its owner repaired; with more, a forger that starts anew would cost its victims
-#: their seats (`coordinator.Coordinator._false_witnesses`).
+#: their seats (`coordinator.reports.Reports.false_witnesses`).
 FORGIVEN = 1
 
 

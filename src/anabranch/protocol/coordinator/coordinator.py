@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from anabranch.protocol.consensus import voter_selection as electorate
-from anabranch.protocol.consensus.raft_node import Voter, peer_of
+from anabranch.protocol.consensus.lead_offers import LeadOffers
+from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
 from anabranch.protocol.coordinator.broadcast import Broadcast
@@ -52,16 +53,8 @@ from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
-#: Overflows reported by one peer and found by no other after which it is removed. Plain choice: one may be a
-#: fault of its hardware.
-FALSE_WITNESSES = 3
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
 LEAST_LEFT = 0.25
-#: Time (s) between two offers of the lead, to the founder or to a peer that hears more members. An offer that
-#: is not taken stops the leader for one timeout, so offers must be rare.
-OFFER_AGAIN_S = 30.0
-#: Time (s) after which a founder that gave the lead away is offered it again: it had a reason.
-GIVEN_AWAY_S = 60.0
 
 
 class Coordinator:
@@ -84,7 +77,6 @@ class Coordinator:
         opening: Sequence[AnyRecord] = (),
     ) -> None:
         self.ctx = ctx
-        self._indirect_probes = indirect_probes
         self.opening = list(opening)
         self.log = log
         step = StepQueries(
@@ -93,6 +85,7 @@ class Coordinator:
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
         )
         admission = self.admission = admit(step)
+        self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)
         self.has_directory, self._base_of = has_directory, base_of
         self.tip = LogTip(ctx)
         self.wish: Wish | None = None
@@ -118,16 +111,9 @@ class Coordinator:
         self.checkpoints = Checkpoints(ctx, self.tip, self.released, self.catalog, has_directory)
         self.finished = False
         self._skips = 0
-        self._false: dict[str, int] = {}
-        """Peer -> overflows that it reported and others did not find."""
-        self._blamed: dict[str, set[str]] = {}
-        """Peer that reported false overflows -> peers whose inputs it said to have had."""
         self._stop_logged = False
         self._closed = False
         self._voters_at = 0.0
-        self._since = ctx.clock.now
-        self._offer_at = 0.0
-        """Time (s) from which the lead may be offered again."""
         self._waiting_for = ""
 
     @property
@@ -343,47 +329,16 @@ class Coordinator:
         the reduction to the founder alone at the end of the run (`_finish`)."""
         if self.ctx.run.settings.voters == 1 or self.ctx.clock.now < self._voters_at:
             return None
-        if self._step_aside() or (not self.has_directory and self._give_back()):
+        ends = self.tip.over or self.tip.stop_reason is not None  # then the founder has to lead
+        if not ends and self._lead_offers.step_aside(self.t):
+            return None
+        if not self.has_directory and self._lead_offers.give_back(self.t, self.tip.over):
             return None
         ending = self.has_directory and self.tip.over
         record = None if ending else electorate.change(self.ctx, self.log, self.admission.leaving)
         if record is None and not self.log.raft.learners:
             self._voters_at = self.ctx.clock.now + self.ctx.run.settings.heartbeat_s / 4.0
         return record
-
-    def _step_aside(self) -> bool:
-        """Offer leadership to a voter that hears a member which this leader cannot reach, although the run
-        waits for that member.
-
-        False if there is none, if the last such offer brought the run no further, or at the end of the run,
-        which the founder has to lead.
-        """
-        ends = self.tip.over or self.tip.stop_reason is not None
-        if ends or self.ctx.clock.now < self._offer_at or self.log.aside_at == self.t:
-            return False
-        for peer in self.admission.held_up_by():
-            for witness in self._indirect_probes.hearers(peer):
-                if self.log.transfer_leadership_to(witness):
-                    self._offer_at, self.log.aside_at = self.ctx.clock.now + OFFER_AGAIN_S, self.t
-                    text = f"{witness[:8]} hears {peer[:8]}, which the run waits for: it is to lead"
-                    self.ctx.outbox.note("note", text=text)
-                    return True
-        return False
-
-    def _give_back(self) -> bool:
-        """Offer leadership to the founder, which has the run's directory, once it serves and votes again; at
-        most once in OFFER_AGAIN_S. True if it was offered."""
-        ctx, founder = self.ctx, self.ctx.run.founder
-        begins = ctx.run.membership.active_from.get(founder)
-        if begins is None or ctx.clock.now < self._offer_at:
-            return False
-        gave = peer_of(self.log.raft.transferred_by) == founder and ctx.clock.now < self._since + GIVEN_AWAY_S
-        if gave and not self.tip.over:
-            return False
-        if (begins > self.t + 1 and not self.tip.over) or not self.log.transfer_leadership_to(founder):
-            return False
-        self._offer_at = ctx.clock.now + OFFER_AGAIN_S
-        return True
 
     def _active_from(self) -> int | None:
         """Iteration from which joiners that are ready may serve; None while stages lack peers for the run to
@@ -498,7 +453,8 @@ class Coordinator:
 
     def _committed(self, record: Commit, base: str) -> None:
         if self.round is not None and record.verdict == "step":
-            self._false_witnesses(self.round)
+            for peer, reason in self.reports.false_witnesses(self.round).items():
+                self.admission.remove(peer, reason)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             took_s = self.ctx.clock.now - self.round.opened_at
             self.reducing.step_s = took_s - self.round.waited_s  # else a wait makes the next one longer
@@ -518,25 +474,6 @@ class Coordinator:
         if self._skips >= SKIPS_IN_A_ROW and record.witness is not None:
             where = f"stage {record.witness.stage}, {record.witness.tensor}"
             self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")
-
-    def _false_witnesses(self, current: Round) -> None:
-        """Count the overflows that a peer reported and another replica did not find; remove a peer that
-        reports several.
-
-        The inputs may have been false, not the report. So the first report about inputs of one supplier does
-        not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers
-        excuse a peer.
-        """
-        for peer, supplier in self.reports.unconfirmed(current).items():
-            blamed = self._blamed.setdefault(peer, set())
-            excused = bool(supplier) and supplier not in blamed and len(blamed) < FALSE_WITNESSES
-            blamed.add(supplier)
-            self._false[peer] = count = self._false.get(peer, 0) + (not excused)
-            inputs = f" with inputs of {supplier[:8]}" if supplier else ""
-            said = f"{peer[:8]} reported an overflow in iteration {current.t}{inputs}"
-            self.ctx.outbox.note("note", text=f"{said} that others did not find")
-            if count >= FALSE_WITNESSES and peer != self.ctx.me:
-                self.admission.remove(peer, f"it reported {count} overflows that others did not find")
 
     def _finish(self) -> None:
         closing = self.t >= self.ctx.run.steps and self.tip.stop_reason is None and not self._closed

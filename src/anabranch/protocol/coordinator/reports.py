@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
@@ -21,6 +21,9 @@ UNANSWERED_STALLS = 2
 #: The same if all who report the overflow had their input from one relay, and others could have sent it. A
 #: choice: within this the microbatch was overdue at the peer before that relay, and came another way.
 ONE_SOURCE_STALLS = 4
+#: Overflows reported by one peer and found by no other after which it is removed. Plain choice: one may be a
+#: fault of its hardware.
+FALSE_WITNESSES = 3
 
 
 @dataclass(eq=False)
@@ -31,6 +34,10 @@ class Reports:
     tip: LogTip
     admission: Admission
     cases: AuditCases
+    _false: dict[str, int] = field(default_factory=dict)
+    """Peer -> overflows that it reported and others did not find."""
+    _blamed: dict[str, set[str]] = field(default_factory=dict)
+    """Peer that reported false overflows -> peers whose inputs it said to have had."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
         """Enter a replica's cumulative claim (units in its sum); returns why it is refused, or None."""
@@ -156,11 +163,32 @@ class Reports:
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 
-    def unconfirmed(self, current: Round) -> dict[str, str]:
+    def false_witnesses(self, current: Round) -> dict[str, str]:
+        """Count the overflows that a peer reported and another replica did not find; called when the step of
+        `current` was committed. Returns peers that reported several -> reason to remove them.
+
+        The inputs may have been false, not the report. So the first report about inputs of one supplier does
+        not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers
+        excuse a peer.
+        """
+        found: dict[str, str] = {}
+        for peer, supplier in self._unconfirmed(current).items():
+            blamed = self._blamed.setdefault(peer, set())
+            excused = bool(supplier) and supplier not in blamed and len(blamed) < FALSE_WITNESSES
+            blamed.add(supplier)
+            self._false[peer] = count = self._false.get(peer, 0) + (not excused)
+            inputs = f" with inputs of {supplier[:8]}" if supplier else ""
+            said = f"{peer[:8]} reported an overflow in iteration {current.t}{inputs}"
+            self.ctx.outbox.note("note", text=f"{said} that others did not find")
+            if count >= FALSE_WITNESSES and peer != self.ctx.me:
+                found[peer] = f"it reported {count} overflows that others did not find"
+        return found
+
+    def _unconfirmed(self, current: Round) -> dict[str, str]:
         """Reporters of overflows that the commit disproves: the microbatch counts in the step, computed
         without overflow by another replica of the same numerics class (in another class it may well stay in
         range). Returns reporter -> peer whose input it computed with, "" if that is no relay of an adjacent
-        stage. Called when a step was committed."""
+        stage."""
         members = self.ctx.run.membership.members
         false: dict[str, str] = {}
         for (stage, index), found in current.witnesses.items():

@@ -86,7 +86,7 @@ class LogReactions:
             stop_reason, again = self._react(applied)
         self._log.split_next_batch()
         for iteration in self.iterations.in_flight:
-            iteration.split_again()
+            iteration.source.split_again()
         if self.shared.coordination.coordinator is not None:
             self.shared.coordination.coordinator.chosen(applied.record, applied.base)
         if applied.wrong:

@@ -1,15 +1,15 @@
 """Iteration: receiving and computing the microbatches of one iteration at one peer (R2, R4-R6).
 
 A relay's microbatch: activation in, Forward, sent on, gradient in, InputGradient, gradient sent back,
-WeightGradient, claimed. A data node sources the indices that it admits (Embed, later the embedding gradient),
-and is the head of microbatches that end at it (Head: loss and input gradient). Not here: sending on
-(`sender`), credits (`credit_reports`), replies (`upstream_replies`), claims (`claims`).
+WeightGradient, claimed. A data node is the head of microbatches that end at it (Head: loss and input
+gradient). Not here: microbatches that begin at a data node (`source`), sending on (`sender`), credits
+(`credit_reports`), replies (`upstream_replies`), claims (`claims`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
@@ -17,19 +17,15 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.tasks import (
     Discard,
-    Embed,
-    HashInputs,
     Head,
     InputGradient,
     Payload,
     Result,
     Task,
     WeightGradient,
-    embed_unit,
     head_unit,
 )
 from anabranch.protocol.interface.tasks import Forward as ForwardTask
-from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import (
     Ask,
     Backward,
@@ -45,10 +41,9 @@ from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
 from anabranch.protocol.pipeline.link_sampling import LinkSampling
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
+from anabranch.protocol.pipeline.source import Source
 from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
 
-#: Stands for no slot, of a microbatch.
-NO_SLOT = Slot(0, 0)
 #: Owner of credits held by a removed peer; its next incarnation starts afresh.
 GONE = ""
 #: Index before all others: its task is computed next of its rank.
@@ -61,9 +56,7 @@ TRANSMISSIONS_KEPT = 16
 class Iteration:
     """Microbatches of iteration t at this peer.
 
-    units: incoming microbatches by index. assignments: data node of each microbatch, in training and in
-    evaluation. embed_gradients: gradient of the embedding's output by microbatch, on data nodes. slots: plan
-    of a round of islands; empty in other iterations.
+    units: incoming microbatches by index.
     """
 
     def __init__(
@@ -89,29 +82,20 @@ class Iteration:
         self.claims = Claims(ctx, t, base)
         self.seals = Seals(ctx, base)
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
-        self.embed_gradients: dict[int, Payload] = {}
         self._sampling = LinkSampling(ctx, t, base)
         self._received_transmissions: dict[tuple[str, int], deque[int]] = defaultdict(
             lambda: deque(maxlen=TRANSMISSIONS_KEPT)
         )
-        prepare = self._embed if ctx.run.stage == 0 else None
+        prepare = None if ctx.run.stage else lambda index: self.source.embed(index)
         self.sender = Sender(ctx, t, base, prepare, planned, self.seals)
         self.repairs = Repairs(ctx, self.sender)
         self._room = capacity + 1  # with the credit for repairs
         self.credits = CreditReports(ctx, t, base, capacity, plan)
-        self.slots = ctx.run.plan(t)
-        batch = ctx.run.batch(t) if admits else ()
         self.training, self._delayed = admits, delayed
         self._waiting: list[IncomingMicrobatch] = []
         """Held-out windows that came before the state which they evaluate."""
-        self._taken: dict[int, tuple[str, ...]] = {}
-        """Held-out window taken over before that -> removed data nodes that had it."""
-        # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
-        self.assignments = [ctx.run.membership.assignment(t, batch)]
-        first = ctx.run.settings.microbatches
-        self.assignments.append(ctx.run.membership.assignment(t, range(first, first + windows)))
-        if ctx.run.stage == 0:
-            self._admit([0] if delayed else [0, 1])
+        self.source = Source(self.sender, self.repairs, self.claims, self.seals, windows, admits, delayed)
+        self.source.begin()
 
     def settle(self) -> None:
         """Begin what had to wait for the step before, in a delayed iteration whose previous step is applied
@@ -121,32 +105,8 @@ class Iteration:
         for unit in waiting:
             if self.units.get(unit.index) is unit:
                 self._begin(unit)
-        if self.ctx.run.stage == 0:
-            self._admit([1])
+        self.source.settle()
         self.claims.changed = True
-
-    def _admit(self, parts: Iterable[int]) -> None:
-        """Begin the microbatches of this data node, by `assignments`; those that a removed data node may have
-        begun are searched."""
-        ctx, reopened = self.ctx, self.ctx.run.membership.is_reopened(self.t)
-        mine = [index for part in parts for index in self.assignments[part].of(ctx.me)]
-        searched = mine if reopened else [index for index in mine if index in self._taken]
-        self.sender.admit([index for index in mine if index not in searched], self._trains)
-        for index in searched:
-            self.repairs.find(index, (ctx.me,), self._trains(index), self._taken.get(index, ()))
-
-    def _trains(self, index: int) -> bool:
-        return index < self.ctx.run.settings.microbatches
-
-    def _slot(self, index: int) -> Slot:
-        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, or an
-        evaluation window, NO_SLOT (no inner steps)."""
-        if not self.slots or not self._trains(index):
-            return NO_SLOT
-        return self.slots[index]
-
-    def _exists(self, index: int) -> bool:
-        return any(index in assignment.holder for assignment in self.assignments)
 
     # --- links and credits -------------------------------------------------------------------
 
@@ -170,7 +130,7 @@ class Iteration:
 
     def on_ask(self, peer: str, message: Ask) -> str | None:
         """Take a request for a credit; return why it is refused, or None."""
-        if not self._exists(message.index):
+        if not self.source.exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
         self.credits.tell(self.credits.ledger.ask(peer, message.index, message.repair))
         return None
@@ -191,11 +151,11 @@ class Iteration:
         """
         if payload is None:
             return "forward without its activation"
-        if message.train and not (self.training and self._trains(message.index)):
+        if message.train and not (self.training and self.source.trains(message.index)):
             return f"no microbatch {message.index} to train in iteration {self.t}"
-        if not self._exists(message.index):
+        if not self.source.exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
-        if message.train != self._trains(message.index):
+        if message.train != self.source.trains(message.index):
             return f"microbatch {message.index} of iteration {self.t} is one to train"
         if len(message.path) != (self.ctx.run.stage or self.ctx.run.settings.stages + 1):
             return "a path that is not one"  # a path has one peer of each stage before
@@ -243,7 +203,7 @@ class Iteration:
     def _begin(self, unit: IncomingMicrobatch) -> None:
         """Submit the forward task of a microbatch that arrived."""
         payload = unit.received
-        slot = self._slot(unit.index)
+        slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
             head = Head(self.t, unit.index, unit.train, slot.weight, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
@@ -259,18 +219,6 @@ class Iteration:
         """True if the activations of one more microbatch can be kept until its weight gradient is added."""
         kept = sum(unit.kept and unit.granted is not None for unit in self.units.values())
         return kept < self._room
-
-    def _embed(self, index: int) -> None:
-        slot, hashed = self._slot(index), self.seals.on and self._trains(index)
-        task = Embed(self.t, index, slot.first, slot.steps, hashed=hashed)
-        rank = TaskPriority.FORWARD if self._trains(index) else TaskPriority.EVALUATION
-        self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
-
-    def _embedded(self, index: int, result: Result) -> None:
-        if self.claims.in_range(index, result):
-            if result.hashes:
-                self.seals.made(ACTIVATION, index, result.hashes[-1])
-            self.sender.provide(index, result.outputs[0])
 
     def _forward_done(self, unit: IncomingMicrobatch, result: Result) -> None:
         if not self._is_usable(unit, ACTIVATION, result):
@@ -336,14 +284,7 @@ class Iteration:
     def _gradient_arrived(self, peer: str, index: int, payload: Payload | None) -> None:
         """Use the first gradient of microbatch `index` that came from `peer` of the next stage."""
         if self.ctx.run.stage == 0:
-            if self._trains(index) and payload is not None:
-                self.embed_gradients[index] = payload
-                if self.seals.on:
-                    check = HashInputs(self.t, hashed=True)
-                    then = partial(self._source_hashed, index)
-                    self.ctx.tasks.submit(TaskPriority.WEIGHTS, check, (payload,), then, index)
-                else:
-                    self._add_embedding(index)
+            self.source.gradient_arrived(index, payload)
             return
         unit = self.units[index]
         if unit.train:
@@ -369,7 +310,7 @@ class Iteration:
                 unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)
             return
-        if result.overflow and self._may_be_false(unit.index):
+        if result.overflow and self.repairs.may_be_false(unit.index, self.claims):
             self.claims.in_range(unit.index, result, unit.sender_of_last)
             unit.gradient_in = None
             self._discard(unit)
@@ -416,38 +357,6 @@ class Iteration:
         if self._in_range(unit, result):
             self.claims.hold(name)
             self._release_slot(unit)
-
-    def _source_hashed(self, index: int, result: Result) -> None:
-        """Add the embedding's gradient of microbatch `index` at its data node if the hash of the received
-        gradient fits the seal of its sender; otherwise have the microbatch computed again."""
-        refusal = result.error or self.seals.check(GRADIENT, index, result.hashes[0])
-        if refusal:
-            self.repairs.reject(index, refusal)
-        else:
-            self._add_embedding(index)
-
-    def _add_embedding(self, index: int) -> None:
-        task, then = WeightGradient(self.t, embed_unit(index)), partial(self._source_added, index)
-        self.ctx.tasks.submit(TaskPriority.WEIGHTS, task, (self.embed_gradients[index],), then, index)
-
-    def _source_added(self, index: int, result: Result) -> None:
-        if result.error:
-            self.repairs.reject(index, result.error)
-            return
-        false = bool(result.overflow) and self._may_be_false(index)
-        item = self.sender.items.get(index)
-        if self.claims.in_range(index, result, (item.peer if item is not None else None) or ""):
-            self.claims.hold(embed_unit(index))
-        elif false:
-            self.repairs.reject(index, f"{result.overflow} is out of range")
-
-    def _may_be_false(self, index: int) -> bool:
-        """True if the gradient of a microbatch overflowed here, for the first time with one of its sender,
-        and another peer could send one: the sender may have made it up, and the microbatch is sent again."""
-        item = self.sender.items.get(index)
-        if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
-            return False
-        return not self.claims.overflowed(index, item.peer) and self.sender.others_could(item)
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
         """True if the task found no overflow (non-finite or out-of-range value).
@@ -542,38 +451,7 @@ class Iteration:
         if stage == self.ctx.run.next_stage():
             self.repairs.peer_removed(peer, reason)
         if stage == 0:
-            self._take_over(peer)
-
-    def _take_over(self, peer: str) -> None:
-        """Take over indices of a removed data node; a later stage may already have them."""
-        for gone, remaining in self.ctx.run.membership.handed(self.t):
-            if gone != peer:
-                continue
-            for assignment in self.assignments:
-                for index in assignment.remove(peer, remaining):
-                    self._take(assignment.holder, index, peer)
-
-    def split_again(self) -> None:
-        """Follow the new split of an iteration that lost all data nodes that it was opened with while this
-        peer had it in flight: take over the microbatches that are assigned to this data node now."""
-        membership = self.ctx.run.membership
-        if not (membership.is_reopened(self.t) and membership.is_split(self.t)):
-            return
-        for part, before in enumerate(self.assignments):
-            now = membership.assignment(self.t, sorted(before.holder))
-            self.assignments[part] = now
-            for index, peer in before.holder.items():
-                if now.holder[index] != peer:
-                    self._take(now.holder, index, peer)
-
-    def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
-        """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
-        microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
-        that has it now."""
-        if self._delayed and not self._trains(index):
-            self._taken[index] = (*self._taken.get(index, ()), peer)
-        elif holder[index] == self.ctx.me and index not in self.sender.items:
-            self.repairs.find(index, (self.ctx.me,), self._trains(index), (peer,))
+            self.source.data_node_removed(peer)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -610,7 +488,7 @@ class Iteration:
         if self.ctx.run.stage == 0:
             index, embeds = divmod(unit, 2)
             if embeds:
-                return (self.embed_gradients[index],)
+                return (self.source.gradients[index],)
             return (self.units[index].received,)
         held = self.units[unit]
         return (held.received, held.gradient_in)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import LOST_MAX
+from anabranch.protocol.pipeline.claims import Claims
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
 from anabranch.protocol.pipeline.sender import Sender
 
@@ -221,6 +222,14 @@ class Repairs:
         item.returned = False
         item.refused_by.add(peer)
         self._repair(item, reason)
+
+    def may_be_false(self, index: int, claims: Claims) -> bool:
+        """True if the gradient of a microbatch overflowed here, for the first time with one of its sender,
+        and another peer could send one: the sender may have made it up, and the microbatch is sent again."""
+        item = self._sender.items.get(index)
+        if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
+            return False
+        return not claims.overflowed(index, item.peer) and self._sender.others_could(item)
 
     def _repair(self, item: OutgoingMicrobatch, reason: str) -> None:
         self.ctx.outbox.note(

@@ -111,7 +111,7 @@ class AllReduce:
             return "a reduce that I am not a member of"
         settings = self.ctx.run.settings
         cover = self.ctx.run.cover(self.ctx.run.stage, iteration.t)
-        slots = settings.rounds.slots if iteration.slots else 0
+        slots = settings.rounds.slots if iteration.source.slots else 0
         if wrong := refused_cover(message, cover, slots) or misdealt(message):
             return wrong
         mine = self._owned(message)

@@ -1,0 +1,176 @@
+"""Source: split of the batch over the data nodes, and the microbatches that begin at one of them (R2, R6).
+
+A data node embeds the indices that it admits and adds the embedding's gradient when that is back. It takes
+over indices of a removed data node. Relays know the split alone. Not here: the head of microbatches that end
+at a data node (`microbatches`), sending and repair (`sender`, `repair`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
+from anabranch.protocol.context.task_queue import TaskPriority
+from anabranch.protocol.interface.tasks import (
+    Embed,
+    HashInputs,
+    Payload,
+    Result,
+    WeightGradient,
+    embed_unit,
+)
+from anabranch.protocol.log.records import Slot
+from anabranch.protocol.pipeline.claims import Claims
+from anabranch.protocol.pipeline.repair import Repairs
+from anabranch.protocol.pipeline.sender import Sender
+
+#: Stands for no slot, of a microbatch.
+NO_SLOT = Slot(0, 0)
+
+
+class Source:
+    """Microbatches that begin at this data node, in the sender's iteration.
+
+    assignments: data node of each microbatch, in training and in evaluation. gradients: gradient of the
+    embedding's output by microbatch. slots: plan of a round of islands; empty in other iterations.
+    """
+
+    def __init__(
+        self, sender: Sender, repairs: Repairs, claims: Claims, seals: Seals, windows: int, admits: bool,
+        delayed: bool,
+    ) -> None:  # fmt: skip
+        """windows: evaluation microbatches of the iteration. admits, delayed: as of `Iteration`."""
+        self.ctx, self.t = sender.ctx, sender.t
+        self.sender, self.repairs, self.claims, self._seals = sender, repairs, claims, seals
+        self.gradients: dict[int, Payload] = {}
+        run = self.ctx.run
+        self.slots = run.plan(self.t)
+        self._delayed = delayed
+        self._taken: dict[int, tuple[str, ...]] = {}
+        """Held-out window taken over before its state is there -> removed data nodes that had it."""
+        # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
+        self.assignments = [run.membership.assignment(self.t, run.batch(self.t) if admits else ())]
+        first = run.settings.microbatches
+        self.assignments.append(run.membership.assignment(self.t, range(first, first + windows)))
+
+    def begin(self) -> None:
+        """Begin the microbatches of this data node, those of a batch alone while the step before is not
+        applied."""
+        if self.ctx.run.stage == 0:
+            self._admit([0] if self._delayed else [0, 1])
+
+    def settle(self) -> None:
+        """Begin the held-out windows of a delayed iteration whose previous step is applied now."""
+        self._delayed = False
+        if self.ctx.run.stage == 0:
+            self._admit([1])
+
+    def _admit(self, parts: Iterable[int]) -> None:
+        """Begin the microbatches of this data node, by `assignments`; those that a removed data node may have
+        begun are searched."""
+        ctx, reopened = self.ctx, self.ctx.run.membership.is_reopened(self.t)
+        mine = [index for part in parts for index in self.assignments[part].of(ctx.me)]
+        searched = mine if reopened else [index for index in mine if index in self._taken]
+        self.sender.admit([index for index in mine if index not in searched], self.trains)
+        for index in searched:
+            self.repairs.find(index, (ctx.me,), self.trains(index), self._taken.get(index, ()))
+
+    def trains(self, index: int) -> bool:
+        """True for a microbatch of the batch, False for an evaluation window."""
+        return index < self.ctx.run.settings.microbatches
+
+    def slot(self, index: int) -> Slot:
+        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, or an
+        evaluation window, NO_SLOT (no inner steps)."""
+        if not self.slots or not self.trains(index):
+            return NO_SLOT
+        return self.slots[index]
+
+    def exists(self, index: int) -> bool:
+        """True if the iteration has a microbatch or an evaluation window of this index."""
+        return any(index in assignment.holder for assignment in self.assignments)
+
+    # --- embedding -----------------------------------------------------------------------------
+
+    def embed(self, index: int) -> None:
+        """Submit the embedding of a microbatch, which is sent once it is computed."""
+        slot, hashed = self.slot(index), self._seals.on and self.trains(index)
+        task = Embed(self.t, index, slot.first, slot.steps, hashed=hashed)
+        rank = TaskPriority.FORWARD if self.trains(index) else TaskPriority.EVALUATION
+        self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
+
+    def _embedded(self, index: int, result: Result) -> None:
+        if self.claims.in_range(index, result):
+            if result.hashes:
+                self._seals.made(ACTIVATION, index, result.hashes[-1])
+            self.sender.provide(index, result.outputs[0])
+
+    def gradient_arrived(self, index: int, payload: Payload | None) -> None:
+        """Use the first gradient of microbatch `index` that came back."""
+        if not self.trains(index) or payload is None:
+            return
+        self.gradients[index] = payload
+        if self._seals.on:
+            check, then = HashInputs(self.t, hashed=True), partial(self._hashed, index)
+            self.ctx.tasks.submit(TaskPriority.WEIGHTS, check, (payload,), then, index)
+        else:
+            self._add(index)
+
+    def _hashed(self, index: int, result: Result) -> None:
+        """Add the embedding's gradient of microbatch `index` if the hash of the received gradient fits the
+        seal of its sender; otherwise have the microbatch computed again."""
+        refusal = result.error or self._seals.check(GRADIENT, index, result.hashes[0])
+        if refusal:
+            self.repairs.reject(index, refusal)
+        else:
+            self._add(index)
+
+    def _add(self, index: int) -> None:
+        task, then = WeightGradient(self.t, embed_unit(index)), partial(self._added, index)
+        self.ctx.tasks.submit(TaskPriority.WEIGHTS, task, (self.gradients[index],), then, index)
+
+    def _added(self, index: int, result: Result) -> None:
+        if result.error:
+            self.repairs.reject(index, result.error)
+            return
+        false = bool(result.overflow) and self.repairs.may_be_false(index, self.claims)
+        item = self.sender.items.get(index)
+        if self.claims.in_range(index, result, (item.peer if item is not None else None) or ""):
+            self.claims.hold(embed_unit(index))
+        elif false:
+            self.repairs.reject(index, f"{result.overflow} is out of range")
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def data_node_removed(self, peer: str) -> None:
+        """Take over indices of a removed data node that are assigned to this one; a later stage may already
+        have them."""
+        for gone, remaining in self.ctx.run.membership.handed(self.t):
+            if gone != peer:
+                continue
+            for assignment in self.assignments:
+                for index in assignment.remove(peer, remaining):
+                    self._take(assignment.holder, index, peer)
+
+    def split_again(self) -> None:
+        """Follow the new split of an iteration that lost all data nodes that it was opened with while this
+        peer had it in flight: take over the microbatches that are assigned to this data node now."""
+        membership = self.ctx.run.membership
+        if not (membership.is_reopened(self.t) and membership.is_split(self.t)):
+            return
+        for part, before in enumerate(self.assignments):
+            now = membership.assignment(self.t, sorted(before.holder))
+            self.assignments[part] = now
+            for index, peer in before.holder.items():
+                if now.holder[index] != peer:
+                    self._take(now.holder, index, peer)
+
+    def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
+        """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
+        microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
+        that has it now."""
+        if self._delayed and not self.trains(index):
+            self._taken[index] = (*self._taken.get(index, ()), peer)
+        elif holder[index] == self.ctx.me and index not in self.sender.items:
+            self.repairs.find(index, (self.ctx.me,), self.trains(index), (peer,))
