@@ -35,7 +35,6 @@ from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCata
 from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.log.records import (
-    STRANDED,
     AnyRecord,
     Closing,
     Commit,
@@ -44,6 +43,7 @@ from anabranch.protocol.log.records import (
     Members,
     Rollback,
     Voters,
+    overflowed,
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
@@ -177,6 +177,7 @@ class Coordinator:
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
         self._skips, self._closed = skips, closed
+        self._stop_for_skips("")  # the leader before may have died before it logged that
         self.admission.absent.take_over()
         self._open_round()
 
@@ -513,11 +514,13 @@ class Coordinator:
         self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
-        overflowed = record.witness is not None and record.witness.tensor != STRANDED
-        self._skips = self._skips + 1 if overflowed else 0
-        if self._skips >= SKIPS_IN_A_ROW and record.witness is not None:
-            where = f"stage {record.witness.stage}, {record.witness.tensor}"
-            self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")
+        self._skips = self._skips + 1 if overflowed(record) else 0
+        if record.witness is not None:
+            self._stop_for_skips(f" (overflow at stage {record.witness.stage}, {record.witness.tensor})")
+
+    def _stop_for_skips(self, where: str) -> None:
+        if self._skips >= SKIPS_IN_A_ROW:
+            self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row{where}")
 
     def _false_witnesses(self, current: Round) -> None:
         """Count the overflows that a peer reported and another replica did not find; remove a peer that
