@@ -98,7 +98,7 @@ class Coordinator:
         self.wish: Wish | None = None
         """Request of the operator that is not logged yet."""
         self.revocations = RevocationRequests(ctx)
-        self.carriers = CarrierList(ctx)
+        self.carriers = CarrierList(ctx, admission.credentials)
         self.telling = Broadcast(ctx)
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
