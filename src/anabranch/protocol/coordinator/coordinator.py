@@ -106,8 +106,8 @@ class Coordinator:
         self.rebalancing = Rebalancing(ctx)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
-        self.reports = Reports(ctx, self.tip, admission, self.audits)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
+        self.reports = Reports(ctx, self.tip, admission, self.audits, self.reducing)
         self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
@@ -502,7 +502,8 @@ class Coordinator:
             self._false_witnesses(self.round)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             took_s = self.ctx.clock.now - self.round.opened_at
-            self.reducing.step_s = took_s - self.round.waited_s  # else a wait makes the next one longer
+            # Else a wait makes the next one longer.
+            self.reducing.step_taken(took_s - self.round.waited_s, self.round.late)
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))
