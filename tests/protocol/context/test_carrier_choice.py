@@ -7,6 +7,7 @@ from anabranch.protocol.context.carriers import ADDRESSES_TRIED
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.carrier_list import CarrierList
+from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 
@@ -78,9 +79,24 @@ def test_a_carrier_at_no_plain_address_spoils_no_dial() -> None:
     ctx = context("l1.example:1", "")
     ctx.run.carriers = {"1" * 64: "c1.example:1/iroh", "2" * 64: "c2.example:1/udp,c2.example:2"}
     assert carried(ctx) == ["c2.example", "l1.example"]
-    offers = CarrierList(ctx)
+    offers = CarrierList(ctx, {})
     assert offers.offered("3" * 64, "c3.example:1/iroh") is not None and offers.record() is None
     assert offers.offered("3" * 64, "c3.example:1") is None
+
+
+def test_one_ticket_leaves_places_for_carriers_of_others() -> None:
+    """Sixteen keys by one ticket were all the carriers of a run: the owner's own found no place."""
+    ctx = context("l1.example:1", "")
+    credentials = {f"{k:064}": VerifiedCredential("relay", 1 << 40, "guest") for k in range(20)}
+    offers = CarrierList(ctx, credentials | {"o" * 64: VerifiedCredential("relay", 1 << 40, "other")})
+    for peer in credentials:
+        offers.offered(peer, "c.example:1")
+        record = offers.record()
+        ctx.run.carriers = ctx.run.carriers if record is None else record.addresses
+    assert len(ctx.run.carriers) == 4
+    assert "by this ticket" in (offers.offered(f"{19:064}", "c.example:1") or "")
+    assert offers.offered(f"{0:064}", "d.example:1") is None  # a listed one may move
+    assert offers.offered("o" * 64, "c.example:1") is None
 
 
 def test_counts_about_carriers_end_with_the_member() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import ONE_SOURCE_STALLS, Reports
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.failure_detection.connections import Connections
@@ -35,7 +38,8 @@ class Led:
         tip = LogTip(ctx)
         tip.move(T - 1, BASE, T - 1, ())
         tip.round = self.round = Round(T, BASE, 0.0)
-        self.reports = Reports(ctx, tip, admission, AuditCases(ctx, admission, RevocationRequests(ctx)))
+        cases = AuditCases(ctx, admission, RevocationRequests(ctx))
+        self.reports = Reports(ctx, tip, admission, cases, cast(ReduceAttempts, None))
 
     def says(self, peer: str, sender: str = "") -> bool:
         """Report of `peer` that a microbatch overflowed with an input of `sender`; True if that skips the

@@ -208,6 +208,45 @@ def test_a_wait_for_claims_makes_the_next_one_no_longer() -> None:
     assert wrong_states(world) == {}
 
 
+def claims_late(world: World, *liars: str) -> None:
+    """From iteration 3 on, these relays claim just before the leader would miss their units."""
+    carry = world.carry
+
+    def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        claim = msg.decode(message)
+
+        def deliver() -> None:
+            lead = world.leading().peer.lead
+            current = lead.round if lead is not None else None
+            if lead is None or current is None or current.t != claim.fence.t:
+                return
+            due = current.progress_at + 0.9 * lead.reducing.patience_s(current)
+            if world.clock.now >= due:
+                carry(sender, peer, message, payload)
+            else:
+                world.clock.after(due - world.clock.now + 1e-6, deliver)
+
+        if sender.id in liars and isinstance(claim, msg.Claim) and claim.fence.t >= 3:
+            deliver()
+        else:
+            carry(sender, peer, message, payload)
+
+    world.carry = on_its_way  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("liars", [("r1.1",), ("r1.1", "r2.1")])
+def test_claims_just_before_they_are_missed_lengthen_steps_little(liars: tuple[str, ...]) -> None:
+    """Each such wait was a part of the last step's duration, and the next one four times as long: a step of
+    half a second took 5, 19, 68, 246, 885 and 3,188 s. After some, units are missed sooner."""
+    world, at = swarm(3, stages=2, steps=20), dict[int, float]()
+    claims_late(world, *liars)
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    assert go_on(world, 900.0) == 20
+    took_s = [at[t + 1] - at[t] for t in range(20)]
+    assert max(took_s) < 6.0 and max(took_s[10:]) < 3.0, took_s
+    assert wrong_states(world) == {} and not removed(world)
+
+
 @pytest.mark.xfail(
     strict=True,
     reason="with the third one silent it is one word against one: both states match their own hashes, and "

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -17,6 +18,8 @@ from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault
 from support.swarms.small_swarm import MadeUpBatches, Overflowing, small_model, small_run
 from support.swarms.training_world import training_world
+from support.swarms.voters import long_swarm
+from swarm.byzantine.test_review_stalls import go_on, overflowing
 
 
 def world_of(bad: set[tuple[int, int]], steps: int, seed: int = 1) -> tuple[World, Reference]:
@@ -122,3 +125,18 @@ def test_an_overflow_of_a_microbatch_that_is_not_there_is_refused() -> None:
     world.run(until_s=300)
     assert fault.delivered and len(told) == 1 and "no microbatch 1000" in told[0]
     assert [commit.verdict for commit in world.history().commits] == ["step"] * 3
+
+
+def test_three_in_a_row_stop_the_run_though_the_leader_dies_with_the_third() -> None:
+    world = long_swarm(seed=1)
+    bad = {(t, 0) for t in (5, 6, 7)}
+    overflowing(world, 1, lambda task, _: isinstance(task, tasks.Forward) and (task.t, task.index) in bad)
+
+    def all_know(node: Node, event: ev.Event) -> bool:
+        return all(each.peer.committed == 7 for each in world.nodes.values())
+
+    knows = Fault(world, tuple(world.nodes), all_know, lambda world, _: world.crash("d0"))
+    go_on(world, 300.0)
+    assert knows.delivered and [commit.verdict for commit in world.history().commits[4:]] == ["skip"] * 3
+    lead = world.leading().peer.lead
+    assert lead is not None and "3 skipped steps in a row" in str(lead.tip.stop_reason)

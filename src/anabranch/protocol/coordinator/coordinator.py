@@ -36,7 +36,6 @@ from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCata
 from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.log.records import (
-    STRANDED,
     AnyRecord,
     Closing,
     Commit,
@@ -45,6 +44,7 @@ from anabranch.protocol.log.records import (
     Members,
     Rollback,
     Voters,
+    overflowed,
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
@@ -91,7 +91,7 @@ class Coordinator:
         self.wish: Wish | None = None
         """Request of the operator that is not logged yet."""
         self.revocations = RevocationRequests(ctx)
-        self.carriers = CarrierList(ctx)
+        self.carriers = CarrierList(ctx, admission.credentials)
         self.telling = Broadcast(ctx)
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
@@ -99,8 +99,8 @@ class Coordinator:
         self.rebalancing = Rebalancing(ctx)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
-        self.reports = Reports(ctx, self.tip, admission, self.audits)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
+        self.reports = Reports(ctx, self.tip, admission, self.audits, self.reducing)
         self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
@@ -163,6 +163,7 @@ class Coordinator:
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
         self._skips, self._closed = skips, closed
+        self._stop_for_skips("")  # the leader before may have died before it logged that
         self.admission.absent.take_over()
         self._open_round()
 
@@ -457,7 +458,8 @@ class Coordinator:
                 self.admission.remove(peer, reason)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             took_s = self.ctx.clock.now - self.round.opened_at
-            self.reducing.step_s = took_s - self.round.waited_s  # else a wait makes the next one longer
+            # Else a wait makes the next one longer.
+            self.reducing.step_taken(took_s - self.round.waited_s, self.round.late)
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))
@@ -469,11 +471,13 @@ class Coordinator:
         self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
-        overflowed = record.witness is not None and record.witness.tensor != STRANDED
-        self._skips = self._skips + 1 if overflowed else 0
-        if self._skips >= SKIPS_IN_A_ROW and record.witness is not None:
-            where = f"stage {record.witness.stage}, {record.witness.tensor}"
-            self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")
+        self._skips = self._skips + 1 if overflowed(record) else 0
+        if record.witness is not None:
+            self._stop_for_skips(f" (overflow at stage {record.witness.stage}, {record.witness.tensor})")
+
+    def _stop_for_skips(self, where: str) -> None:
+        if self._skips >= SKIPS_IN_A_ROW:
+            self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row{where}")
 
     def _finish(self) -> None:
         closing = self.t >= self.ctx.run.steps and self.tip.stop_reason is None and not self._closed

@@ -23,6 +23,9 @@ from anabranch.protocol.telemetry.estimators import plausible
 #: has not left. Plain choice: a median machine may still be among those before it. After fewer the others
 #: have the more time.
 READY = 0.75
+#: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
+#: choice.
+RATES_KEPT = 1024
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
 #: choice.
 OVERFLOWS = 3
@@ -89,8 +92,11 @@ class IslandRounds:
         the last step."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
+            self._rates.pop(peer, None)
             self._rates[peer] = units / seconds
             self._measured += 1
+            if len(self._rates) > RATES_KEPT:
+                del self._rates[next(iter(self._rates))]
 
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member; of one microbatch per second if nothing is known."""

@@ -24,6 +24,15 @@ from anabranch.protocol.reduce.partial_sums import ReduceAccount
 #: step's duration.
 STALL_FLOOR_S = 5.0
 STALL_FACTOR = 4.0
+#: Share of the last step's duration that a wait for a claim counts in the duration of its own step. So one
+#: relay that claims just before it is missed makes later waits at most a third longer, three of them four
+#: times. A plain choice.
+WAIT_COUNTED = 0.25
+#: Least time (s) without news after which a claim is late: above the repetition of lost reports' round trips.
+LATE_S = 1.0
+#: Steps with late claims after which units are missed STALL_FACTOR times earlier, the most of them that are
+#: remembered, and how many of them one step without forgives: relays that take turns are found too.
+LATE_STEPS, LATE_KEPT, FORGIVEN = 3, 8, 0.25
 #: Iterations in which a replica reports another reduced gradient than most of its stage, after which it is
 #: removed. Plain choice: one may be a fault of hardware.
 DISSENTS = 2
@@ -57,6 +66,8 @@ class ReduceAttempts:
         self.log = log
         self.admission = admission
         self.step_s = 0.0
+        self._late = 0.0
+        """Steps with late claims, less those forgiven."""
         self.expected_s = 0.0
         """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
@@ -314,7 +325,26 @@ class ReduceAttempts:
             # sums need over links like this peer's.
             sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
             usual_s = max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
-        return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
+        reduces = len(current.attempts) > self.ctx.run.settings.stages or any(
+            self.prepared(current, stage) is None for stage in current.attempts
+        )
+        hurry = STALL_FACTOR if self._late >= LATE_STEPS and not reduces else 1.0
+        return max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
+
+    def claimed(self, current: Round) -> None:
+        """Note the news of a claim: a long time without news before it counts little in the step's duration,
+        on which the next waits depend. (In a round of islands machines of other speeds claim long after each
+        other.)"""
+        gap_s, usual_s = self.ctx.clock.now - current.progress_at, self.step_s
+        if not any(current.claims.values()) or current.slots or not usual_s:
+            return
+        current.waited_s += max(0.0, gap_s - WAIT_COUNTED * usual_s)
+        current.late |= gap_s > max(usual_s, LATE_S)
+
+    def step_taken(self, took_s: float, late: bool) -> None:
+        """Note a committed step: its duration without waits, and if a claim was late."""
+        self.step_s = took_s
+        self._late = min(self._late + 1.0, LATE_KEPT) if late else max(0.0, self._late - FORGIVEN)
 
     def stalled(self, current: Round) -> None:
         """If no report came for too long, ask all members for missing units and order stuck reduces again."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
@@ -34,6 +35,7 @@ class Reports:
     tip: LogTip
     admission: Admission
     cases: AuditCases
+    reducing: ReduceAttempts
     _false: dict[str, int] = field(default_factory=dict)
     """Peer -> overflows that it reported and others did not find."""
     _blamed: dict[str, set[str]] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Reports:
         claims = current.claims.setdefault(message.stage, {})
         known = claims.get(peer, frozenset())
         if units - known:
+            self.reducing.claimed(current)
             current.progress_at, current.stalls = self.ctx.clock.now, 0
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
             current.took(message.stage, units - known)

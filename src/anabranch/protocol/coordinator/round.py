@@ -63,7 +63,9 @@ class Round:
     worked_s: float = 0.0
     """Seconds from the opening until the units of a first stage were all claimed."""
     waited_s: float = 0.0
-    """Seconds without news before the stalls of the round."""
+    """Seconds without news before the stalls of the round, and before late claims."""
+    late: bool = False
+    """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)

@@ -89,7 +89,7 @@ class Admission:
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
-        self._credentials, self._hang_up = credentials, hang_up
+        self.credentials, self._hang_up = credentials, hang_up
         self._unproven: dict[str, Ready] = {}
         self._joining: dict[str, Member] = {}
         self._coming: dict[str, Member] = {}
@@ -113,7 +113,7 @@ class Admission:
         """Handle a joiner's request: a joiner that may be admitted is named in the next record. Returns the
         reason if it is refused. A member that asks again gets its Welcome again. A peer that this side
         dialled has shown no ticket; its link is closed, so that it dials."""
-        credential = self._credentials.get(peer)
+        credential = self.credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")
             return None

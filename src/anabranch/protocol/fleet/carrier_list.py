@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from anabranch.addresses import parse_addresses
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.records import Carriers
 
 #: Most dedicated carriers of a run: every peer without an address keeps a link with each.
 MOST_CARRIERS = 16
+#: Most of them that come by one ticket, so that the holder of one leaves room for others'. A choice.
+MOST_OF_TICKET = 4
 #: Time (s) without a link to a carrier after which the log lists it no longer. A choice: it may restart.
 GONE_S = 20.0
 _TEXT_BYTES = 512
@@ -19,8 +23,12 @@ class CarrierList:
     """Dedicated carriers (`anabranch relay`) that this coordinator knows. Members are not listed: they carry
     anyway."""
 
-    def __init__(self, ctx: PeerContext) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: PeerContext, credentials: Mapping[str, VerifiedCredential]) -> None:
+        """credentials: by peer, the credential (ticket) that it showed."""
+        self._ctx, self._credentials = ctx, credentials
+        self._tickets: dict[str, str] = {}
+        """Carrier that offered itself to this coordinator, now listed or to be listed -> key of its ticket.
+        """
         self._offers: dict[str, str] = {}
         self._unlinked: dict[str, float] = {}
         """Listed carrier without a link -> time (s) at which it is given up."""
@@ -39,6 +47,14 @@ class CarrierList:
             return "a member carries without an offer"
         if peer not in known and len(known.keys() | self._offers.keys()) >= MOST_CARRIERS:
             return f"the run has {MOST_CARRIERS} carriers already"
+        credential = self._credentials.get(peer)
+        ticket = credential.ticket if credential is not None else ""
+        listed = known.keys() | self._offers.keys()
+        self._tickets = {each: key for each, key in self._tickets.items() if each in listed}
+        others = sum(key == ticket for each, key in self._tickets.items() if each != peer)
+        if ticket and peer not in known and others >= MOST_OF_TICKET:
+            return f"{MOST_OF_TICKET} carriers came by this ticket already"
+        self._tickets[peer] = ticket
         if known.get(peer) != address:
             self._offers[peer] = address
         return None

@@ -178,6 +178,11 @@ class Commit(Record, frozen=True, tag="commit"):
     slots: tuple[Slot, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
+def overflowed(record: Commit) -> bool:
+    """True if the step was skipped for an overflow."""
+    return record.witness is not None and record.witness.tensor != STRANDED
+
+
 class Closing(Record, frozen=True, tag="closing"):
     """Held-out evaluation of the final state, after the last step."""
 
