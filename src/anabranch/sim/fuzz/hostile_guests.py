@@ -234,8 +234,8 @@ class HostileGuests:
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:
-                # Some step in which it lied counts its work, and enough honest replicas could audit that: fewer
-                # convict nobody (the log goes back).
+                # Some step in which it lied counts its work, and enough honest replicas could audit that:
+                # fewer convict nobody (the log goes back).
                 audits = (each for each in self._audits if each[1] == guest.name)
                 enough = (len(able) >= least for _, _, able, least in audits)
                 all_audited = self.world.settings.audit_share == 1.0 or guest.role is GuestRole.WALK_IN
