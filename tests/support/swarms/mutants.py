@@ -532,14 +532,14 @@ def audits_pass(patch: Patch) -> None:
 
 def one_auditor_convicts(patch: Patch) -> None:
     """A difference that one auditor found revokes the key of its subject."""
-    decide = AuditCases._decide
+    weigh = AuditCases._weigh
 
-    def at_once(self: AuditCases, case: Case, peer: str, message: msg.Audited) -> None:
-        if message.verdict == "different":
-            self._convict(case.drawn.subject, message.what, case.drawn.t)
-        decide(self, case, peer, message)
+    def at_once(self: AuditCases, case: Case, what: str = "") -> None:
+        if "different" in case.verdicts.values():
+            self._convict(case.drawn.subject, what, case.drawn.t)
+        weigh(self, case, what)
 
-    patch.setattr(AuditCases, "_decide", at_once)
+    patch.setattr(AuditCases, "_weigh", at_once)
 
 
 def no_return(patch: Patch) -> None:

@@ -3,6 +3,7 @@ find them, and the log goes back to a state that a single machine would have com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -13,7 +14,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import NEIGHBOURS, Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task
 from anabranch.protocol.log.records import AnyRecord, Commit, Members, Revoke, Rollback, decode_entry
-from anabranch.protocol.messages import AnyMessage, Claim, Prepared
+from anabranch.protocol.messages import AnyMessage, Audited, Claim, Prepared
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
@@ -286,3 +287,54 @@ def test_without_audits_a_false_contribution_is_counted() -> None:
     worker = give_lying_worker(world, "r1.1", tasks.Freeze)
     world.run(until_s=600.0)
     assert worker.lies > 0 and world.history().t == STEPS and wrong_states(world) != {}
+
+
+def pair_of_jurors(replicas: int, subjects_lie: bool, seed: int = 1) -> tuple[World, set[str]]:
+    """A world in which "r1.0" and "r1.1" of a stage of so many replicas lie together in their audits, where
+    nobody else has found otherwise yet: each finds the other's work right, and that of others false.
+
+    subjects_lie: True if "r1.0" computes falsely, too; otherwise all work is right."""
+    world, pair = audited_world(share=1.0, replicas=replicas, seed=seed), {"r1.0", "r1.1"}
+    if subjects_lie:
+        give_lying_worker(world, "r1.0", tasks.Freeze)
+
+    def said_by(me: str) -> Callable[[AnyMessage], AnyMessage]:
+        def say(message: AnyMessage) -> AnyMessage:
+            if not isinstance(message, Audited):
+                return message
+            if message.subject in pair:
+                return msgspec.structs.replace(message, verdict="same", receipt=b"")
+            commits = (r for r in records_of(world) if isinstance(r, Commit) and r.t == message.t)
+            audits = [each for commit in commits for each in draw.drawn(commit, message.base, 1.0)]
+            both = any(each.subject == message.subject and set(each.auditors[:2]) == pair for each in audits)
+            verdict = "different" if both and not subjects_lie else message.verdict
+            return msgspec.structs.replace(message, verdict=verdict, what="part 0 of the sum")
+
+        return say
+
+    for name in pair:
+        world.mouths[name] = said_by(name)
+    world.run(until_s=900.0)
+    return world, pair
+
+
+@pytest.mark.parametrize("replicas", [4, 5, 6])
+def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) -> None:
+    """Two auditors were enough to convict, and everybody knows who is drawn. A pair said nothing but when
+    both were, and had all others of its stage revoked within a dozen steps, without a risk."""
+    world, pair = pair_of_jurors(replicas, subjects_lie=False)
+    records = records_of(world)
+    removed = {peer for record in records if isinstance(record, Members) for peer in record.removed}
+    assert [record for record in records if isinstance(record, Revoke)] == [] and removed <= pair
+    assert world.history().t == STEPS and wrong_states(world) == {}
+    assert removed if replicas > 4 else not removed  # in a stage of four, nobody can tell who is right
+
+
+@pytest.mark.parametrize("seed", [4, 7])
+def test_a_fellow_on_the_jury_does_not_save_a_liar(seed: int) -> None:
+    """The second auditor found the liar's work right, and an honest first one lost its seat for it."""
+    world, pair = pair_of_jurors(5, subjects_lie=True, seed=seed)
+    records = records_of(world)
+    removed = {peer for record in records if isinstance(record, Members) for peer in record.removed}
+    assert "r1.0" in [record.id for record in records if isinstance(record, Revoke)] and removed <= pair
+    assert world.history().t == STEPS and wrong_states(world).keys() <= pair

@@ -39,8 +39,6 @@ from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkIte
 WAIT_S = 30.0
 #: Seconds between two looks whether a source is linked that was dialled. A choice: a few round trips.
 LOOK_S = 1.0
-#: Auditors of one contribution: the first computes it again, the second only if the first found a difference.
-AUDITORS = 2
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class Auditor(Timer):
         if self._job is not None and self._job.drawn.t <= oldest:  # its inputs are dropped, and its case is
             self._job = None
         for each in audited:
-            asked = each.trusted, *each.auditors[:AUDITORS]
+            asked = each.trusted, *each.jury
             if each.stage == ctx.run.stage and ctx.me in asked:
                 keeps = True
                 self._drawn[each.t, each.subject] = each

@@ -22,6 +22,10 @@ from anabranch.protocol.log.records import Commit, Dispute, Member
 #: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for
 #: some minutes before a lie has a chance to pass.
 PROBATION_STEPS = 50
+#: Replicas that have to find a difference before a relay is convicted: more than half of those in the reduce,
+#: the relay itself counted, but no more than this many. A choice: a pair of liars convicts nobody in a stage
+#: of five or more, and each replica of the jury keeps weights.
+CONVICTS = 3
 _NONE: Mapping[str, int] = MappingProxyType({})
 _NOBODY: Mapping[str, Member] = MappingProxyType({})
 
@@ -48,6 +52,23 @@ class Drawn:
     def first(self) -> str:
         """Peer that begins the audit when the step is committed; "" if nobody can."""
         return self.trusted or (self.auditors[0] if self.auditors else "")
+
+    @property
+    def convicts(self) -> int:
+        """Number of replicas whose findings decide: that differ, or that do not, the subject's own word
+        counted."""
+        return convicts(len(self.auditors) + 1)
+
+    @property
+    def jury(self) -> tuple[str, ...]:
+        """Replicas that may be asked to audit and keep the weights for it: the first one is, the others if it
+        finds a difference or cannot tell."""
+        return self.auditors[: 2 * self.convicts - 2]
+
+
+def convicts(members: int) -> int:
+    """Number of replicas whose findings decide about one of them, in a reduce of so many."""
+    return min(members // 2 + 1, CONVICTS)
 
 
 def _number(*parts: object) -> int:

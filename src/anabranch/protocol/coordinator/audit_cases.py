@@ -1,8 +1,9 @@
 """Audit cases at the leader: receipts of the open iteration, auditors' findings, and what follows from them.
 
-A relay is convicted by parts of a sum that it signed twice differently, or by two replicas that computed its
-work again. Its key is revoked, a second conviction revokes the ticket too unless it is open to all, and the
-log goes back to a state before the false step. One replica's word convicts nobody. A *trusted* auditor is a
+A relay is convicted by parts of a sum that it signed twice differently, or by a majority of replicas that
+computed its work again (`Drawn.convicts`). Its key is revoked, a second conviction revokes the ticket too
+unless it is open to all, and the log goes back to a state before the false step. One replica's word convicts
+nobody, nor do two in a stage of more than three. A *trusted* auditor is a
 member that does nothing else, and came with the owner's ticket for it: its word alone decides, and replicas
 audit in its place if it cannot.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from anabranch.protocol.audit.auditor import AUDITORS, WAIT_S
+from anabranch.protocol.audit.auditor import WAIT_S
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import (
     Receipt,
@@ -57,10 +59,10 @@ PATIENCE_S = 4 * WAIT_S
 class Case:
     """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED. due_at: time
     (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
-    process number of the audited peer when the step was committed. verdicts: by auditor. second: True once
-    the second auditor was asked. gone: True once the audited peer left its stage. replaced: True once
+    process number of the audited peer when the step was committed. verdicts: by auditor. asked: replicas that
+    were asked after the first. gone: True once the audited peer left its stage. replaced: True once
     replicas were asked in place of the trusted auditor. inherited: True if another leader opened the case,
-    and may have asked the second auditor."""
+    and may have asked others than the first."""
 
     drawn: Drawn
     receipt: bytes
@@ -68,7 +70,7 @@ class Case:
     over: bool = False
     incarnation: int = -1
     verdicts: dict[str, str] = field(default_factory=dict)
-    second: bool = False
+    asked: set[str] = field(default_factory=set)
     gone: bool = False
     replaced: bool = False
     inherited: bool = False
@@ -338,12 +340,13 @@ class AuditCases:
             return None
         if case.over and not self._overrules(case, peer, message):
             return None
-        asked = case.drawn.auditors[:AUDITORS]
-        case.second |= case.inherited and peer in asked[1:]
-        drawn = peer == case.drawn.trusted or peer in asked
-        if not drawn or (peer in asked[1:] and not case.second):
+        jury = case.drawn.jury
+        if case.inherited and peer in jury[1:]:
+            case.asked.add(peer)
+        drawn = peer == case.drawn.trusted or peer in jury
+        if not drawn or (peer in jury[1:] and peer not in case.asked):
             return "an audit that it was not drawn for"
-        if peer in asked and case.drawn.trusted and not case.replaced:
+        if peer in jury and case.drawn.trusted and not case.replaced:
             return None  # asked by nobody: it may not know the auditor yet
         if peer in case.verdicts or message.verdict not in VERDICTS:
             return None
@@ -356,29 +359,30 @@ class AuditCases:
         if peer == case.drawn.trusted and peer in self.ctx.run.membership.auditors:
             self._by_trusted(case, message)
         else:
-            self._decide(case, peer, message)
+            self._weigh(case, message.what)
         self._void_disputed()
         return None
 
     def removed(self, peer: str) -> None:
-        """Go on without a peer that left or moved to another stage, where it drops what it kept. The second
-        auditor is asked in place of the first; a difference that the second one does not check any more voids
-        the step; and an audited peer can hand nothing over any more, even if it comes back."""
+        """Go on without a peer that left or moved to another stage, where it drops what it kept. Others of
+        the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
+        audited peer can hand nothing over any more, even if it comes back."""
         for case in self._cases.values():
-            asked = case.drawn.auditors[:AUDITORS]
+            jury = case.drawn.jury
             if peer == case.drawn.subject:
                 case.gone = True
             if peer == case.drawn.trusted and not (case.over or case.replaced):
                 self._replace(case)
-            if case.over or peer not in asked or peer in case.verdicts:
+            if case.over or peer not in jury or peer in case.verdicts:
                 continue
-            replicas = case.replaced or not case.drawn.trusted
-            if peer == asked[0]:
-                case.verdicts[peer] = "unable"
-                if replicas:
-                    self._ask_second(case, (case.drawn.subject,))
-            elif replicas and asked[0] in case.verdicts:
+            if case.drawn.trusted and not case.replaced:
+                if peer == jury[0]:
+                    case.verdicts[peer] = "unable"
+            elif peer != jury[0] and jury[0] in case.verdicts and set(jury) <= {peer, *case.verdicts}:
                 self._expired(case)
+            else:
+                case.verdicts[peer] = "unable"
+                self._weigh(case)
         self._void_disputed()
 
     @staticmethod
@@ -389,7 +393,7 @@ class AuditCases:
     def _late(self, case: Case) -> None:
         """Ask another auditor, as the one that is heard first has not reported."""
         if case.replaced or not case.drawn.trusted:
-            self._ask_second(case, (case.drawn.subject,))
+            self._ask(case, case.drawn.jury[1:2])
         elif case.drawn.auditors:
             self._replace(case)
 
@@ -404,13 +408,12 @@ class AuditCases:
         """Have replicas audit in place of the trusted auditor, which left, is late, or cannot: one of them,
         and the second as ever if the first cannot or finds a difference."""
         each, case.replaced = case.drawn, True
-        asked = each.auditors[:AUDITORS]
-        if asked and self.ctx.reachable(asked[0]) and asked[0] not in case.verdicts:
+        if each.jury and self.ctx.reachable(each.jury[0]) and each.jury[0] not in case.verdicts:
             order = Audit(each.t, each.base, each.stage, each.subject, (each.subject,))
-            self.ctx.outbox.send(asked[0], order)
-        elif asked:
-            case.verdicts[asked[0]] = "unable"
-            self._ask_second(case, (each.subject,))
+            self.ctx.outbox.send(each.jury[0], order)
+        elif each.jury:
+            case.verdicts[each.jury[0]] = "unable"
+            self._weigh(case)
         else:
             case.over = True
 
@@ -437,66 +440,68 @@ class AuditCases:
             for accuser in [other for other, verdict in case.verdicts.items() if verdict == "different"]:
                 self.admission.remove(accuser, f"it found {about} different, which the auditor did not")
 
-    def _ask_second(self, case: Case, sources: tuple[str, ...]) -> bool:
-        """Order the second auditor to audit a contribution, unless it was ordered before; False if none is
-        within reach. sources: peers from which it may fetch the inputs."""
-        each, asked = case.drawn, case.drawn.auditors[:AUDITORS]
-        if len(asked) < AUDITORS or not self.ctx.reachable(asked[1]):
-            return False
-        if case.second:
-            return True
-        case.second = True
-        order = Audit(each.t, each.base, each.stage, each.subject, sources)
-        self.ctx.outbox.send(asked[1], order)
-        return True
+    def _ask(self, case: Case, peers: Iterable[str]) -> bool:
+        """Order replicas of the jury to audit a contribution, if they were not ordered before and are within
+        reach; True if one was ordered. They may fetch the inputs from the subject, and from those who found
+        a difference."""
+        each = case.drawn
+        found = (peer for peer in each.jury if case.verdicts.get(peer) == "different")
+        order = Audit(each.t, each.base, each.stage, each.subject, (*found, each.subject))
+        able = [peer for peer in peers if peer not in case.asked and self.ctx.reachable(peer)]
+        for peer in able:
+            case.asked.add(peer)
+            self.ctx.outbox.send(peer, order)
+        return bool(able)
 
-    def _decide(self, case: Case, peer: str, message: Audited) -> None:
+    def _weigh(self, case: Case, what: str = "") -> None:
+        """Decide by the findings of the jury so far, or ask more of it. Enough that found a difference
+        convict the audited peer; enough that found none take their seats from those that found one (the
+        audited peer's own work is one word). A peer that is still there and withheld inputs from enough is
+        removed, and the step is void. what: difference that was found last."""
         each, verdicts = case.drawn, case.verdicts
-        asked = each.auditors[:AUDITORS]
         about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
-        if peer == asked[0]:
-            if message.verdict == "same":
-                case.over = True
-                return
-            sources = (peer, each.subject) if message.verdict == "different" else (each.subject,)
-            if len(asked) < AUDITORS or asked[1] not in verdicts:
-                if not self._ask_second(case, sources):
-                    self._alone(case, peer, message, about)
-                return
-        elif asked[0] not in verdicts and (message.verdict != "same" or case.inherited):
-            return  # the first one, which is late, is heard before anything follows
-        self._by_two(case, peer, message, about)
+        heard = [peer for peer in each.jury if peer in verdicts]
+        found = Counter(verdicts[peer] for peer in heard)
+        accusers = [peer for peer in heard if verdicts[peer] == "different"]
+        if found["different"] >= each.convicts:
+            case.over = True
+            many = {2: "two", 3: "three"}[each.convicts]
+            self._convict(each.subject, f"{many} replicas computed {about} again: {what}", each.t)
+        elif accusers and found["same"] + 1 >= each.convicts:
+            case.over = True
+            others = "another replica" if found["same"] == 1 else "others"
+            for peer in accusers:
+                self.admission.remove(peer, f"it found {about} different, which {others} did not")
+        elif found["withheld"] >= each.convicts:
+            case.over = True
+            if self._stayed(case):
+                self.admission.remove(each.subject, f"it did not hand over to replicas {about}")
+                self._return(f"nobody could compute {about} again", each.t)
+        elif not accusers and found["same"] and not (case.inherited and each.jury[0] not in verdicts):
+            case.over = True
+        elif not self._goes_on(case, bool(accusers) or found["withheld"] > 1):
+            self._undecided(case, heard, about, what)
 
-    def _alone(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the report of the first auditor, as there is no second one: a difference, or work
-        withheld by a peer that is still there, voids the step and convicts nobody."""
-        case.over = True
-        if message.verdict == "withheld" and not self._stayed(case):
-            return  # it died, and its neighbours do not have all of it any more
-        if message.verdict == "unable":
-            return
-        text = f"{peer[:8]} finds {about} {message.verdict} ({message.what})"
-        self.ctx.outbox.note("note", text=f"{text}, and no third replica can tell: lend one")
+    def _goes_on(self, case: Case, all_left: bool) -> bool:
+        """Ask the next replica of the jury, or all that are left (`all_left`); False if nobody is, or was,
+        asked who has not answered."""
+        left = [peer for peer in case.drawn.jury if peer not in case.verdicts]
+        waits = any(peer in case.asked and self.ctx.reachable(peer) for peer in left)
+        if all_left:
+            return self._ask(case, left) or waits
+        return waits or any(self._ask(case, (peer,)) for peer in left)
+
+    def _undecided(self, case: Case, heard: Collection[str], about: str, what: str) -> None:
+        """End an audit that the jury cannot decide: a difference, or work withheld by a peer that is still
+        there from the only one that looked, voids the step and convicts nobody."""
+        case.over, verdicts = True, case.verdicts
+        words = "different", "withheld"
+        peer = next((peer for word in words for peer in heard if verdicts[peer] == word), "")
+        if not peer or (verdicts[peer] == "withheld" and (len(heard) > 1 or not self._stayed(case))):
+            return  # if the audited peer died, its neighbours do not have all of it any more
+        text = f"{peer[:8]} finds {about} {verdicts[peer]} ({what})"
+        self.ctx.outbox.note("note", text=f"{text}, and too few other replicas can tell: lend one")
         self._return(text, case.drawn.t)
-
-    def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit when the reports of both auditors are in; `message` is the last, of `peer`. Both found
-        a difference: the audited peer is convicted. The first found one and the second did not: the first is
-        removed. The audited peer, which is still there, withheld inputs from both: it is removed, and the
-        step is void. One found a difference and the other could not tell: the step is void."""
-        each, verdicts = case.drawn, case.verdicts
-        asked = each.auditors[:AUDITORS]
-        case.over = True
-        found = verdicts.get(asked[0], "unable"), verdicts.get(asked[-1], "unable")
-        if found == ("different", "different"):
-            self._convict(each.subject, f"two replicas computed {about} again: {message.what}", each.t)
-        elif found == ("different", "same"):
-            self.admission.remove(asked[0], f"it found {about} different, which another replica did not")
-        elif found == ("withheld", "withheld") and self._stayed(case):
-            self.admission.remove(each.subject, f"it did not hand over to two replicas {about}")
-            self._return(f"nobody could compute {about} again", each.t)
-        elif "different" in found:
-            self._return(f"{peer[:8]} could not tell if {about} is false", each.t)
 
     def _expired(self, case: Case) -> None:
         """Close a case that can no longer be audited, as its inputs are dropped now, and note it as expired.
@@ -505,13 +510,13 @@ class AuditCases:
         if case.over:
             return
         case.over = True
-        asked = each.trusted, *each.auditors[:AUDITORS]
+        asked = each.trusted, *each.jury
         silent = next((peer for peer in asked if peer and peer not in case.verdicts), "")
         fields = {"t": each.t, "base": each.base, "stage": each.stage, "subject": each.subject}
         self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
         if "different" in case.verdicts.values():
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
-            self._return(f"no second replica answered if {about} is false", each.t)
+            self._return(f"too few replicas answered if {about} is false", each.t)
 
     def _stayed(self, case: Case) -> bool:
         """True if the audited peer is reachable and still runs, at the same stage, the process that did the

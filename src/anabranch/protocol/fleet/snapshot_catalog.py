@@ -23,11 +23,17 @@ from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
 from anabranch.protocol.rounds.plan import freed
 from anabranch.protocol.state.holdings import Holdings
+from anabranch.protocol.state.snapshots import OWN_KEPT
 
 #: Time (s) after which an order is repeated to a keeper that does not hold the state yet.
 ORDER_AGAIN_S = 10.0
 #: Sources named in one order.
 SOURCES_NAMED = 8
+#: Newest restore points of which copies are ordered; what peers keep besides the last complete point.
+ORDERED_POINTS = OWN_KEPT
+#: Most restore points for which a keeper is passed over that did not deliver a copy: 1, then twice as many
+#: each further time. Plain choice.
+LONGEST_PASS = 64
 #: Most states in a peer's report.
 HELD_MAX = 16384
 #: Greatest age (iterations) of a checkpoint whose write to disk ends.
@@ -79,8 +85,12 @@ class SnapshotCatalog:
         """Peer -> number of its latest report."""
         self._refused: set[tuple[str, int]] = set()
         """Peer, stage: the peer has no room for the stage's state."""
-        self._spoilt: set[tuple[str, int, int]] = set()
-        """Peer, stage, iteration: the peer delivered another state than that."""
+        self._spoilt: dict[tuple[str, int, int], str] = {}
+        """(Peer, stage, iteration) of a state that the peer should hold, and delivered another -> who said so
+        first."""
+        self._passes: dict[str, tuple[int, int]] = {}
+        """Peer that did not deliver copies -> for how many points it was passed over last, and how many of
+        these are left."""
         self._changed = False
         self._again_at = math.inf
         self._doubtful_from = doubtful_from
@@ -126,6 +136,7 @@ class SnapshotCatalog:
         self._recent[t] = RestorePoint(t, fingerprints, adam_step)
         self._recent.pop(t - RECENT_KEPT, None)
         if self.ctx.run.settings.snapshots_at(t) and t not in self.points:
+            self._pass_over()
             self.points[t] = self._recent[t]
             self._changed = True
 
@@ -159,11 +170,18 @@ class SnapshotCatalog:
         return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
-        """Enter a member's report that a holder delivered another state than it should hold."""
-        if peer in self.ctx.run.membership.members and message.holder in self.holders(
-            message.t, message.stage
-        ):
-            self._spoilt.add((message.holder, message.stage, message.t))
+        """Enter a report that a holder delivered another state than it should hold. Only a member that needs
+        the state can tell, and it may name as many holders as there are to be keepers: otherwise one liar
+        could have every state copied by all members."""
+        stage, t = about = message.stage, message.t
+        point, own = self.points.get(t), self.ctx.run.membership.stage_of(peer)
+        if point is None or message.holder not in self.holders(t, stage):
+            return
+        if own is None or (own != stage and (stage, peer) not in point.ordered):
+            return
+        named = sum(by == peer and key[1:] == about for key, by in self._spoilt.items())
+        if named < self.ctx.run.settings.snapshot_copies:
+            self._spoilt[message.holder, stage, t] = peer
             self._changed = True
 
     def forget(self, peer: str) -> None:
@@ -224,16 +242,33 @@ class SnapshotCatalog:
         self._changed, self._again_at = False, math.inf
         if self.ctx.run.settings.snapshot_every == 0:
             return
-        for t in sorted(self.points, reverse=True):
+        for t in sorted(self.points, reverse=True)[:ORDERED_POINTS]:
             ordered = not self.points[t].initial and self._order(self.points[t])
             ordered = ordered and t < self._doubtful_from()
             if ordered and t > self.complete_t and (len(self.ctx.log.voters) <= 1 or t in self._logged):
                 self.complete_t = t
                 for peer in list(self.ctx.run.membership.members):
                     self.repeat(peer)
-        for t in [t for t in self.points if t < self.complete_t]:
+        stages = range(self.ctx.run.settings.stages + 1)
+        gone = [t for t in sorted(self.points)[:-ORDERED_POINTS] if not all(self.has(t, s) for s in stages)]
+        for t in {*gone, *(t for t in self.points if t < self.complete_t)}:
             del self.points[t]
-        self._spoilt = {spoilt for spoilt in self._spoilt if spoilt[2] in self.points}
+        self._spoilt = {key: by for key, by in self._spoilt.items() if key[2] in self.points}
+
+    def _pass_over(self) -> None:
+        """Note, as a new restore point begins, which keepers have not delivered the copies of earlier ones:
+        they are passed over for a while, longer each time, or no point would ever be complete."""
+        self._passes = {peer: (most, left - 1) for peer, (most, left) in self._passes.items()}
+        late = {
+            peer
+            for t, point in self.points.items()
+            if t > self.complete_t
+            for stage, peer in point.ordered
+            if (peer, stage) not in self._refused and peer not in self._holding(point, stage)
+        }
+        for peer in late:
+            most = min(LONGEST_PASS, 2 * self._passes.get(peer, (0, 0))[0] or 1)
+            self._passes[peer] = most, most
 
     def _order(self, point: RestorePoint) -> bool:
         """Order the copies that a restore point lacks; True if the point is complete."""
@@ -247,7 +282,8 @@ class SnapshotCatalog:
             wanted = self.ctx.run.settings.snapshot_copies
             willing: list[str] = []
             if len(keepers) < wanted:  # otherwise no further keeper is looked for
-                willing = [p for p in candidates(membership, stage) if self._willing(p, stage, point.t)]
+                able = [p for p in candidates(membership, stage) if self._willing(p, stage, point.t)]
+                willing = [p for p in able if self._passes.get(p, (0, 0))[1] <= 0] or able
                 wanted = min(wanted, max(1, len(willing)))
             complete &= len(keepers) >= wanted
             chosen = keepers + asked

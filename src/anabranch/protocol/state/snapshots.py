@@ -20,7 +20,7 @@ from anabranch.protocol.state.server import Key, StateServer
 
 #: Copies that are downloaded at the same time. Plain choice.
 PULLED_AT_ONCE = 2
-#: Snapshots of its own stage that a peer holds besides the last complete one.
+#: Snapshots of a stage, its own or another, that a peer holds besides the last complete one: the newest.
 OWN_KEPT = 2
 
 
@@ -51,12 +51,16 @@ class Snapshots(Timer):
             self._pin_own(state)
 
     def _pin_own(self, state: State) -> None:
+        self._pin(state)
+        self.report()
+
+    def _pin(self, state: State) -> None:
+        """Hold a snapshot; drop older ones of its stage: what others report never makes this peer hold more
+        and more."""
         self.states.pinned[state.stage, state.t] = state
-        own = sorted(key for key in self.states.pinned if key[0] == self.ctx.run.stage)
-        for key in own[:-OWN_KEPT]:
+        for key in sorted(key for key in self.states.pinned if key[0] == state.stage)[:-OWN_KEPT]:
             if key[1] != self.complete_t:
                 del self.states.pinned[key]
-        self.report()
 
     # --- copies for others ---------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Snapshots(Timer):
         """Keep the downloaded snapshot `key` if there is room for it, and begin the next download."""
         self.downloads.pop(key, None)
         if self._has_room(state):
-            self.states.pinned[key] = state
+            self._pin(state)
         else:
             self._no_room.add(key)
         self.report()

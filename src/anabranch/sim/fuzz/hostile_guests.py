@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from anabranch.protocol.audit.auditor import AUDITORS
+from anabranch.protocol.audit.draw import convicts
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
@@ -129,7 +129,7 @@ class HostileGuests:
         self._left: dict[str, float] = {}
         """Guest that did nothing yet -> time at which its deed is dropped."""
         self._seen: tuple[object, ...] = ()
-        self._audits: list[tuple[int, str, set[str]]] = []
+        self._audits: list[tuple[int, str, set[str], int]] = []
         """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
         it; without those that left or moved while the work could be audited."""
         self._log_read, self._committed_at = 0, 0.0
@@ -234,12 +234,12 @@ class HostileGuests:
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:
-                # Some step in which it lied counts its work, and enough honest replicas could audit that: one
-                # auditor alone convicts nobody (the log goes back).
-                auditors = [len(able) for _, name, able in self._audits if name == guest.name]
+                # Some step in which it lied counts its work, and enough honest replicas could audit that:
+                # fewer convict nobody (the log goes back).
+                audits = (each for each in self._audits if each[1] == guest.name)
+                enough = (len(able) >= least for _, _, able, least in audits)
                 all_audited = self.world.settings.audit_share == 1.0 or guest.role is GuestRole.WALK_IN
-                proven = proven and all_audited
-                proven = proven and max(auditors, default=0) >= AUDITORS
+                proven = proven and all_audited and any(enough)
             if proven and guest.name not in self._out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
 
@@ -263,7 +263,7 @@ class HostileGuests:
             for stage in commit.stages:
                 if dict(zip(stage.members, stage.receipts, strict=False)).get(guest.name):
                     able = set(stage.members) - self.world.liars
-                    self._audits.append((commit.t, guest.name, able))
+                    self._audits.append((commit.t, guest.name, able, convicts(len(stage.members))))
 
     def _in_time(self) -> None:
         silence_s = self.world.clock.now - self._committed_at
@@ -292,7 +292,7 @@ class HostileGuests:
         moved = {member.id for member in record.joined}
         for peer, reason in record.removed.items():
             node = self.world.nodes.get(peer)
-            for t, _, able in self._audits:
+            for t, _, able, _ in self._audits:
                 if t > self._steps() - AUDIT_STEPS:
                     able.discard(peer)
             if peer in self.world.liars:
