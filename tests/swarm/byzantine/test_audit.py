@@ -276,7 +276,7 @@ def a_foreseer_is_found(seed: int) -> bool:
 
 
 def test_nobody_can_tell_which_work_is_audited() -> None:
-    """The hash of the commit draws; a mutant draws from the hash that the iteration began with, and finds none.
+    """The hash of the commit draws; a mutant from the hash that the iteration began with: none is found.
     Of eight lies each is audited with one chance in three: 4 of 100 such liars are not found in so short a
     run."""
     assert sum(a_foreseer_is_found(seed) for seed in range(1, 6)) >= 3

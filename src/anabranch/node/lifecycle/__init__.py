@@ -3,5 +3,5 @@
 Not here: the event loop of a running peer (`node.driver`), and processes of a local swarm
 (`node.local_swarm`).
 
-Imported by: api, cli, node.chaos, node.diagnostics, node.operator.
+Imported by: api, cli, node.chaos, node.diagnostics, node.local_swarm, node.operator.
 """
