@@ -54,3 +54,26 @@ def test_a_machine_that_is_back_before_the_next_step_loads_its_state_from_its_di
         swarm.to_the_end()
     check_exact(directory, STEPS)
     assert not list((home / STATES).iterdir()), "the run is over: the disk is free again"
+
+
+def test_after_a_stop_and_a_resumption_nobody_fetches_what_all_have(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    run = small_run(texts, run__steps=100_000, fleet__relays_per_stage=[1, 1], evaluation__every=0)
+    directory = created(tmp_path / "run", run)
+    names = ("relay-1.0", "relay-2.0")
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        for part in (1, 2):
+            before = len(swarm.of(Step))
+            for name in names:
+                swarm.join(name, swarm.ticket(), ["--stage", name[6], "--cache", "1"])
+            swarm.until(lambda _: len(swarm.of(Step)) >= before + 2)  # noqa: B023
+            swarm.stop()
+            for process in swarm.processes.values():
+                assert process.wait(PATIENCE_S)
+            if part == 1:
+                swarm.read(lambda: False)
+                swarm.stopping = False
+                swarm.start_leader()
+    for name in names:
+        assert USED in (directory.peer(name) / "events.jsonl").read_text("utf-8")
