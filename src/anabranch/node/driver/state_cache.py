@@ -153,4 +153,4 @@ def _snapshot(computer: Computer, t: int) -> KeptState | None:
 def _bytes_of(piece: object) -> memoryview:
     """Bytes of a piece (flat uint8 tensor), not a copy."""
     tensor: torch.Tensor = piece  # type: ignore[assignment]
-    return memoryview(tensor.contiguous().numpy())
+    return tensor.contiguous().numpy().data
