@@ -21,6 +21,7 @@ from anabranch.sim.cluster.device_model import (
     shipped_devices,
 )
 from anabranch.sim.kernel.clock import Clock
+from anabranch.sim.network import fair_share
 from anabranch.sim.network.fair_share import Line, SharedLink, Traffic
 from anabranch.train.model.sizes import block_flops, block_parameters, end_parameters, named_size
 
@@ -208,6 +209,36 @@ def test_rates_are_max_min_fair_in_a_tangle() -> None:
         bound.append(math.isclose(sum(down), lines[receiver].down_bps) and mine >= max(down) - 1e-3)
         assert any(bound), (sender, receiver)
     assert len(net.run()) == len(pairs)
+
+
+def tangle(hosts: int) -> Net:
+    """Each host sends to each other one; lines and links all differ."""
+    names = [f"h{k:02}" for k in range(hosts)]
+    lines = {name: Line(1e6 * (1 + k % 7), 1.3e6 * (1 + k % 5)) for k, name in enumerate(names)}
+    ways = {f"{a}_{b}": SharedLink(0.01, 1e5 * (1 + (i * j) % 11)) for i, a in enumerate(names)
+            for j, b in enumerate(names)}  # fmt: skip
+    net = Net(SharedLink(0.01, 1e6), lines, **ways)
+    for i, sender in enumerate(names):
+        for j, receiver in enumerate(names):
+            if i != j:
+                net.send(f"{sender} {receiver}", sender, receiver, 1e4 * (1 + (i + j) % 9))
+    return net
+
+
+def test_rates_of_many_lanes_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines and lanes are taken in the order in which they stop, which gives the same rates as filling by
+    levels. Everything arrives, hardly later than without intervals."""
+    exact = tangle(12)
+    exact.rate_bps("h00", "h01")
+    rates = {ends: lane.rate_bps for ends, lane in exact.traffic._lanes.items()}
+    exact_s = max(exact.run().values())
+    monkeypatch.setattr(fair_share, "MANY", 50)
+    net = tangle(12)
+    net.rate_bps("h00", "h01")
+    assert {ends: lane.rate_bps for ends, lane in net.traffic._lanes.items()} == pytest.approx(rates)
+    at = net.run()
+    assert len(at) == 12 * 11
+    assert exact_s <= max(at.values()) < 1.05 * exact_s
 
 
 def test_loss_bounds_what_a_connection_reaches() -> None:

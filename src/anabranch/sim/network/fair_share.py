@@ -5,7 +5,8 @@ first, and payloads of equal priority go in order, as on a live connection (`net
 wait for each other. The rate of a lane is max-min fair under three bounds: the bandwidth of its own
 direction, the sender's uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992,
 section 6.5: progressive filling). Rates change only when a payload begins or ends (on paced connections also
-once per round trip), so the model is exact in between.
+once per round trip), so the model is exact in between. Where more than MANY lanes depend on each other, their
+rates are computed at intervals that grow with their number.
 
 With `SharedLink.burst_trips` connections are paced as TCP's are, and slow at first. Not modelled: headers,
 and the bandwidth of control messages.
@@ -33,6 +34,10 @@ LEAST_BURST_S = 1e-9
 RETRANSMIT_S = 0.2
 #: Relative bound on the rounding error of a sum of rates.
 ROUNDING = 1e-9
+#: Lanes that depend on each other from which on their rates are computed at intervals, and seconds of these
+#: for each lane: a payload that begins or ends in between changes no rate until then. A choice: such crowds
+#: are exchanges of hundreds of machines over lines that are full for minutes.
+MANY, SETTLE_S = 1024, 1e-4
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,10 @@ class _Wire:
         self.narrow = None
 
 
+def _by_bound(lane: _Lane) -> float:
+    return lane.most_bps
+
+
 class InFlightTime:
     """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far."""
 
@@ -268,6 +277,8 @@ class Traffic:
         self._order = self._turn = 0
         self._unsettled: dict[_Lane, None] = {}
         """Lanes whose rates must be computed again, once for all changes at the same time."""
+        self._settles_at = 0.0
+        """Time (s) before which no rates are computed, after those of many lanes were."""
         self.watch: Callable[[str, str, float, float, int], None] | None = None
 
     def send(
@@ -362,7 +373,7 @@ class Traffic:
 
     def _unsettle(self, *lanes: _Lane) -> None:
         if lanes and not self._unsettled:
-            self.clock.after(0.0, self._settle)
+            self.clock.at(self._settles_at, self._settle)
         self._unsettled.update(dict.fromkeys(lanes))
 
     def _settle(self) -> None:
@@ -371,7 +382,11 @@ class Traffic:
             coupled = self._coupled(next(iter(self._unsettled)))
             for lane in coupled:
                 self._unsettled.pop(lane, None)
-            self._share(coupled)
+            if len(coupled) > MANY:
+                self._settles_at = self.clock.now + SETTLE_S * len(coupled)
+                self._share_among_many(coupled)
+            else:
+                self._share(coupled)
 
     def _wire(self, wires: dict[str, _Wire], host: str) -> _Wire:
         found = wires.get(host)
@@ -465,6 +480,46 @@ class Traffic:
             rising = still
         for lane in stopped:
             self._set_rate(lane, lane.level_bps)
+
+    def _share_among_many(self, lanes: list[_Lane]) -> None:
+        """Assign the rates of `_share`, but for rounding, in time that grows little faster than the lanes:
+        lines and lanes are taken in the order of the rate at which they stop. (Shares of a line's lanes only
+        rise while others stop.)"""
+        wires, bounded = self._prepare_filling(lanes), sorted(lanes, key=_by_bound)
+        open_turn = self._turn
+        queue = [(wire.room / wire.rising, number) for number, wire in enumerate(wires)]
+        heapq.heapify(queue)
+        at, count = 0, len(bounded)
+        while queue or at < count:
+            while at < count and bounded[at].turn != open_turn:
+                at += 1  # it has stopped
+            bound_bps = bounded[at].most_bps if at < count else math.inf
+            if not queue or bound_bps <= queue[0][0]:
+                if at < count:
+                    self._stop(bounded[at], bound_bps)
+                    at += 1
+                continue
+            _, number = heapq.heappop(queue)
+            wire = wires[number]
+            if not wire.rising:
+                continue
+            share_bps = max(0.0, wire.room) / wire.rising
+            if share_bps > min(queue[0][0] if queue else math.inf, bound_bps):
+                heapq.heappush(queue, (share_bps, number))
+                continue
+            for lane in wire.lanes:
+                if lane.turn == open_turn:
+                    self._stop(lane, share_bps)
+        for lane in lanes:
+            self._set_rate(lane, lane.level_bps)
+
+    @staticmethod
+    def _stop(lane: _Lane, level_bps: float) -> None:
+        """Note that a lane of progressive filling rises no further than to this rate."""
+        lane.level_bps, lane.turn = level_bps, -1
+        for wire in (lane.up, lane.down):
+            wire.room -= level_bps
+            wire.rising -= 1
 
     def _prepare_filling(self, lanes: list[_Lane]) -> list[_Wire]:
         """Reset the lines of these lanes for progressive filling; returns those that may become full."""
