@@ -29,8 +29,8 @@ from anabranch.config import load_run_file, render_run_file, with_changes
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "tutorials"
 README = "README"
-#: Seconds after which a command counts as stuck.
-LIMIT_S = 400.0
+#: Seconds after which a command counts as stuck: ten times what the longest takes on two free cores.
+LIMIT_S = 900.0
 #: Values of run files in a trial: a minute on two cores.
 SMALL = {
     "run.steps": 6, "model.size": "llama-tiny", "data.vocab_size": 300, "batch.microbatches": 4,
