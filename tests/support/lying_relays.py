@@ -1,7 +1,8 @@
 """Relay process that lies: its worker gives false results in one kind of task.
 
-A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process, with "withholds": ["Claim"] to
-send no such messages from then on, or "dies_with": "Prepared" to die instead of sending the first one.
+A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process, with "withholds":
+["Claim"] to send no such messages from then on, or "dies_with": "Prepared" to die instead of sending the
+first one.
 """
 
 from __future__ import annotations

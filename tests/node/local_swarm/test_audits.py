@@ -67,7 +67,7 @@ def test_a_relay_that_negates_its_sum_is_convicted(
 def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """One relay sends false activations on and claims nothing: hardly anything is drawn for an audit, but its
+    """A relay sends false activations on and claims nothing: hardly anything is drawn for an audit, but its
     receipt contradicts the owner's. A relay of stage 2 dies with a false sum, before it gave its receipt."""
     changes = {"run__steps": 8, "audit__share": 0.001, "routing__policy": "static"}
     run = small_run(texts, **changes, fleet__relays_per_stage=[3, 2])
