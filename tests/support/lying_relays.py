@@ -1,10 +1,13 @@
 """Relay process that lies: its worker gives false results in one kind of task.
 
-A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process.
+A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process, with "withholds":
+["Claim"] to send no such messages from then on, or "dies_with": "Prepared" to die instead of sending the
+first one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,9 @@ from torch import Tensor
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.protocol.context.outbox import Outbox
 from anabranch.protocol.interface.tasks import Payload, Result, Task
+from anabranch.protocol.messages import AnyMessage
 from anabranch.train.stage.audit import payload_hash
 from anabranch.train.stage.worker import Worker
 from support.local_swarms import Swarm, created, small_run, swarm_of
@@ -39,11 +44,12 @@ def swarm_with_a_liar(path: Path, texts: Path, supervisor: Supervisor, **changes
         yield swarm
 
 
-def plan_a_lie(directory: RunDirectory) -> None:
-    """Let LIAR negate its gradient sum in step 3, or the next one to which it contributes."""
-    home = directory.peer(LIAR)
+def plan_a_lie(directory: RunDirectory, name: str = LIAR, task: str = "Freeze", **more: Any) -> None:
+    """Let a relay give false results of a task in step 3, or the next one in which it has such tasks; by
+    default it negates its gradient sum. more: other keys of the plan."""
+    home = directory.peer(name)
     home.mkdir(parents=True, exist_ok=True)
-    (home / LIES_FILE).write_text('{"task": "Freeze", "since": 3}')
+    (home / LIES_FILE).write_bytes(msgspec.json.encode({"task": task, "since": 3} | more))
 
 
 class LiePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +57,8 @@ class LiePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     task: str
     since: int
+    withholds: tuple[str, ...] = ()
+    dies_with: str = ""
 
 
 def run_lying_peer(
@@ -65,6 +73,7 @@ def run_lying_peer(
         def lie(worker: Worker, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
             result = honest(worker, task, inputs)
             of_plan = type(task).__name__ == plan.task and task.t >= plan.since
+            of_plan &= getattr(task, "train", True)
             if not of_plan or result.error or lied - {task.t}:
                 return result
             lied.add(task.t)
@@ -72,5 +81,13 @@ def run_lying_peer(
             hashes = [payload_hash(cast(Tensor, tensor)) for tensor in (*inputs, *outputs)]
             return msgspec.structs.replace(result, outputs=outputs, hashes=tuple(hashes))
 
-        Worker.run = lie  # type: ignore[method-assign]
+        def send(outbox: Outbox, peer: str, message: AnyMessage, payload: Payload | None = None) -> None:
+            kind = type(message).__name__
+            if lied and kind == plan.dies_with:
+                os._exit(1)
+            if not lied or kind not in plan.withholds:
+                say(outbox, peer, message, payload)
+
+        say = Outbox.send
+        Worker.run, Outbox.send = lie, send  # type: ignore[method-assign]
     run_peer(name, arguments, log, namespace, environment)

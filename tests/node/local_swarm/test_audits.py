@@ -61,3 +61,23 @@ def test_a_relay_that_negates_its_sum_is_convicted(
     assert any(event.subject == found[0].subject for event in swarm.of(PeerRemoved)), swarm.story()
     report = verify(swarm.directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
+
+
+@pytest.mark.slow
+def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """A relay sends false activations on and claims nothing: hardly anything is drawn for an audit, but its
+    receipt contradicts the owner's. A relay of stage 2 dies with a false sum, before it gave its receipt."""
+    changes = {"run__steps": 8, "audit__share": 0.001, "routing__policy": "static"}
+    run = small_run(texts, **changes, fleet__relays_per_stage=[3, 2])
+    directory = created(tmp_path / "run", run)
+    plan_a_lie(directory, LIAR, "Forward", withholds=["Claim"])
+    plan_a_lie(directory, "relay-2.1", "Freeze", dies_with="Prepared")
+    with swarm_of(directory, run, supervisor, target=run_lying_peer) as swarm:
+        swarm.to_the_end()
+    liar, vanished = swarm.peer_id(LIAR), swarm.peer_id("relay-2.1")
+    assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
+    assert {event.subject for event in swarm.of(PeerRemoved)} == {liar, vanished}, swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
