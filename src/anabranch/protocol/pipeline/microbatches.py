@@ -94,7 +94,9 @@ class Iteration:
         self.training, self._delayed = admits, delayed
         self._waiting: list[IncomingMicrobatch] = []
         """Held-out windows that came before the state which they evaluate."""
-        self.source = Source(self.sender, self.repairs, self.claims, self.seals, windows, admits, delayed)
+        self.source: Source = Source(
+            self.sender, self.repairs, self.claims, self.seals, windows, admits, delayed
+        )
         self.source.begin()
 
     def settle(self) -> None:
