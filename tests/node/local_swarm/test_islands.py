@@ -17,6 +17,7 @@ from support.local_swarms import check_exact, created, history_of, small_run, sw
 SYSTEMS: dict[str, dict[str, object]] = {
     "anabranch": {},
     "diloco": {"round__first_moment": "keep", "round__contributions": "exact", "round__late": "wait"},
+    "opendiloco": {"round__first_moment": "keep", "round__contributions": "fp16", "round__late": "wait"},
     "streaming-diloco": {
         "round__fragments": 2,
         "round__overlap": 1,
@@ -42,6 +43,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
         *((1, "anabranch"), (6, "streaming-diloco"), (6, "sparse")),
         pytest.param(6, "anabranch", marks=pytest.mark.soak),
         pytest.param(6, "diloco", marks=pytest.mark.soak),
+        pytest.param(6, "opendiloco", marks=pytest.mark.soak),
         pytest.param(6, "gaia", marks=pytest.mark.soak),
     ],
 )

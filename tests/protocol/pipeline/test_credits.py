@@ -353,3 +353,43 @@ def test_who_may_not_know_what_was_dealt_to_it_is_told_when_it_asks() -> None:
     assert ledger.receive("b")
     ledger.use("b")
     assert ledger.ask("b", 1, repair=False) == [], "it used what it was dealt"
+
+
+def test_a_round_grants_a_credit_for_each_slot_to_its_data_node_and_only_once() -> None:
+    """The rest of the capacity is for whoever asks: slots whose machine left. A slot that is done leaves its
+    credit to the pool, and nobody is told."""
+    ledger = SlotLedger(3)
+    assert ledger.expect({"a": 1}) == ["a"]
+    assert ledger.grants.keys() == {"a"}
+    assert (ledger.grants["a"].total, ledger.pool) == (1, 2)
+    assert ledger.receive("a")
+    assert ledger.release("a") == []
+    assert not ledger.receive("a")
+    assert ledger.pool == 3
+    assert ledger.ask("b", 4, repair=False) == ["b"]
+    assert ledger.receive("b")
+
+
+def test_a_slot_of_another_machine_finds_a_credit_also_where_there_is_room_for_one_only() -> None:
+    """It waits for the machine's own slot, if that has begun; or gets the credit that is returned."""
+    ledger = SlotLedger(1)
+    ledger.expect({"a": 1})
+    assert ledger.ask("b", 4, repair=False) == ["a"]  # which is to return its credit
+    assert ledger.give_back("a", 1) == ["b"]
+    ledger = SlotLedger(1)
+    ledger.expect({"a": 1})
+    assert ledger.receive("a")
+    ledger.ask("b", 4, repair=False)
+    assert not ledger.receive("b")
+    assert ledger.release("a") == ["b"]
+    assert ledger.receive("b")
+
+
+def test_a_data_node_grants_a_credit_for_each_loss_however_many() -> None:
+    ledger = SlotLedger(2)
+    ledger.expect({"a": 1, "b": 2, "c": 1})
+    assert ledger.pool == 0
+    assert all(ledger.receive(peer) for peer in "abbc")
+    for peer in "abbc":
+        assert ledger.release(peer) == []
+    assert ledger.ask("d", 1, repair=False) == ["d"]

@@ -19,8 +19,7 @@ def messages(slots: int, relays: int, data_nodes: int) -> float:
     peers = relays + data_nodes
     orders = 5 * (peers - 1)
     claims = slots * (2 * data_nodes - 1) / data_nodes
-    credits = 2 * slots * relays + 2 * data_nodes * (slots + relays)
-    return orders + 2 * slots + claims + credits
+    return orders + claims + 2 * slots
 
 
 def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int) -> float:

@@ -81,7 +81,7 @@ def slowed(world: World, t: int, factor: float) -> list[str]:
 def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     run = island_run(**SYSTEMS.get(system, {}), late="carry")
     world = world_of(run)
-    slow = slowed(world, 4, 12.0)
+    slow = slowed(world, 4, 6.0)  # late in round 4, and done before round 5 ends without it
     world.run(until_s=4000)
     check_replayed(run, world)
     history = world.history()

@@ -29,10 +29,11 @@ class Claims:
         self.changed = False
         self._manifest = ""
 
-    def hold(self, unit: int) -> None:
-        """Add a unit whose weight gradient is now in this replica's sum."""
+    def hold(self, unit: int, half: bool = False) -> None:
+        """Add a unit whose weight gradient is now in this replica's sum. half: True if it is reported with
+        another unit that will soon follow."""
         self.held.add(unit)
-        self.changed = True
+        self.changed = self.changed or not half
 
     def evaluated(self, index: int, loss_sum: float) -> None:
         """Add the loss sum (nats) of evaluation microbatch `index`."""

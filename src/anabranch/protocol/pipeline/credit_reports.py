@@ -16,17 +16,27 @@ class CreditReports:
     """Ledger of the credits granted in iteration t, and the messages that report its changes.
 
     capacity: microbatches that this peer can hold. plan: upstream peer -> units of the planned flow that come
-    from it.
+    from it. expected: upstream peer -> slots that come from it, in a round whose slots are all bound to
+    machines; else None.
     """
 
     def __init__(
-        self, ctx: PeerContext, t: int, base: str, capacity: int, plan: Mapping[str, int] | None
+        self,
+        ctx: PeerContext,
+        t: int,
+        base: str,
+        capacity: int,
+        plan: Mapping[str, int] | None,
+        expected: Mapping[str, int] | None = None,
     ) -> None:
         self.ctx = ctx
         self.t = t
         self.base = base
         fade(ctx.uses)
         self.ledger = SlotLedger(ctx.run.settings.slots(ctx.run.stage, capacity), uses=ctx.uses)
+        if expected is not None:
+            self.tell(self.ledger.expect(expected))
+            return
         upstream = [
             *ctx.standby_view.working(
                 ctx.run.near.active_neighbours(ctx.run.previous_stage(), ctx.run.stage, t)
@@ -50,10 +60,13 @@ class CreditReports:
 
     def load_changed(self, peer: str, more: int) -> None:
         """Count a microbatch of `peer` that arrived (+1) or whose gradient is ready (-1). The new load is
-        reported to the other upstream peers, which use it to choose a next hop; small changes are not."""
+        reported to the other upstream peers, which use it to choose a next hop; small changes are not, and
+        none where a round's plan chooses."""
         grants = self.ledger.grants
         if peer in grants:
             grants[peer].at_work = max(0, grants[peer].at_work + more)
+        if self.ledger.once:
+            return
         at_work = sum(grant.at_work for grant in grants.values())
         news = [other for other, grant in grants.items() if grant.linked and other != peer
                 and abs(at_work - grant.at_work - grant.told_others) > grant.told_others // NEWS]  # fmt: skip

@@ -89,7 +89,8 @@ class SlotLedger:
     capacity: credits in all. pool: free credits. repair_free: True if the repair credit (one beyond the
     capacity, for microbatches sent again after a loss) is free. uses: credits that each peer has used.
     grants: upstream peer -> its grant. asks: sorted requests that wait: (False for a repair, microbatch
-    index, peer). _spare: credits of the pool that are guaranteed to no peer.
+    index, peer). once: True if a guaranteed credit serves one microbatch, and goes to the pool after it.
+    _spare: credits of the pool that are guaranteed to no peer.
 
     Methods that return a list of peers: the peers to report their credits to.
     """
@@ -100,6 +101,7 @@ class SlotLedger:
     uses: dict[str, float] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
+    once: bool = False
     _spare: int = 0
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
@@ -121,6 +123,14 @@ class SlotLedger:
         dealt = {peer: share + each for peer, share in shares.items()}
         self.grants = {peer: Grant(most, most, max(1, most)) for peer, most in dealt.items()}
         return list(upstream)
+
+    def expect(self, slots: Mapping[str, int]) -> list[str]:
+        """Grant in advance one credit for each slot of a round that is to come here: upstream peer -> number.
+        The rest of the capacity is the pool. Returns the peers to be told."""
+        self.once = True
+        self.pool = self._spare = max(0, self.capacity - sum(slots.values()))
+        self.grants = {peer: Grant(count, count, count) for peer, count in slots.items()}
+        return list(slots)
 
     def receive(self, peer: str) -> bool:
         """Count a microbatch received from `peer`; False if it had no credit."""
@@ -171,6 +181,9 @@ class SlotLedger:
             self._put_back(1)
             return self._serve()
         grant.released += 1
+        if self.once and grant.standing:
+            grant.standing -= 1
+            self._spare += 1
         return self._reuse(grant, peer)
 
     def give_back(self, peer: str, total: int) -> list[str]:

@@ -13,6 +13,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 from anabranch.protocol.placement.rates import pass_s
+from anabranch.protocol.rounds.plan import sets_of
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Time (s) for which a microbatch waits for the peers that are preferred to those that refused it or kept
@@ -57,13 +58,18 @@ class HopCandidates:
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
         for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
         long, or is `doubted`, is eligible if there is no other, or once the microbatch has waited for
-        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`).
+        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and its loss to the data node
+        that began it.
         """
-        plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
-        if item.train and plan and (holder := plan[item.index].peer):
+        plan = self.ctx.run.plan(self.t) if item.train else ()
+        if plan and self.ctx.run.stage:
+            home = item.path[0]
+            if self.ctx.reachable(home) and self._is_preferred(item, home):
+                return [home], math.inf
+        elif plan and (holder := plan[item.index].peer):
             if plan[item.index].carried:
                 return self._only(holder), math.inf
-            return self._of_slot(item, holder, {slot.peer for slot in plan})
+            return self._of_slot(item, holder, sets_of(plan).peers)
         peers = [peer for peer in self.peers() if self.ctx.reachable(peer)]
         if not any(self._is_preferred(item, peer) for peer in peers):
             peers += [peer for peer in self.strangers() if peer not in peers]
@@ -88,6 +94,9 @@ class HopCandidates:
         one.
         """
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
+        serves = ctx.run.membership.is_live(holder, ctx.run.next_stage(), self.t - drops)
+        if drops and serves and ctx.reachable(holder) and holder not in item.refused_by:
+            return [holder], math.inf  # the round ends without it if it takes too long
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
         able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]

@@ -90,13 +90,14 @@ class Iteration:
         self.sender = Sender(ctx, t, base, prepare, planned, self.seals)
         self.repairs = Repairs(ctx, self.sender)
         self._room = capacity + 1  # with the credit for repairs
-        self.credits = CreditReports(ctx, t, base, capacity, plan)
         self.training, self._delayed = admits, delayed
         self._waiting: list[IncomingMicrobatch] = []
         """Held-out windows that came before the state which they evaluate."""
         self.source: Source = Source(
             self.sender, self.repairs, self.claims, self.seals, windows, admits, delayed
         )
+        expected = self.source.expected() if admits else None
+        self.credits = CreditReports(ctx, t, base, capacity, plan, expected)
         self.source.begin()
 
     def settle(self) -> None:
@@ -357,7 +358,7 @@ class Iteration:
             self._refuse(unit, result.error)
             return
         if self._in_range(unit, result):
-            self.claims.hold(name)
+            self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
             self._release_slot(unit)
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:

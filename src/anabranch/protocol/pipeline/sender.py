@@ -18,6 +18,7 @@ from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.hop_candidates import HopCandidates
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
 from anabranch.protocol.pipeline.recall import units_to_recall
+from anabranch.protocol.rounds.plan import sets_of
 from anabranch.protocol.telemetry.peer_costs import averaged
 
 #: A microbatch that did not come back after this multiple of the usual time, and after so many seconds, is
@@ -57,6 +58,8 @@ class Sender:
         self.items: dict[int, OutgoingMicrobatch] = {}
         self.credits: dict[str, Credit] = {}
         self.hops = HopCandidates(ctx, t, planned)
+        self._plan = ctx.run.plan(t)
+        self._bound = ctx.run.stage == 0 and sets_of(self._plan).bound
         self._prepare = prepare
         self._seals = seals
         self._usual_s = 0.0
@@ -95,6 +98,9 @@ class Sender:
         item.payload = payload
         if item.leg is OutgoingState.PREPARING and item.peer is not None:
             self._transmit(item, item.peer)
+            if self._bound:
+                self._due_at = None
+                return
         self.pump()
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
@@ -158,7 +164,7 @@ class Sender:
         if peer not in self.credits:
             self.credits[peer] = Credit()
         self.credits[peer].told(slots, self.ctx.clock.now)
-        self.pump()
+        self.pump(peer if self._bound else None)
         if comes and not self.ctx.run.near.crowded and peer not in self.ctx.standby_view.waits:
             self._call_back(peer)
 
@@ -182,13 +188,13 @@ class Sender:
         for item in self.items.values():
             item.asked -= {(peer, False), (peer, True)}
 
-    def _give_back(self) -> None:
-        """Return to each receiver the free credits beyond those it guarantees.
+    def _give_back(self, to: str | None) -> None:
+        """Return to each receiver, or only to `to`, the free credits beyond those it guarantees.
 
         They were requested for a microbatch that went to another receiver, and would stay idle here while
         other senders wait. Called after every pass over the waiting microbatches, which may have used them.
         """
-        for peer, credit in self.credits.items():
+        for peer, credit in self.credits.items() if to is None else [(to, self.credits[to])]:
             spare = min(credit.free, credit.beyond_standing)
             if spare > 0:
                 credit.returned += spare
@@ -212,13 +218,28 @@ class Sender:
 
     # --- sending -------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def _concerns(self, item: OutgoingMicrobatch, peer: str) -> bool:
+        """True if news of `peer` may matter to an item of a data node in a round whose slots are bound to
+        machines: it is that of its slot, or the slot may go to others. (Evaluations go to any.)"""
+        run, anybody = self.ctx.run, item.repair or item.refused_by or item.waits_since < math.inf
+        if not item.train or anybody:
+            return True
+        holder = self._plan[item.index].peer
+        serves = run.membership.is_live(holder, run.next_stage(), self.t - run.settings.rounds.drops)
+        return holder == peer or not serves or not self.ctx.reachable(holder)
+
+    def pump(self, to: str | None = None) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
         order (last those whose gradient is back already, and which are computed again for a lost claim); ask
-        for credits for the others."""
+        for credits for the others. to: peer whose credits alone have changed, at a data node in a round whose
+        slots are bound to machines: others' slots are not looked at."""
         self._due_at = None
         waiting = sorted(
-            (item for item in self.items.values() if item.leg is OutgoingState.WAITING),
+            (
+                item
+                for item in self.items.values()
+                if item.leg is OutgoingState.WAITING and (to is None or self._concerns(item, to))
+            ),
             key=lambda item: (item.returned, not item.repair, item.index),
         )
         outstanding: dict[str, int] = {}
@@ -230,8 +251,9 @@ class Sender:
             item.count(outstanding, -1)
             self._dispatch(item, outstanding)
             item.count(outstanding, 1)
-        self.ctx.outbox.report_backlog(sum(item.leg is OutgoingState.WAITING for item in waiting))
-        self._give_back()
+        of = waiting if to is None else self.items.values()
+        self.ctx.outbox.report_backlog(sum(item.leg is OutgoingState.WAITING for item in of))
+        self._give_back(to)
 
     def _dispatch(self, item: OutgoingMicrobatch, outstanding: Mapping[str, int]) -> None:
         """Send a waiting microbatch, hold it back for a better peer, or ask for a credit, as the dispatch
@@ -274,6 +296,8 @@ class Sender:
 
     def _ask(self, item: OutgoingMicrobatch, peer: str) -> None:
         stale = peer in self.credits and self.credits[peer].stale
+        if self._bound and item.train and not (item.repair or self._reported_at or peer in self.credits):
+            return  # the machine of a slot reports a credit for it as soon as it opens the round
         if (peer, item.repair) not in item.asked and not stale:
             item.asked_at = item.asked_at if item.asked else self.ctx.clock.now
             item.asked.add((peer, item.repair))
@@ -331,7 +355,7 @@ class Sender:
         with the leader's second report, since the microbatch was sent, that the leader lacks something of the
         iteration.
         """
-        if self.ctx.run.plan(self.t) and item.train:  # the leader says which slots are late
+        if self._plan and item.train:  # the leader says which slots are late
             return math.inf
         since = item.sent_at
         if item.leg is OutgoingState.WAITING:
@@ -358,7 +382,7 @@ class Sender:
         if min(self.ctx.run.membership.active_from.values(), default=self.t) >= self.t:
             return
         self._due_at = None
-        self._reported_at.append(self.ctx.clock.now)
+        self._reported_at.append(self.ctx.clock.now)  # from now on slots of rounds ask for credits, too
         for item in self.items.values():
             if item.leg is OutgoingState.SENT and not item.returned and self.overdue_at(item) < math.inf:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))

@@ -7,6 +7,7 @@ at a data node (`microbatches`), sending and repair (`sender`, `repair`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -24,6 +25,7 @@ from anabranch.protocol.log.records import Slot
 from anabranch.protocol.pipeline.claims import Claims
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
+from anabranch.protocol.rounds.plan import sets_of
 
 #: Stands for no slot, of a microbatch.
 NO_SLOT = Slot(0, 0)
@@ -60,6 +62,16 @@ class Source:
         if self.ctx.run.stage == 0:
             self._admit([0] if self._delayed else [0, 1])
 
+    def expected(self) -> Mapping[str, int] | None:
+        """Upstream peer -> number of slots that come from it, in a round whose slots are all bound to
+        machines: to a machine from the data nodes that begin them, and their losses back. Else None."""
+        if not sets_of(self.slots).bound:
+            return None
+        me, holder = self.ctx.me, self.assignments[0].holder
+        if self.ctx.run.stage == 0:
+            return Counter(self.slots[slot].peer for slot, peer in holder.items() if peer == me)
+        return Counter(peer for slot, peer in holder.items() if self.slots[slot].peer == me)
+
     def settle(self) -> None:
         """Begin the held-out windows of a delayed iteration whose previous step is applied now."""
         self._delayed = False
@@ -86,6 +98,10 @@ class Source:
         if not self.slots or not self.trains(index):
             return NO_SLOT
         return self.slots[index]
+
+    def lacks_gradient(self, index: int) -> bool:
+        """True if this data node began a slot of a round whose gradient it has not added yet."""
+        return bool(self.slots) and index in self.sender.items and embed_unit(index) not in self.claims.held
 
     def exists(self, index: int) -> bool:
         """True if the iteration has a microbatch or an evaluation window of this index."""

@@ -100,6 +100,15 @@ class FlowAgentDriver(Timer):
 
     # --- events --------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """End the flow if the next iteration is a round: its plan says which machine gets which slot. The
+        flow begins anew, by the next measurements, after the last round."""
+        if self.ctx.run.next_is_round:
+            self.agent, self._onward = None, None
+            self._begin_at = math.inf
+            self.neighbours.clear()
+            self._first_costs.clear()
+
     def tick(self) -> None:
         self.probes.tick()
         if self.ctx.clock.now >= self._agent_due():
@@ -111,7 +120,7 @@ class FlowAgentDriver(Timer):
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()
-        for side in self._sides(peer):
+        for side in self._sides(peer) if not self.ctx.run.next_is_round else ():
             cost = self.ctx.costs.link_cost_s(peer)
             if cost is None:
                 continue

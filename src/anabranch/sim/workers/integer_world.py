@@ -77,13 +77,15 @@ def counting_world(
 def wrong_states(world: World) -> Mapping[str, str]:
     """Live peers whose state differs from that of a single machine after as many steps: peer -> the
     difference in words. Empty if the run is right."""
-    wrong = {}
+    wrong, known = {}, dict[int, tuple[int, ...]]()
     for node in world.nodes.values():
         if not node.alive or not isinstance(node.computer, IntegerWorker):
             continue
         worker = node.computer
         history = world.history() if world.settings.rounds.inner else None
-        right = states_after(worker.t, world.settings, history)[worker.stage]
+        if worker.t not in known:
+            known[worker.t] = states_after(worker.t, world.settings, history)
+        right = known[worker.t][worker.stage]
         if worker.state != right:
             wrong[node.id] = f"after step {worker.t}: {worker.state:x}, not {right:x}"
     return wrong
