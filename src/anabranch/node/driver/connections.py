@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +24,11 @@ from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
 from anabranch.protocol.messages import (
     PAYLOAD_PRIORITY,
     AnyMessage,
+    Gradient,
     Message,
     MessageError,
     Piece,
+    Work,
     decode,
     encode,
 )
@@ -37,6 +39,9 @@ Offload = Callable[[Callable[[], Any], Callable[[Any], object]], None]
 #: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no
 #: further. A choice: many small parts, or a single large one.
 UNPACK_BYTES = 256 << 20
+#: Payloads that a peer has asked for and that wait to be packed for it; more are dropped, and it asks again.
+#: A choice: honest peers ask for six at a time.
+ASKED_WAITING = 16
 #: Bytes of an unpacked value.
 VALUE_BYTES = 8
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
@@ -85,6 +90,8 @@ class Connections:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         #: Received bytes that wait to be unpacked, by link.
         self._waiting: Counter[Link] = Counter()
+        #: Payloads that a peer asked for and that wait to be packed, by link; the first is being packed.
+        self._asked: dict[Link, deque[tuple[Message, Payload]]] = {}
         #: Payload bytes sent, by message type.
         self.sent_bytes: Counter[str] = Counter()
         #: Refusal of the last dial, by peer.
@@ -196,12 +203,35 @@ class Connections:
         if payload is None:
             link.send(encode(message))
             return
-        from anabranch.node.driver.tensor_codec import deflated, is_slow, to_blob
+        from anabranch.node.driver.tensor_codec import is_slow, to_blob
 
+        if isinstance(message, Piece | Gradient | Work):
+            asked = self._asked.setdefault(link, deque())
+            if len(asked) < ASKED_WAITING:
+                asked.append((message, payload))
+            if len(asked) == 1:
+                self._pack_asked(link)
+            return
+        convert = self._offload if is_slow(payload) else _at_once
+        convert(lambda: to_blob(payload), lambda blob: self._packed(link, message, blob))
+
+    def _pack_asked(self, link: Link) -> None:
+        """Pack the payloads that a peer asked for, one after the other: a request is cheap, and the parts of
+        a reduce must not wait behind thousands of answers."""
+        from anabranch.node.driver.tensor_codec import deflated, to_blob
+
+        message, payload = self._asked[link][0]
         of_state = isinstance(message, Piece)
-        convert = self._offload if of_state or is_slow(payload) else _at_once
-        work = (lambda: to_blob(deflated(payload))) if of_state else (lambda: to_blob(payload))
-        convert(work, lambda blob: self._packed(link, message, blob))
+
+        def packed(blob: Blob) -> None:
+            self._asked[link].popleft()
+            self._packed(link, message, blob)
+            if self._asked[link] and self._is_current(link):
+                self._pack_asked(link)
+            else:
+                del self._asked[link]
+
+        self._offload(lambda: to_blob(deflated(payload) if of_state else payload), packed)
 
     def _packed(self, link: Link, message: Message, blob: Blob) -> None:
         if self._is_current(link):

@@ -499,7 +499,7 @@ class AuditCases:
         peer = next((peer for word in words for peer in heard if verdicts[peer] == word), "")
         if not peer or (verdicts[peer] == "withheld" and (len(heard) > 1 or not self._stayed(case))):
             return  # if the audited peer died, its neighbours do not have all of it any more
-        text = f"{peer[:8]} finds {about} {verdicts[peer]} ({what})"
+        text = f"{peer[:8]} finds {about} {verdicts[peer]}" + f" ({what})" * bool(what)
         self.ctx.outbox.note("note", text=f"{text}, and too few other replicas can tell: lend one")
         self._return(text, case.drawn.t)
 

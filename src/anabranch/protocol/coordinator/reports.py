@@ -117,8 +117,10 @@ class Reports:
             return None
         found = current.witnesses.setdefault((stage, index), {})
         if peer not in found:
+            # The first report is news; one microbatch after the other could put a stall off for hours.
+            if not any(peer in reports for reports in current.witnesses.values()):
+                current.progress_at = self.ctx.clock.now
             found[peer] = message.tensor
-            current.progress_at = self.ctx.clock.now
         sources = current.sources.setdefault((stage, index), {}).setdefault(peer, [])
         if (source := self._supplier(stage, message.sender)) not in sources:
             sources.append(source)

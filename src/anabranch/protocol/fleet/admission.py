@@ -16,6 +16,7 @@ import msgspec
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.context.rate_limits_and_bans import TokenBucket
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.failure_detection.verdict import LAST, Overdue, Verdict
 from anabranch.protocol.fleet import auditors
@@ -26,7 +27,8 @@ from anabranch.protocol.fleet.unreachable_pairs import UnreachablePairs
 from anabranch.protocol.fleet.walk_ins import marked, open_stages, walks_in
 from anabranch.protocol.interface.events import Dial, VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.messages import JoinRequest, Ready, Refused
+from anabranch.protocol.messages import Holders, JoinRequest, Ready, Refused
+from anabranch.protocol.messages.table import Allowance
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
 from anabranch.protocol.placement.rates import SEARCHED, batch_of, stage_counts, with_slots
 from anabranch.protocol.telemetry.link_table import LinkMeasurements
@@ -35,6 +37,12 @@ from anabranch.protocol.telemetry.link_table import LinkMeasurements
 REACH_AGAIN_S = 8.0
 #: Longest time (s) that a leaving voter stays a member until another peer has its vote.
 VOTE_S = 15.0
+#: Records that admit joiners: at once, and per second; each admits all that wait. A choice: while guests come
+#: and leave all the time, most entries of the log are still steps.
+ADMISSIONS = Allowance(32.0, 0.5)
+#: States that are not the run's with which a joiner keeps its seat: a liar may have given it one. A choice:
+#: it asks others each time, so as many liars that answer first are needed to keep an honest joiner out.
+FALSE_STATES = 3
 #: Peers that a refusal for a full quota names; a plain choice.
 NAMED = 8
 #: First wait (s) after a dial that failed without being refused: a dying process still holds its port when
@@ -91,6 +99,9 @@ class Admission:
         self._model_hash = model_hash
         self.credentials, self._hang_up = credentials, hang_up
         self._unproven: dict[str, Ready] = {}
+        self._admits = TokenBucket(ADMISSIONS.burst, ctx.clock.now)
+        self._false: dict[str, set[tuple[int, str]]] = {}
+        """Joiner -> states that it reported and that are not the run's: iteration, fingerprint."""
         self._joining: dict[str, Member] = {}
         self._coming: dict[str, Member] = {}
         """Members that the last record admits, which may not be committed yet."""
@@ -271,7 +282,7 @@ class Admission:
         if proven is None:
             self._unproven[peer] = message
         elif message.fingerprint != fingerprint or not proven:
-            self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
+            self._reported_false(peer, message, fingerprint)
         elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
             others = " and ".join(other[:8] for other in unreached)
@@ -279,6 +290,17 @@ class Admission:
         else:
             self.ready[peer], self._ready_t[peer] = member, message.t
         return None
+
+    def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
+        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one; the
+        last time, remove it."""
+        self.ready.pop(peer, None)
+        told = self._false.setdefault(peer, set())
+        told.add((message.t, message.fingerprint))
+        if len(told) > FALSE_STATES:
+            self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
+        else:
+            self.ctx.outbox.send(peer, Holders(message.stage, message.t, fingerprint, ()))
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
         """Joiners that claim to have a stage's state after iteration t although no replica has reported a
@@ -330,6 +352,7 @@ class Admission:
         self.ready.pop(peer, None)
         self._ready_t.pop(peer, None)
         self._unproven.pop(peer, None)
+        self._false.pop(peer, None)
         self._lost.pop(peer, None)
         self._leaving.pop(peer, None)
         if peer in self.ctx.run.membership.members and peer != self.ctx.me:
@@ -468,10 +491,15 @@ class Admission:
 
     def deadline(self) -> float:
         """Time of the next `tick` (s)."""
-        if not self._lost:
-            return self.absent.deadline()
         dials = [min(lost.until, lost.dial_at) for lost in self._lost.values()]
+        if self._joining and not self._may_admit():
+            dials.append(self.ctx.clock.now + (1.0 - self._admits.left) / ADMISSIONS.per_s)
         return min([*dials, self.absent.deadline()])
+
+    def _may_admit(self) -> bool:
+        """True if joiners may be admitted now (`ADMISSIONS`)."""
+        self._admits.fill(ADMISSIONS.burst, ADMISSIONS.per_s, self.ctx.clock.now)
+        return self._admits.left > 1.0 - 1e-6  # `deadline` is rounded
 
     @property
     def waiting(self) -> bool:
@@ -493,8 +521,11 @@ class Admission:
         # A joiner may repeat its request before it knows of the record that admits it.
         known = {(peer, member.incarnation) for peer, member in members.items()}
         joined = [m for m in self._joining.values() if (m.id, m.incarnation) not in known]
-        self._joining, self._coming = {}, {member.id: member for member in joined}
-        if joined:
+        if not joined:
+            self._joining, self._coming = {}, {}
+        elif self._may_admit():
+            self._admits.left -= 1.0
+            self._joining, self._coming = {}, {member.id: member for member in joined}
             return Members(number, joined=tuple(joined))
         found = {peer: begins(m.stage, self._ready_t.get(peer, -1)) for peer, m in self.ready.items()}
         serving = {peer: t for peer, t in found.items() if t is not None}

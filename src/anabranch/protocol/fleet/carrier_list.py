@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 from anabranch.addresses import parse_addresses
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.context.rate_limits_and_bans import TokenBucket
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.records import Carriers
+from anabranch.protocol.messages.table import Allowance
 
 #: Most dedicated carriers of a run: every peer without an address keeps a link with each.
 MOST_CARRIERS = 16
@@ -16,6 +18,9 @@ MOST_CARRIERS = 16
 MOST_OF_TICKET = 4
 #: Time (s) without a link to a carrier after which the log lists it no longer. A choice: it may restart.
 GONE_S = 20.0
+#: Records of carriers: at once, and per second. A choice: one that named another address in each message,
+#: though no member, had the leader log little else.
+RECORDS = Allowance(16.0, 0.1)
 _TEXT_BYTES = 512
 
 
@@ -32,6 +37,7 @@ class CarrierList:
         self._offers: dict[str, str] = {}
         self._unlinked: dict[str, float] = {}
         """Listed carrier without a link -> time (s) at which it is given up."""
+        self._records = TokenBucket(RECORDS.burst, ctx.clock.now)
 
     def offered(self, peer: str, address: str) -> str | None:
         """Note a carrier's offer, which it repeats, for the next record; returns why it is refused, or
@@ -63,7 +69,7 @@ class CarrierList:
         """Next record of the list to log; None: it stays as it is. Carriers that are revoked, or had no link
         for GONE_S, are dropped."""
         run, up, now = self._ctx.run, self._ctx.links.up, self._ctx.clock.now
-        if not run.carriers and not self._offers:
+        if (not run.carriers and not self._offers) or self._wait_s() > 0.0:
             return None
         for carrier in run.carriers:
             if carrier in up:
@@ -78,8 +84,17 @@ class CarrierList:
         if listed == run.carriers:
             return None
         self._unlinked = {peer: at for peer, at in self._unlinked.items() if peer in listed}
+        self._records.left -= 1.0
         return Carriers(listed)
 
+    def _wait_s(self) -> float:
+        """Seconds until the next record may be logged (`RECORDS`)."""
+        self._records.fill(RECORDS.burst, RECORDS.per_s, self._ctx.clock.now)
+        left = self._records.left
+        return 0.0 if left > 1.0 - 1e-6 else (1.0 - left) / RECORDS.per_s
+
     def deadline(self) -> float:
-        """Time (s) at which `record` gives up the next carrier without a link; infinite if all are linked."""
-        return min(self._unlinked.values(), default=math.inf)
+        """Time (s) at which `record` gives up the next carrier without a link, or may log new offers;
+        infinite if there is nothing to log."""
+        due = min([*self._unlinked.values(), *([-math.inf] if self._offers else [])], default=math.inf)
+        return max(due, self._ctx.clock.now + self._wait_s()) if due < math.inf else math.inf

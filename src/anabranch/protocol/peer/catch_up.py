@@ -57,6 +57,10 @@ class CatchUp(Timer):
         """State of the stage that this machine has on disk, until a state is loaded."""
         self._frozen = ""
         """Hash of the stage's frozen weights while they are not loaded."""
+        self._givers: set[str] = set()
+        """Peers of which the present state was fetched."""
+        self._doubted: set[str] = set()
+        """Peers that gave a state which was not the run's: they are asked last."""
 
     def announce(self, t: int, base: str, fingerprint: str) -> None:
         """Set the state that this stage has to reach: after iteration `t`, on the log entry with hash `base`;
@@ -115,6 +119,7 @@ class CatchUp(Timer):
             live = [p for p in near if p != ctx.me] or live
         if ctx.me in run.membership.auditors:
             ctx.rng.shuffle(live)  # the state that one gave may prove false
+        live.sort(key=self._doubted.__contains__)
         if (self._wanted_t >= 0 and (snapshots or even)) or (snapshots and not live):
             ctx.outbox.send(ctx.log.leader, msg.WhoHas(run.stage, self._wanted_t))
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
@@ -166,6 +171,8 @@ class CatchUp(Timer):
         0), the holders named. Retried later if there is none; ignored unless this peer waits for the
         answer."""
         stage, t = self._ctx.run.stage, message.t
+        if message.stage == stage and message.fingerprint and not message.peers and self._proved_false(t):
+            return
         if not self._waits_for(message.stage):
             return
         own = self._states.find(stage, t)
@@ -183,6 +190,20 @@ class CatchUp(Timer):
             self._fetch_failed(f"nobody has the state of stage {stage} after iteration {t} yet")
         elif self._wanted_t in (-1, t):
             self._download(stage, t, list(message.peers), self._fetched, message.fingerprint)
+
+    def _proved_false(self, t: int) -> bool:
+        """Fetch another state, from other peers if there are some, if this peer waits to serve: the leader
+        says that the state which it reported after iteration t is not the run's, whoever gave it. False if it
+        does not wait."""
+        ctx = self._ctx
+        if self._entry.step is not Step.READY or ctx.me in ctx.run.membership.active_from:
+            return False
+        self._doubted |= self._givers
+        who = " and ".join(peer[:8] for peer in sorted(self._givers)) or "nobody"
+        text = f"the state that {who} gave is not the run's after iteration {t}: another is fetched"
+        ctx.outbox.note("note", text=text)
+        self._replica.start_anew()
+        return True
 
     def _waits_for(self, stage: int) -> bool:
         """True if this peer waits for the leader's answer where the state of `stage` is."""
@@ -204,6 +225,7 @@ class CatchUp(Timer):
         if state.t < self._least_t:
             self._fetch_failed(self._too_old(state.t))
             return
+        self._givers = self.download.givers if self.download is not None else set()
         self._entry.advance(Step.LOADING)
 
         def loaded(result: Result) -> None:

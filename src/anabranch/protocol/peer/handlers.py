@@ -295,6 +295,8 @@ class MessageHandlers:
 
     def _fetch_gradient(self, peer: str, message: msg.FetchGradient, payload: Payload | None) -> str | None:
         replica = self.iterations.replica
+        if self._ctx.run.membership.stage_of(peer) != message.stage:
+            return "the gradient of another stage"
         if replica.t < 0:
             self._ctx.outbox.send(peer, msg.Gradient(message.t, message.stage))
         elif message.stage == self._ctx.run.stage:

@@ -116,12 +116,13 @@ class GradientFetch:
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         """Take the answer of `peer`. payload: the gradient, whose digest is checked; None if `peer` does not
-        have it. Without the right gradient the next replica is asked. An answer about another step is
-        ignored."""
+        have it. Without the right gradient the next replica is asked. An answer about another step, or of a
+        peer that was not asked, is ignored."""
         record = self._wanted()
         if record is None or (record.t, self.ctx.run.stage) != (message.t, message.stage):
             return
-        self._awaited.pop(peer, None)
+        if self._awaited.pop(peer, None) is None:
+            return
         if payload is None:
             self._without.add(peer)
             self._ask_next()

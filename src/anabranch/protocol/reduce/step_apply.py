@@ -150,6 +150,11 @@ class StepApply(Timer):
         if self.t + 1 == record.t and not self._applying:
             self._take(self._apply_task(record))
 
+    def start_anew(self) -> None:
+        """Give up the state, as it proved false, and have another fetched."""
+        self._applying = False
+        self._give_up(self.t)
+
     def _give_up(self, step: int) -> None:
         """Stop applying steps one by one, and have a whole state fetched (`on_behind`): the gradient of
         `step` is not to be had."""

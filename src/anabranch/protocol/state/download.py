@@ -113,6 +113,11 @@ class Download:
         self.over = True
 
     @property
+    def givers(self) -> set[str]:
+        """Sources that offered the state which is, or was, downloaded."""
+        return {s.peer for s in self.sources.values() if self._chosen is not None and s.offer == self._chosen}
+
+    @property
     def _t(self) -> int:
         return self._chosen.t if self._chosen is not None else self.asked_t
 
