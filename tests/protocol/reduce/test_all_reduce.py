@@ -94,8 +94,11 @@ def test_who_sums_a_part_and_lacks_another_tells_those_who_are_spared_of_it(summ
     made.commit(commit("wanted"), "base 1")
     if not summed_first:
         done(ctx, SumPart, Result(outputs=(b"sum",)))
+    made.lacking.received("stranger", Gradient(1, 1), b"gradient")  # nobody asked it
+    made.lacking._awaited["c"] = 60.0
     made.lacking.received("c", Gradient(1, 1), b"gradient")
     done(ctx, Assemble, Result(outputs=(b"gradient",), digest="wanted"))
+    assert not ctx.tasks.waits((Assemble,))
     done(ctx, Apply, Result(fingerprint="after"))
     assert applied == [1]
     assert sorted(told(ctx)) == ["b", "s"]
