@@ -18,7 +18,7 @@ MOST_CARRIERS = 16
 MOST_OF_TICKET = 4
 #: Time (s) without a link to a carrier after which the log lists it no longer. A choice: it may restart.
 GONE_S = 20.0
-#: Records of carriers: at once, and per second. A choice: one that named another address in each message, 
+#: Records of carriers: at once, and per second. A choice: one that named another address in each message,
 #: though no member, had the leader log little else.
 RECORDS = Allowance(16.0, 0.1)
 _TEXT_BYTES = 512
