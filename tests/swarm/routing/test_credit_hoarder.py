@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -51,11 +52,11 @@ class Swarm:
             self.world.watchers.append(self._ask)
 
     def _keep_all(self, patch: pytest.MonkeyPatch) -> None:
-        give_back: Callable[[Sender], None] = Sender._give_back
+        give_back: Callable[..., None] = Sender._give_back
 
-        def honest_only(sender: Sender) -> None:
+        def honest_only(sender: Sender, *given: Any) -> None:
             if sender.ctx.me not in self.hoarders:
-                give_back(sender)
+                give_back(sender, *given)
 
         patch.setattr(Sender, "_give_back", honest_only)
 
