@@ -68,9 +68,10 @@ def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
     """A relay sends false activations on and claims nothing: hardly anything is drawn for an audit, but its
-    receipt contradicts the owner's. A relay of stage 2 dies with a false sum, before it gave its receipt."""
+    receipt contradicts the owner's. A relay of stage 2 dies with a false sum, before it gave its receipt; two
+    others are left there, so that no auditor of stage 1 moves to it."""
     changes = {"run__steps": 8, "audit__share": 0.001, "routing__policy": "static"}
-    run = small_run(texts, **changes, fleet__relays_per_stage=[3, 2])
+    run = small_run(texts, **changes, fleet__relays_per_stage=[3, 3])
     directory = created(tmp_path / "run", run)
     plan_a_lie(directory, LIAR, "Forward", withholds=["Claim"])
     plan_a_lie(directory, "relay-2.1", "Freeze", dies_with="Prepared")
