@@ -267,8 +267,8 @@ class Admission:
         self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
     ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
-        the state is right and it reaches its fellows; with a wrong state it is removed. Returns the reason if
-        the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it shows the
+        the state is right and it reaches its fellows. With a wrong state it is told, and removed the fourth
+        time; without the proof of the right one it is removed. Returns the reason if the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it shows the
         proof of that state. None, of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
@@ -281,8 +281,10 @@ class Admission:
         fellows = set(self.ctx.run.membership.serving(member.stage))
         if proven is None:
             self._unproven[peer] = message
-        elif message.fingerprint != fingerprint or not proven:
+        elif message.fingerprint != fingerprint:
             self._reported_false(peer, message, fingerprint)
+        elif not proven:  # who has a state with this fingerprint has its proof: this one has none
+            self._false_state(peer, message)
         elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
             others = " and ".join(other[:8] for other in unreached)
@@ -298,9 +300,12 @@ class Admission:
         told = self._false.setdefault(peer, set())
         told.add((message.t, message.fingerprint))
         if len(told) > FALSE_STATES:
-            self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
+            self._false_state(peer, message)
         else:
             self.ctx.outbox.send(peer, Holders(message.stage, message.t, fingerprint, ()))
+
+    def _false_state(self, peer: str, message: Ready) -> None:
+        self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
         """Joiners that claim to have a stage's state after iteration t although no replica has reported a
