@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.recorded_scenario import record
     from anabranch.cli.support.scenario_fleet import file_of, open_fleet
     from anabranch.cli.support.simulation_plots import plot
-    from anabranch.cli.support.simulation_report import heading, report
+    from anabranch.cli.support.simulation_report import carried, heading, report
     from anabranch.sim.cluster.scenario import load_scenario, misfit
     from anabranch.sim.metrics.iteration_metrics import summary
 
@@ -105,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
         print(_as_json(scenario, summaries, outcomes))
     else:
         print(f"{heading(fleet)}\n{report(summaries)}")
+        for policy, found in of_policy.items():
+            if line := carried(policy, found):
+                print(line)
         if recorded is not None:
             changes = len(recorded.trace.changes)
             print(

@@ -32,21 +32,36 @@ TINY = 1e-9
 class Net:
     """Hosts with ways of their own; everything that arrives is noted."""
 
-    def __init__(self, way: SharedLink, lines: dict[str, Line] | None = None, **ways: SharedLink) -> None:
+    def __init__(
+        self,
+        way: SharedLink,
+        lines: dict[str, Line] | None = None,
+        machines: dict[str, str] | None = None,
+        **ways: SharedLink,
+    ) -> None:
         self.clock = Clock()
         self.at: dict[str, float] = {}
-        lines = lines or {}
+        self.lost: dict[str, int] = {}
+        lines, machines = lines or {}, machines or {}
         self.traffic = Traffic(
-            self.clock, lambda a, b: ways.get(f"{a}_{b}", way), lambda host: lines.get(host, Line())
+            self.clock,
+            lambda a, b: ways.get(f"{a}_{b}", way),
+            lambda host: lines.get(host, Line()),
+            lambda host: machines.get(host, host),
         )
 
-    def send(self, name: str, sender: str, receiver: str, size: float, priority: int = 0) -> None:
-        self.traffic.send(sender, receiver, size, lambda: self.at.setdefault(name, self.clock.now), priority)
+    def send(
+        self, name: str, sender: str, receiver: str, size: float, priority: int = 0, via: str = ""
+    ) -> None:
+        def arrived() -> None:
+            self.at.setdefault(name, self.clock.now)
+
+        self.traffic.send(sender, receiver, size, arrived, priority, via)
 
     def rate_bps(self, sender: str, receiver: str) -> float:
         """Current rate between two hosts; 0 without payloads."""
         self.traffic._settle()
-        lane = self.traffic._lanes.get((sender, receiver))
+        lane = self.traffic._lanes.get((sender, receiver, ""))
         return lane.rate_bps if lane is not None else 0.0
 
     def run(self) -> dict[str, float]:
@@ -211,8 +226,59 @@ def test_rates_are_max_min_fair_in_a_tangle() -> None:
     assert len(net.run()) == len(pairs)
 
 
-def tangle(hosts: int) -> Net:
-    """Each host sends to each other one; lines and links all differ."""
+@pytest.mark.parametrize("line", [Line(10e6, 10e6), Line(up_bps=10e6), Line(down_bps=10e6)])
+def test_payloads_share_the_line_of_their_carrier(line: Line) -> None:
+    """Two of 8 Mbit/s over 10 Mbit/s: 5 each; what the short one leaves is more than the other's slower link
+    takes. Bytes are passed on as they come, and take the latencies of both links."""
+    net = Net(SharedLink(0.1, 8e6), {"c": line}, c_b=SharedLink(0.2, 9e6), c_e=SharedLink(0.2, 9e6))
+    net.send("long", "a", "b", MB, via="c")
+    net.send("short", "d", "e", 0.5 * MB, via="c")
+    # Short: 4 Mbit at 5. Then long has 4 Mbit left, at 8.
+    assert net.run() == pytest.approx({"short": 0.8 + 0.3, "long": 0.8 + 0.5 + 0.3}, abs=TINY)
+
+
+def test_what_a_carrier_sends_itself_and_the_ends_lines_count_too() -> None:
+    """The carrier's uplink of 6 Mbit/s is shared with its own payload; the receiver's line takes 2."""
+    net = Net(SharedLink(0.0, 8e6), {"c": Line(up_bps=6e6), "b": Line(down_bps=2e6)})
+    net.send("carried", "a", "b", MB, via="c")
+    net.send("other", "a", "e", MB, via="c")
+    net.send("own", "c", "d", MB)
+    # 2 Mbit/s to b, and 2 each of the others; these leave at 4 s, when carried has none left, too.
+    assert net.run() == pytest.approx({"carried": 4.0, "other": 4.0, "own": 4.0}, abs=TINY)
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [("a", "b"), ("b", "a")])
+def test_a_carrier_on_the_machine_of_an_end_takes_its_line_once(sender: str, receiver: str) -> None:
+    net = Net(SharedLink(0.0, 1e9), {"a": Line(4e6, 4e6), "b": Line(8e6, 8e6)}, machines={"c": "a"})
+    net.send("carried", sender, receiver, MB, via="c")
+    net.send("back", receiver, sender, MB, via="c")
+    assert net.run() == pytest.approx({"carried": 2.0, "back": 2.0}, abs=TINY)
+
+
+def test_a_dead_carrier_takes_what_it_carries_and_nothing_else() -> None:
+    net = Net(SharedLink(0.0, 8e6), {"c": Line(8e6, 8e6)})
+    net.send("lost", "a", "b", MB, via="c")
+    net.send("direct", "a", "b", MB)
+    net.send("kept", "d", "b", MB, via="c")
+    net.clock.at(0.5, lambda: net.lost.update(net.traffic.drop("b", "a", "c")))
+    assert net.run() == pytest.approx({"direct": 1.0, "kept": 0.5 + 0.75}, abs=TINY)
+    assert net.lost == {"a": 1}
+
+
+def test_a_carried_burst_takes_the_share_of_the_longer_round_trip() -> None:
+    """Each half of the way is a connection of its own, with its own loss: half of 0.6 s, and 0.4 s to go."""
+    net = Net(SharedLink(0.1, 1e12, burst_trips=0.5), c_b=SharedLink(0.3, 1e12, burst_trips=0.5))
+    for number in range(40):
+        net.clock.at(2.0 * number, lambda n=number: net.send(f"{n}", "a", "b", 0.5 * MB, via="c"))
+    assert net.run()["39"] == pytest.approx(78.0 + 0.3 + 0.4, abs=TINY)
+    near, far = (SharedLink(latency, 1e9, loss=1e-4) for latency in (0.05, 0.02))
+    assert fair_share.spliced(near, far).rate_bps == near.rate_bps
+    assert fair_share.spliced(SharedLink(0.0, 1e6), SharedLink(0.0, 2e6)) == SharedLink(0.0, 1e6)
+
+
+def tangle(hosts: int, carried: int = 0) -> Net:
+    """Each host sends to each other one; lines and links all differ. carried: one of so many payloads goes
+    through a third host (0: none)."""
     names = [f"h{k:02}" for k in range(hosts)]
     lines = {name: Line(1e6 * (1 + k % 7), 1.3e6 * (1 + k % 5)) for k, name in enumerate(names)}
     ways = {f"{a}_{b}": SharedLink(0.01, 1e5 * (1 + (i * j) % 11)) for i, a in enumerate(names)
@@ -221,19 +287,22 @@ def tangle(hosts: int) -> Net:
     for i, sender in enumerate(names):
         for j, receiver in enumerate(names):
             if i != j:
-                net.send(f"{sender} {receiver}", sender, receiver, 1e4 * (1 + (i + j) % 9))
+                via = names[(2 * i + j + 1) % hosts] if carried and not (i + j) % carried else ""
+                net.send(f"{sender} {receiver}", sender, receiver, 1e4 * (1 + (i + j) % 9), via=via)
     return net
 
 
-def test_rates_of_many_lanes_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("carried", [0, 3])
+def test_rates_of_many_lanes_are_those_of_few(monkeypatch: pytest.MonkeyPatch, carried: int) -> None:
     """Lines and lanes are taken in the order in which they stop, which gives the same rates as filling by
     levels. Everything arrives, hardly later than without intervals."""
-    exact = tangle(12)
+    exact = tangle(12, carried)
     exact.rate_bps("h00", "h01")
+    assert sum(bool(lane.key[2]) for lane in exact.traffic._lanes.values()) == (44 if carried else 0)
     rates = {ends: lane.rate_bps for ends, lane in exact.traffic._lanes.items()}
     exact_s = max(exact.run().values())
     monkeypatch.setattr(fair_share, "MANY", 50)
-    net = tangle(12)
+    net = tangle(12, carried)
     net.rate_bps("h00", "h01")
     assert {ends: lane.rate_bps for ends, lane in net.traffic._lanes.items()} == pytest.approx(rates)
     at = net.run()

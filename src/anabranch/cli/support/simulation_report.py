@@ -10,7 +10,7 @@ from anabranch.cli.support.outputs import table
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Fleet, Scenario
-    from anabranch.sim.metrics.iteration_metrics import Summary
+    from anabranch.sim.metrics.iteration_metrics import Outcome, Summary
 
 #: Row of the report -> key of the figure, its format and its factor.
 _ROWS = {
@@ -98,6 +98,15 @@ def report(summaries: Sequence[Summary]) -> str:
     ]
     lines += [f"FAILED {each.policy}, {failure}" for each in summaries for failure in each.failures]
     return "\n".join(lines)
+
+
+def carried(policy: str, outcomes: Sequence[Outcome]) -> str:
+    """Line with the bytes that hosts carried for others, as a mean over seeds; "" if they carried none."""
+    each = [outcome.carried_bytes for outcome in outcomes if outcome.carried_bytes]
+    if not each:
+        return ""
+    total, most = (sum(of(hosts.values()) for hosts in each) / len(outcomes) / 1e9 for of in (sum, max))
+    return f"carried for others, {policy}: {total:.2f} GB in the whole run, {most:.2f} GB by the busiest host"
 
 
 def _cell(summary: Summary, key: str, form: str, factor: float = 1.0) -> str:

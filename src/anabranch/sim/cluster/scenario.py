@@ -293,7 +293,8 @@ class Regions(Protocol):
 class Host:
     """Machine of a fleet. stage: 0 for a data node. capacity: greatest number of microbatches in flight.
     parked: how many of these have their activations offloaded to host memory. fixed: True if the scenario
-    gives the stage. on: host whose machine this is a further process of ("": a machine of its own)."""
+    gives the stage. on: host whose machine this is a further process of ("": a machine of its own). hidden:
+    True if nobody can dial it, so that others reach it through carriers."""
 
     id: str
     stage: int
@@ -304,6 +305,7 @@ class Host:
     parked: int = 0
     fixed: bool = False
     on: str = ""
+    hidden: bool = False
 
     @property
     def resident(self) -> int:
@@ -399,8 +401,19 @@ def fleet_of(
         if host.on:
             there = hosts[host.on]
             hosts[name] = replace(host, region=there.region, line=there.line)
+    hidden = _hidden(hosts, scenario.network.hidden, seed)
+    hosts |= {name: replace(host, hidden=True) for name, host in hosts.items() if (host.on or name) in hidden}
     drift = Drift(scenario.drift.speed, scenario.drift.links, scenario.drift.period_s, seed)
     return Fleet(scenario, hosts, regions, _trace_of(scenario, hosts), drift)
+
+
+def _hidden(hosts: Mapping[str, Host], share: float, seed: int) -> set[str]:
+    """Machines that nobody can dial: a share of those on which relays alone run. A greater share hides the
+    same ones and more."""
+    others = {host.on or host.id for host in hosts.values() if not host.stage}
+    relays = [host.id for host in hosts.values() if not host.on and host.id not in others]
+    random.Random(f"hidden {seed}").shuffle(relays)
+    return set(relays[: round(share * len(relays))])
 
 
 def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:

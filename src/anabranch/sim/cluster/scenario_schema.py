@@ -110,13 +110,14 @@ class FleetPart:
 class NetworkPart:
     """Network of a scenario. profile: shipped profile of regions, or a file. up_bps, down_bps: access lines
     (bits per second), drawn for each host. loss: share of lost packets. burst_trips: TCP's pacing
-    (`network.fair_share.SharedLink`)."""
+    (`network.fair_share.SharedLink`). hidden: share of the machines of relays that nobody can dial."""
 
     profile: str = "wan10"
     up_bps: tuple[LineRate, ...] = (2e9,)
     down_bps: tuple[LineRate, ...] = (2e9,)
     loss: Annotated[float, Range(0.0, 0.2)] = 0.0
     burst_trips: Annotated[float, Range(0.0, 1.0)] = 0.0
+    hidden: Annotated[float, Range(0.0, 1.0)] = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """World of real peers over modelled links and devices (`sim.network`, `sim.cluster`), with integer workers.
 
 Payloads have the size of the tensors that they stand for. Control messages take a link's latency and the time
-of their own bytes. They do not share bandwidth with payloads, as on a live link.
+of their own bytes. They do not share bandwidth with payloads, as on a live link. Payloads that a carrier
+forwards take its line, too, down and up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
-from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
+from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
 from anabranch.sim.workers import integer_world
@@ -71,13 +72,15 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 @dataclass
 class SentCounts:
-    """Numbers and bytes of sent control messages (kinds: number by class name) and payloads."""
+    """Numbers and bytes of sent control messages (kinds: number by class name) and payloads. carried_bytes:
+    bytes of both, by the host that carries them for others."""
 
     messages: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
     payloads: int = 0
     payload_bytes: float = 0.0
+    carried_bytes: dict[str, float] = field(default_factory=dict)
 
 
 class ModelledWorld(World):
@@ -178,13 +181,22 @@ class ModelledWorld(World):
     def _setup_s(self, one: str, other: str) -> float:
         return sum(self._delay(*ends) for ends in ((one, other), (other, one)) * SETUP_TRIPS)
 
-    def _bulk_s(self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool) -> float:
+    def _bulk_s(
+        self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool, via: str
+    ) -> float:
         """Count a control message, and return the seconds that its bytes take on the link. Payloads are
         modelled by `traffic` instead."""
         self.sent.messages += 1
         self.sent.kinds[type(message).__name__] += 1
         self.sent.message_bytes += size
-        return 8.0 * size / self._link(sender, receiver).rate_bps
+        if not via:
+            return 8.0 * size / self._link(sender, receiver).rate_bps
+        self._carry(via, size)
+        return 8.0 * size / min(self._link(sender, via).rate_bps, self._link(via, receiver).rate_bps)
+
+    def _carry(self, via: str, size: float) -> None:
+        """Count bytes that the host `via` carries for others."""
+        self.sent.carried_bytes[via] = self.sent.carried_bytes.get(via, 0.0) + size
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
@@ -199,6 +211,8 @@ class ModelledWorld(World):
         size = self.payload_bytes(sender, message)
         self.sent.payloads += 1
         self.sent.payload_bytes += size
+        if link.via:
+            self._carry(link.via, size)
         self.under_way.begin(sender.id)
 
         def arrived() -> None:
@@ -206,7 +220,7 @@ class ModelledWorld(World):
             if link.open and receiver.links.get(sender.id) is link:
                 receiver.handle(ev.Received(sender.id, message, payload))
 
-        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(message)])
+        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(message)], link.via)
 
     def _size(self, message: msg.AnyMessage) -> int:
         """Bytes of an encoded message, cached while the same message is sent to several peers."""
@@ -259,20 +273,29 @@ class ModelledWorld(World):
     # --- faults --------------------------------------------------------------------------------
 
     def crash(self, peer: str) -> None:
-        for other in list(self.nodes[peer].links):
-            self._forget(peer, other)
+        for other, link in list(self.nodes[peer].links.items()):
+            self._forget(peer, other, link)
         super().crash(peer)
 
+    def end_circuits(self, carrier: str) -> None:
+        for link in self._carried.get(carrier, ()):
+            one, other = link.nodes
+            self._forget(one, other, link)
+        super().end_circuits(carrier)
+
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
-        self._forget(one, other)
+        self._forget(one, other, self.nodes[one].links.get(other))
         return super().cut(one, other, seconds)
 
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
+        link = node.links.get(peer)
         super().hang_up(node, peer, reason)
-        self._forget(node.id, peer)
+        self._forget(node.id, peer, link)
 
-    def _forget(self, one: str, other: str) -> None:
-        for sender, count in self.traffic.drop(one, other).items():
+    def _forget(self, one: str, other: str, link: Link | None) -> None:
+        """Drop the payloads in flight between two hosts, on their link if they have one."""
+        via = link.via if link is not None else ""
+        for sender, count in self.traffic.drop(one, other, via).items():
             self.under_way.end(sender, count)
 
 
@@ -290,7 +313,7 @@ def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
         capacity=host.capacity,
         name=name,
         region=host.region,
-        address=f"{name}:1",
+        address="" if host.hidden else f"{name}:1",
         forward_s=forward_s,
         backward_s=backward_s,
     )

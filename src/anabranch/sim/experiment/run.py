@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 
+from anabranch.errors import UserError
 from anabranch.flow.policies.registry import POLICIES
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Commit, Rollback, decode_entry
@@ -49,8 +50,12 @@ def simulate(
     committed: Callable[[int], None] = lambda t: None,
 ) -> Outcome:
     """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
-    Raises UserError if the fleet cannot be made. committed: called after each iteration of a policy."""
+    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called after
+    each iteration of a policy."""
     if policy in BASELINES:
+        if scenario.network.hidden:
+            key = f"network.hidden = {scenario.network.hidden:g}"
+            raise UserError(f"{key}: the baseline {policy} has no carriers; simulate it without")
         # Baselines reduce evenly, and are placed by a cost model that knows it.
         even = replace(scenario, fleet=replace(scenario.fleet, spread="never"))
         fleet = placed(even, regions, seed)
@@ -108,6 +113,7 @@ class Simulation:
             self.world.run(PATIENCE_S * self.fleet.scenario.run.iterations, EVENTS_MAX)
         except TimeoutError as error:
             self.outcome.failure = str(error)
+        self.outcome.carried_bytes = dict(sorted(self.world.sent.carried_bytes.items()))
         wrong = wrong_states(self.world)
         if wrong:
             self.outcome.failure = f"wrong states: {wrong}"

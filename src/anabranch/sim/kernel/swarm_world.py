@@ -180,7 +180,7 @@ class World(Environment):
         """
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None
-        bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
+        bulk_s = self._bulk_s(here, peer, decoded, size, bulky, link.via)
         if link.via in self.swallows:
             return
         if link.via:
@@ -203,9 +203,11 @@ class World(Environment):
         if link.carries(sender) and receiver.links.get(sender) is link:
             receiver.handle(ev.Received(sender, decoded, payload))
 
-    def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
+    def _bulk_s(
+        self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool, via: str
+    ) -> float:
         """Seconds that the size of a message, or of its payload, adds to its delay. size: bytes of the
-        encoded message. bulky: True if it has a payload."""
+        encoded message. bulky: True if it has a payload. via: carrier of the link ("": none)."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0

@@ -61,7 +61,8 @@ class Row(msgspec.Struct):
 
 class Outcome(msgspec.Struct):
     """Result of one simulated seed under one policy. failure: reason why the run did not finish, or "".
-    alone_tokens_per_s: tokens per second of the fleet's best machine, if it trained the whole model alone."""
+    alone_tokens_per_s: tokens per second of the fleet's best machine, if it trained the whole model alone.
+    carried_bytes: bytes that hosts carried for others, by host (those that carried none are left out)."""
 
     policy: str
     seed: int
@@ -69,6 +70,7 @@ class Outcome(msgspec.Struct):
     rollbacks: int = 0
     failure: str = ""
     alone_tokens_per_s: float = 0.0
+    carried_bytes: dict[str, float] = {}
 
 
 class Estimate(msgspec.Struct):

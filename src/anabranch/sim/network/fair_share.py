@@ -4,9 +4,10 @@ Bytes flow like a fluid. Each direction between two hosts is a lane. On a lane t
 first, and payloads of equal priority go in order, as on a live connection (`net.chunk_queue`); lanes do not
 wait for each other. The rate of a lane is max-min fair under three bounds: the bandwidth of its own
 direction, the sender's uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992,
-section 6.5: progressive filling). Rates change only when a payload begins or ends (on paced connections also
-once per round trip), so the model is exact in between. Where more than MANY lanes depend on each other, their
-rates are computed at intervals that grow with their number.
+section 6.5: progressive filling). A lane that a carrier forwards also takes the carrier's downlink and
+uplink. Rates change only when a payload begins or ends (on paced connections also once per round trip), so
+the model is exact in between. Where more than MANY lanes depend on each other, their rates are computed at
+intervals that grow with their number.
 
 With `SharedLink.burst_trips` connections are paced as TCP's are, and slow at first. Not modelled: headers,
 and the bandwidth of control messages.
@@ -69,6 +70,16 @@ class SharedLink:
     def retransmit_s(self) -> float:
         """Seconds that each loss of a control message costs: a round trip and the retransmission timeout."""
         return 2.0 * self.latency_s + RETRANSMIT_S
+
+
+def spliced(near: SharedLink, far: SharedLink) -> SharedLink:
+    """Link through a carrier, which passes on each chunk as it comes: the latencies of both of its links, and
+    the rate of the slower one. Each of the two is a connection of its own, so each is bound by its own loss,
+    and paced by its own round trip: a burst takes the time of the longer one."""
+    latency_s = near.latency_s + far.latency_s
+    longer = max(near.latency_s, far.latency_s) / latency_s if latency_s else 0.0
+    rate_bps = min(near.rate_bps, far.rate_bps)
+    return SharedLink(latency_s, rate_bps, burst_trips=longer * near.burst_trips)
 
 
 @dataclass(frozen=True)
@@ -144,17 +155,21 @@ class _Paced:
 
 
 class _Lane:
-    """Direction between two hosts while payloads are on it.
+    """Direction between two hosts, over a carrier or none, while payloads are on it.
 
-    rate_bps: current rate; most_bps: bound by the link and the pacing. since: time up to which the sent bits
-    of the first payload are counted. sending, begun_at: priority of the payloads that the lane sends (None:
-    none) and since when. plan: number of the planned departure; older plans are void. turn, level_bps: last
-    pass that visited the lane, and rate at which it stopped rising in `Traffic._share`.
+    key: sender, receiver, and carrier ("": none). wires: the sender's uplink and the receiver's downlink (up,
+    down), and the carrier's (further). rate_bps: current rate; most_bps: bound by the link and the pacing.
+    since: time up to which the sent bits of the first payload are counted. sending, begun_at: priority of the
+    payloads that the lane sends (None: none) and since when. plan: number of the planned departure; older
+    plans are void. turn, level_bps: last pass that visited the lane, and rate at which it stopped rising in
+    `Traffic._share`.
     """
 
     __slots__ = (
         "begun_at",
         "down",
+        "further",
+        "key",
         "level_bps",
         "link",
         "most_bps",
@@ -168,11 +183,16 @@ class _Lane:
         "turn",
         "up",
         "waiting",
+        "wires",
     )  # fmt: skip
 
-    def __init__(self, sender: str, receiver: str, link: SharedLink, up: _Wire, down: _Wire) -> None:
-        self.sender, self.receiver, self.link = sender, receiver, link
-        self.up, self.down = up, down
+    def __init__(
+        self, key: tuple[str, str, str], link: SharedLink, up: _Wire, down: _Wire, further: tuple[_Wire, ...]
+    ) -> None:
+        self.key, self.link = key, link
+        self.sender, self.receiver = key[0], key[1]
+        self.up, self.down, self.further = up, down, further
+        self.wires: tuple[_Wire, ...] = (up, down) + further  # noqa: RUF005 (mypyc: no starred names)
         self.most_bps = link.rate_bps
         self.paced: _Paced | None = None
         self.rate_bps = self.level_bps = 0.0
@@ -234,6 +254,19 @@ def _by_bound(lane: _Lane) -> float:
     return lane.most_bps
 
 
+def _narrowest_bps(lane: _Lane) -> float:
+    """Bandwidth of the narrowest of a lane's lines."""
+    least_bps = min(lane.up.most_bps, lane.down.most_bps)
+    for wire in lane.further:
+        least_bps = min(least_bps, wire.most_bps)
+    return least_bps
+
+
+def _is_full(lane: _Lane) -> bool:
+    """True if a line of the carrier stops the lane in progressive filling."""
+    return any(wire.full for wire in lane.further)
+
+
 class InFlightTime:
     """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far."""
 
@@ -270,8 +303,8 @@ class Traffic:
     ) -> None:
         self.clock = clock
         self._link, self._line, self._machine = link, line, machine
-        self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._paced: dict[tuple[str, str], _Paced] = {}
+        self._lanes: dict[tuple[str, str, str], _Lane] = {}
+        self._paced: dict[tuple[str, str, str], _Paced] = {}
         self._up: dict[str, _Wire] = {}
         self._down: dict[str, _Wire] = {}
         self._order = self._turn = 0
@@ -288,11 +321,14 @@ class Traffic:
         size_bytes: float,
         arrived: Callable[[], None],
         priority: int = 0,
+        via: str = "",
     ) -> None:
-        """Send a payload; `arrived` is called when its last byte arrives. priority: 0 goes first."""
+        """Send a payload; `arrived` is called when its last byte arrives. priority: 0 goes first. via: host
+        that carries it ("": none)."""
         self._order += 1
         payload = _Payload(priority, self._order, 8.0 * size_bytes, arrived)
-        lane = self._lanes.get((sender, receiver))
+        key = sender, receiver, via
+        lane = self._lanes.get(key)
         if lane is not None:
             lane.advance(self.clock.now)
             heapq.heappush(lane.waiting, payload)
@@ -303,23 +339,29 @@ class Traffic:
             return
         up = self._wire(self._up, self._machine(sender))
         down = self._wire(self._down, self._machine(receiver))
-        lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._link(sender, receiver), up, down)
+        if via:
+            link = spliced(self._link(sender, via), self._link(via, receiver))
+            lane = _Lane(key, link, up, down, self._wires_of_carrier(via, up, down))
+        else:
+            lane = _Lane(key, self._link(sender, receiver), up, down, ())
+        self._lanes[key] = lane
         lane.since = self.clock.now
         lane.waiting.append(payload)
         self._pace(lane, payload)
         self._report(lane)
-        up.put(lane)
-        down.put(lane)
+        for wire in lane.wires:
+            wire.put(lane)
         self._unsettle(lane)
 
-    def drop(self, one: str, other: str) -> dict[str, int]:
-        """Drop the connection of two hosts; returns sender -> number of payloads lost, which never arrive."""
+    def drop(self, one: str, other: str, via: str = "") -> dict[str, int]:
+        """Drop the connection of two hosts, over the carrier `via` if one is named; returns sender -> number
+        of payloads lost, which never arrive."""
         lost = {}
-        for pair in ((one, other), (other, one)):
-            self._paced.pop(pair, None)
-            if pair in self._lanes:
-                lost[pair[0]] = len(self._lanes[pair].waiting)
-                self._end(self._lanes[pair])
+        for key in ((one, other, via), (other, one, via)):
+            self._paced.pop(key, None)
+            if key in self._lanes:
+                lost[key[0]] = len(self._lanes[key].waiting)
+                self._end(self._lanes[key])
         return lost
 
     # --- inside --------------------------------------------------------------------------------
@@ -329,15 +371,15 @@ class Traffic:
         link = lane.link
         if not link.burst_trips or not link.latency_s:
             return
-        ends = lane.sender, lane.receiver
-        paced = lane.paced = self._paced.get(ends) or self._paced.setdefault(ends, _Paced(link))
+        key = lane.key
+        paced = lane.paced = self._paced.get(key) or self._paced.setdefault(key, _Paced(link))
         paced.offer(payload.bits, self.clock.now)
         self._apply_pacing(lane, paced)
 
-    def _learn(self, ends: tuple[str, str], paced: _Paced) -> None:
+    def _learn(self, key: tuple[str, str, str], paced: _Paced) -> None:
         """Let a paced connection measure at the end of a round trip in which its pacing limited the lane, and
         apply the rate that it has then."""
-        lane = self._lanes.get(ends)
+        lane = self._lanes.get(key)
         paced.learns = False
         if lane is None or lane.paced is not paced:
             return
@@ -350,19 +392,19 @@ class Traffic:
         most_bps = min(lane.link.rate_bps, paced.rate_bps)
         if most_bps != lane.most_bps:
             lane.most_bps = most_bps
-            lane.up.narrow = lane.down.narrow = None
+            for wire in lane.wires:
+                wire.narrow = None
             self._unsettle(lane)
-        binds = paced.rate_bps < min(lane.up.most_bps, lane.down.most_bps, lane.link.rate_bps)
+        binds = paced.rate_bps < min(lane.link.rate_bps, _narrowest_bps(lane))
         if binds and not paced.knows and not paced.learns:
             paced.learns = True
-            ends = lane.sender, lane.receiver
-            self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
+            self.clock.after(paced.trip_s, partial(self._learn, lane.key, paced))
 
     def _end(self, lane: _Lane) -> None:
         """Remove a lane with the payloads left on it; lanes that shared its lines become faster."""
-        wires = lane.up, lane.down
+        wires = lane.wires
         others = [other for wire in wires if wire.is_narrow() for other in wire.lanes if other is not lane]
-        del self._lanes[lane.sender, lane.receiver]
+        del self._lanes[lane.key]
         for wire in wires:
             wire.take(lane)
         lane.plan += 1
@@ -394,6 +436,13 @@ class Traffic:
             line = self._line(host)
             found = wires[host] = _Wire(line.up_bps if wires is self._up else line.down_bps)
         return found
+
+    def _wires_of_carrier(self, via: str, up: _Wire, down: _Wire) -> tuple[_Wire, ...]:
+        """Lines of a carrier, down and up, beside the sender's uplink and the receiver's downlink. None if it
+        runs on the machine of one of the two: then bytes pass that machine's line only once."""
+        machine = self._machine(via)
+        carrier_down, carrier_up = self._wire(self._down, machine), self._wire(self._up, machine)
+        return () if carrier_up is up or carrier_down is down else (carrier_down, carrier_up)
 
     def _plan(self, lane: _Lane) -> None:
         """Plan the departure of the last byte of the lane's first payload; earlier plans become void."""
@@ -432,7 +481,7 @@ class Traffic:
         found, todo = [lane], [lane]
         while todo:
             here = todo.pop()
-            for wire in (here.up, here.down):
+            for wire in here.wires:
                 if wire.turn == turn:
                     continue
                 wire.turn = turn
@@ -447,11 +496,11 @@ class Traffic:
     def _share(self, lanes: list[_Lane]) -> None:
         """Assign max-min fair rates by progressive filling.
 
-        All rates rise alike; a lane stops at its own bound, or when one of its two lines is full.
+        All rates rise alike; a lane stops at its own bound, or when one of its lines is full.
         """
         if len(lanes) == 1:
             lane = lanes[0]
-            self._set_rate(lane, min(min(lane.up.most_bps, lane.down.most_bps), lane.most_bps))
+            self._set_rate(lane, min(_narrowest_bps(lane), lane.most_bps))
             return
         wires, rising = self._prepare_filling(lanes), lanes
         stopped: list[_Lane] = []
@@ -468,13 +517,16 @@ class Traffic:
             still = []
             for lane in rising:
                 up, down = lane.up, lane.down
-                if lane.most_bps <= level or up.full or down.full:
+                if lane.most_bps <= level or up.full or down.full or (lane.further and _is_full(lane)):
                     lane.level_bps = level
                     stopped.append(lane)
                     up.room -= level
                     down.room -= level
                     up.rising -= 1
                     down.rising -= 1
+                    for wire in lane.further:
+                        wire.room -= level
+                        wire.rising -= 1
                 else:
                     still.append(lane)
             rising = still
@@ -517,7 +569,7 @@ class Traffic:
     def _stop(lane: _Lane, level_bps: float) -> None:
         """Note that a lane of progressive filling rises no further than to this rate."""
         lane.level_bps, lane.turn = level_bps, -1
-        for wire in (lane.up, lane.down):
+        for wire in lane.wires:
             wire.room -= level_bps
             wire.rising -= 1
 
@@ -525,7 +577,7 @@ class Traffic:
         """Reset the lines of these lanes for progressive filling; returns those that may become full."""
         turn, found = self._turn, []
         for lane in lanes:
-            for wire in (lane.up, lane.down):
+            for wire in lane.wires:
                 if wire.filled == turn:
                     wire.rising += 1
                     continue
