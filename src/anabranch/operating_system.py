@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,20 @@ _DESCRIPTORS = 8192
 #: Byte of a file that Windows locks, and then lets nobody else read: behind the data, and below 2 GiB, where
 #: its C library ends.
 _LOCKED_BYTE = (1 << 31) - 2
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Blocks SIGINT while processes are forked, where signals can be: Python loses an interrupt that arrives
+    as a fork returns, and the new process inherits the mask."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def lock(handle: int, wait: bool = False) -> None:

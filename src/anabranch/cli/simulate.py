@@ -20,10 +20,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -36,6 +35,7 @@ from anabranch.config import Range
 from anabranch.config.load import parse_toml
 from anabranch.errors import UserError, os_errors_named
 from anabranch.observe.console.progress import Ticker
+from anabranch.operating_system import interrupts_blocked
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Scenario
@@ -153,7 +153,7 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(jobs, len(trials)), initializer=_ignore_interrupts) as pool:
         try:
-            with _interrupts_blocked():
+            with interrupts_blocked():
                 outcomes = pool.map(_one, trials)
             found = _with_progress(outcomes, len(trials))
         except BrokenProcessPool:
@@ -180,19 +180,6 @@ def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
             if not found:
                 raise
     return found
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT while processes are forked: Python loses an interrupt that arrives as a fork returns."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupts() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import types
@@ -20,7 +19,7 @@ from typing import NoReturn
 
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.peer_process import run_peer
-from anabranch.operating_system import KILL
+from anabranch.operating_system import KILL, interrupts_blocked
 from anabranch.train.model.registry import VARIABLE
 
 #: Environment variable with the address at which the leading process listens, instead of its run file's.
@@ -94,11 +93,8 @@ class Supervisor:
             _context.set_forkserver_preload(["anabranch.node.local_swarm.preloaded"])
             # Ctrl+C must reach the supervisor alone, which stops the leader, and the run with it: the mask is
             # inherited, and a peer removes it once it has a session of its own.
-            former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with interrupts_blocked():
                 forkserver.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def start(
         self,

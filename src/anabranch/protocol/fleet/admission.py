@@ -268,8 +268,9 @@ class Admission:
     ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
         the state is right and it reaches its fellows. With a wrong state it is told, and removed the fourth
-        time; without the proof of the right one it is removed. Returns the reason if the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it shows the
-        proof of that state. None, of either: not known yet; the report will be repeated."""
+        time; without the proof of the right one it is removed. Returns the reason if the report is refused.
+        fingerprint: agreed fingerprint of that state. proven: True if it shows the proof of that state. None,
+        of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -283,7 +284,7 @@ class Admission:
             self._unproven[peer] = message
         elif message.fingerprint != fingerprint:
             self._reported_false(peer, message, fingerprint)
-        elif not proven:  # who has a state with this fingerprint has its proof: this one has none
+        elif not proven:  # a state with this fingerprint has the proof: this joiner has no state
             self._false_state(peer, message)
         elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
