@@ -6,7 +6,7 @@ The single-process reference trains llama-tiny with the run file of `anabranch t
 at the run's cuts as a swarm does, to the bit. Each side has the learning rate of `--rates` that is best for
 it by held-out loss at the first seed; the other seeds have that rate. Fewer microbatches make a step smaller
 and quicker. Every run is kept in build/ until it is deleted, so a table that was cut off goes on where it
-was, and `--kept` writes what there is. Writes the result `wire-loss`.
+was, and `--kept` writes what there is. Writes the result `wire-loss`, or `wire-loss-TOKENS` of smaller steps.
 """
 
 from __future__ import annotations
@@ -214,14 +214,21 @@ def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) ->
     tokens = RunConfig().batch.rows * RunConfig().batch.sequence * microbatches
     body = (
         f"llama-tiny, {steps:,} steps of {tokens:,} tokens, {WINDOWS} held-out windows at the end, three "
-        f"stages (four cuts); each side at its best learning rate at seed {first}. ± is twice the standard "
-        f"error over the seeds. *Bytes a parameter*: sum from one of {REPLICAS} replicas + reduced "
-        f"gradient.\n\n{harness.table(head, rows)}"
+        f"stages (four cuts); each side at its best of the learning rates that were tried at seed {first}. "
+        "± is twice the standard error over the seeds. *Bytes a parameter*: sum from one of "
+        f"{REPLICAS} replicas + reduced gradient.\n\n{harness.table(head, rows)}"
     )
     data = [asdict_of(outcome) for outcome in outcomes]
-    reproduce = f"python -m benchmarks.wire.loss --steps {steps} --microbatches {microbatches}"
-    title = "Held-out loss and bytes by codec"
-    harness.write("wire-loss", title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
+    rates = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
+    variants = " ".join(f'"{variant}"' for variant, runs in by_variant.items() if runs)
+    reproduce = (
+        f"python -m benchmarks.wire.loss --steps {steps} --microbatches {microbatches} --rates {rates} "
+        f"--variants {variants}"
+    )
+    usual = microbatches == RunConfig().batch.microbatches
+    name = "wire-loss" if usual else f"wire-loss-{tokens}"
+    title = "Held-out loss and bytes by codec" + ("" if usual else f", steps of {tokens:,} tokens")
+    harness.write(name, title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
 
 
 def asdict_of(outcome: Outcome) -> dict[str, Any]:
