@@ -164,14 +164,37 @@ def at_best_rate(outcomes: list[Outcome], variant: str, first: int) -> dict[int,
     return {o.job.seed: o for o in outcomes if (o.job.variant, o.job.rate) == (variant, rate)}
 
 
+def goals_of(
+    variant: str, runs: dict[int, Outcome], base: dict[int, Outcome], steps: int
+) -> list[harness.Goal]:
+    """Goals on the loss of a variant over that of the seeds in common without a codec (`base`)."""
+    shared = sorted(runs.keys() & base.keys())
+    if not shared:
+        return []
+    none = [run.loss for run in base.values()]
+    ratios = [runs[seed].loss / base[seed].loss for seed in shared]
+    enough = steps >= STEPS and len(shared) >= SEEDS  # fewer decide nothing about losses
+    if variant in ("int8", "int8, stochastic"):
+        spread = max(none) - min(none)
+        more = statistics.mean(runs[seed].loss - base[seed].loss for seed in shared)
+        value = f"{more:+.4f} nats, spread {spread:.4f} of {len(none)} seeds"
+        held = more <= spread if enough else None
+        return [harness.goal(f"loss of {variant}", "no worse than the seeds' spread", value, held)]
+    if not variant.endswith("coarse sums"):
+        return []
+    half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
+    more = statistics.mean(ratios) - 1
+    held = None if not enough or abs(more - COARSE_LIMIT) < half else more <= COARSE_LIMIT
+    name, limit = f"loss of {variant} over none", f"at most {COARSE_LIMIT:.2%}"
+    return [harness.goal(name, limit, f"{more:+.2%} ± {half:.2%}", held)]
+
+
 def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) -> None:
     if not outcomes:
         sys.exit(f"no run of {steps} steps is kept in {FOLDER}; run without --kept")
     first = min(outcome.job.seed for outcome in outcomes)
     by_variant = {variant: at_best_rate(outcomes, variant, first) for variant in VARIANTS}
     base = by_variant["none"]
-    none = [run.loss for run in base.values()]
-    spread = max(none) - min(none) if none else 0.0
     rows, goals = [], []
     for variant, runs in by_variant.items():
         if not runs:
@@ -190,21 +213,10 @@ def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) ->
             f"{token_bytes(VARIANTS[variant]):.0f}",
             f"{sent:.2f} + {back:.2f}",
         ])  # fmt: skip
-        enough = steps >= STEPS and len(ratios) >= SEEDS  # fewer decide nothing about losses
-        if variant in ("int8", "int8, stochastic") and shared:
-            more = statistics.mean(runs[seed].loss - base[seed].loss for seed in shared)
-            value = f"{more:+.4f} nats, spread {spread:.4f} of {len(none)} seeds"
-            held = more <= spread if enough else None
-            goals.append(harness.goal(f"loss of {variant}", "no worse than the seeds' spread", value, held))
+        goals += goals_of(variant, runs, base, steps)
         if variant.endswith("coarse sums"):
             name = f"bytes of a parameter and step, {variant}"
             goals.append(harness.at_most(name, REDUCE_BYTES, sent + back, "{:.2f}"))
-        if variant.endswith("coarse sums") and shared:
-            half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
-            more = statistics.mean(ratios) - 1
-            held = None if not enough or abs(more - COARSE_LIMIT) < half else more <= COARSE_LIMIT
-            name, limit = f"loss of {variant} over none", f"at most {COARSE_LIMIT:.2%}"
-            goals.append(harness.goal(name, limit, f"{more:+.2%} ± {half:.2%}", held))
     share = token_bytes(VARIANTS["int8"]) / token_bytes(VARIANTS["none"])
     goals.append(harness.at_most("bytes of int8 cuts over fp32", BYTES_SHARE, share, "{:.3f}"))
     head = [
