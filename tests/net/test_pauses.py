@@ -43,3 +43,29 @@ def test_a_pause_is_bridged_where_the_kernel_forgets(
         assert not there.closings
 
     backend.run(scenario)
+
+
+@pytest.mark.parametrize("backend", backends()[:1], ids=lambda backend: backend.name)
+def test_a_pause_is_bridged_after_a_chunk_that_left_slowly(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection took nothing at the first look after the payload, as a slow line's does."""
+    monkeypatch.setattr(link_module, "_WARM_S", 0.001)
+
+    async def scenario(world: World) -> None:
+        anna, bert = await world.peer("anna"), await world.peer("bert")
+        here = await anna.dial(bert)
+        there = await bert.incoming()
+        bulk = here.link.bulk
+        bulk.forgets_rate = True
+        here.link.send(b"tensor", BLOB)
+        await until(lambda: bulk.bytes_sent >= FRAMES_BYTES)
+        bulk.pause_writing()
+        sent = bulk.bytes_sent
+        await asyncio.sleep(0.05)
+        assert bulk.bytes_sent == sent
+        bulk.resume_writing()
+        await until(lambda: bulk.bytes_sent > sent)
+        assert not there.closings
+
+    backend.run(scenario)

@@ -291,13 +291,14 @@ class Link:
         self._warming = self._loop.call_later(_WARM_S, self._warm) if self.bulk.forgets_rate else None
 
     def _warm(self) -> None:
-        """Send a PAUSE frame, as nothing else was sent for _WARM_S; MAX_PAUSES of them in one pause."""
-        if self._queue or not self.bulk.writable or self.closed_reason is not None:
+        """Send a PAUSE frame, as nothing else was sent for _WARM_S; MAX_PAUSES of them in one pause. While
+        the last chunk still leaves, look again later; a write from the queue plans the next look itself."""
+        if self._queue or self.closed_reason is not None or self._pauses >= MAX_PAUSES:
             return
-        if self._pauses < MAX_PAUSES:
+        if self.bulk.writable:
             self._pauses += 1
             self.bulk.write((pause_frame(),))
-            self._plan_warming()
+        self._plan_warming()
 
     def _received(self, lane: Lane, received: Sequence[Parsed]) -> None:
         on_message = self._on_message
