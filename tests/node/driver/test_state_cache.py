@@ -11,7 +11,7 @@ from anabranch.node.driver import state_cache
 from anabranch.node.driver.state_cache import StateCache, kept_text
 from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol.interface.events import KeptState
-from anabranch.protocol.interface.tasks import Payload, Result, Snapshot, Task
+from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Snapshot, Task
 
 
 def state(t: int, size: int = 1000) -> KeptState:
@@ -96,3 +96,29 @@ def test_a_step_that_is_taken_as_the_peer_ends_is_kept_with_it(tmp_path: Path) -
     assert equal(cache.load("run", 1), state(8))
     assert "is not kept" in kept_text(cache, Worker(), "run", 1, 5)
     assert "is not kept" in kept_text(StateCache(tmp_path / "small", 10), Worker(), "run", 1, 8)
+
+
+def test_a_write_that_is_given_up_keeps_the_former_state(tmp_path: Path) -> None:
+    """The second signal, or the end of the grace, comes while the second piece is written."""
+    cache, looks = StateCache(tmp_path / "states", 10**6), iter((False, True))
+    assert not cache.keep("run", 1, state(3))
+    assert "no time" in cache.keep("run", 1, state(4), lambda: next(looks))
+    assert equal(cache.load("run", 1), state(3))
+    assert not cache.keep("run", 1, state(5)) and equal(cache.load("run", 1), state(5))
+    assert len(list(cache.folder.iterdir())) == 1
+
+
+def test_pieces_larger_than_any_are_not_read(tmp_path: Path) -> None:
+    """They would be sent to others, whose links take no such piece."""
+    cache = StateCache(tmp_path / "states", 10**9)
+    assert not cache.keep("run", 1, state(3, size=PIECE_BYTES + 1))
+    assert cache.load("run", 1) is None
+
+
+def test_a_worker_without_memory_keeps_nothing_and_says_so(tmp_path: Path) -> None:
+    class Worker(Computer):
+        def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    cache = StateCache(tmp_path / "states", 10**6)
+    assert "is not kept on this machine's disk: CUDA out of memory" in kept_text(cache, Worker(), "run", 1, 7)

@@ -18,7 +18,7 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from support.grids import first_of
-from support.swarms.lost_stages import SOON_S, check_whole, rollbacks, swarm
+from support.swarms.lost_stages import EVERY, SOON_S, check_whole, rollbacks, swarm
 
 PAUSE, GO_ON = ev.Wished("pause"), ev.Wished("continue")
 
@@ -45,9 +45,9 @@ def notes(world: World, name: str) -> list[str]:
     return [str(fields.get("text", "")) for _, peer, _, fields in world.notes if peer == name]
 
 
-def paused_swarm(seed: int = 0) -> World:
+def paused_swarm(seed: int = 0, snapshot_every: int = EVERY) -> World:
     """Swarm that is paused from 2 s to 60 s; r1.0 leaves at 10 s and is back at 30 s."""
-    world = swarm(seed, replicas=3)
+    world = swarm(seed, replicas=3, snapshot_every=snapshot_every)
     world.keeps_states = True
     world.clock.at(2.0, lambda: world.nodes["d0"].handle(PAUSE))
     world.clock.at(60.0, lambda: world.nodes["d0"].handle(GO_ON))
@@ -98,6 +98,27 @@ def test_a_damaged_state_on_the_disk_is_fetched_anew_and_blames_nobody() -> None
     world.run(SOON_S)
     check_whole(world)
     assert got[1] > 0 and not spoilt
+
+
+def test_hashes_of_the_file_are_offered_to_nobody() -> None:
+    """The state is right, but a hash in the file is not: who fetched the snapshot would blame this peer."""
+    world = paused_swarm(snapshot_every=1)
+    offered: list[tuple[str, ...]] = []
+
+    def damage() -> None:
+        states = world.nodes["r1.0"].disk.states
+        states[1] = structs.replace(states[1], hashes=("wrong", *states[1].hashes[1:]))
+
+    def look(node: Node, event: ev.Event) -> None:
+        if node.id == "r1.0":
+            offered.extend(state.hashes for state in node.peer.states.pinned.values())
+
+    world.clock.at(29.0, damage)
+    world.watchers.append(look)
+    world.run(SOON_S)
+    check_whole(world)
+    assert any("is on this machine's disk: not fetched" in text for text in notes(world, "r1.0"))
+    assert offered and not any("wrong" in hashes for hashes in offered)
 
 
 def test_steps_that_were_taken_meanwhile_cost_a_whole_state() -> None:

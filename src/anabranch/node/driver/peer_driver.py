@@ -251,18 +251,20 @@ class LivePeer:
         if outcome.internal or not (outcome.ok or outcome.again) or computer is None or t <= 0:
             return
         if t >= peer.ctx.run.steps:
-            cache.clear()
+            with contextlib.suppress(OSError):
+                cache.clear()
             return
         own = peer.states.find(stage, t)
         copy = None if own is None else ev.KeptState(t, own.fingerprint, own.pieces, own.hashes)
         kept: asyncio.Future[str] = self._loop.create_future()
         self._worker.submit(
-            lambda: kept_text(cache, computer, run, stage, t, copy),
+            lambda: kept_text(cache, computer, run, stage, t, copy, self._hurry.is_set),
             lambda text: None if kept.done() else kept.set_result(text),
         )
         hurry = asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait((kept, hurry), timeout=KEEP_S, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
+        self._hurry.set()  # a write that still goes on is given up
         if kept.done():
             self.journal.note("note", {"text": kept.result()})
 

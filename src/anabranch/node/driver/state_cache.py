@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from blake3 import blake3
 from anabranch.errors import words_of
 from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol.interface.events import KeptState
-from anabranch.protocol.interface.tasks import PIECES_MAX, Snapshot
+from anabranch.protocol.interface.tasks import PIECE_BYTES, PIECES_MAX, Snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +49,12 @@ class StateCache:
     def path(self, run: str, stage: int) -> Path:
         return self.folder / f"{blake3(run.encode()).hexdigest()[:16]}-{stage}.state"
 
-    def keep(self, run: str, stage: int, state: KeptState) -> str:
-        """Write a state in place of the stage's former one; the oldest files make room. Returns "" or why it
-        is not kept. Raises OSError."""
+    def keep(
+        self, run: str, stage: int, state: KeptState, stopped: Callable[[], bool] = lambda: False
+    ) -> str:
+        """Write a state in place of the stage's former one, which stays until the new one is whole if
+        there is room for both; the oldest files make room. Returns "" or why it is not kept. stopped: asked
+        before each piece; True to give up. Raises OSError."""
         if not self.most_bytes:
             return "the cache is switched off"
         views = [_bytes_of(piece) for piece in state.pieces]
@@ -61,15 +65,17 @@ class StateCache:
         path, needed = self.path(run, stage), 4 + len(header) + sum(sizes)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._clear_unfinished()
-        path.unlink(missing_ok=True)
         room = min(self.most_bytes, self._used() + int(_FREE_SHARE * shutil.disk_usage(self.folder).free))
         if needed > room:
+            path.unlink(missing_ok=True)
             return f"it has {needed} bytes, and the cache has room for {room} (--cache)"
         self._shrink(room - needed)
         unfinished = self.folder / f".{path.name}.unfinished"
         with open(unfinished, "xb") as file:
             file.write(len(header).to_bytes(4, "little") + header)
             for view in views:
+                if stopped():
+                    return "there was no time to write it"
                 file.write(view)
         os.replace(unfinished, path)
         return ""
@@ -102,7 +108,9 @@ class StateCache:
         count, sizes = len(header.hashes), header.sizes
         same = (header.run, header.stage, len(sizes)) == (run, stage, count)
         whole = 4 + size + sum(sizes) == path.stat().st_size
-        if not same or not whole or not 0 < count <= PIECES_MAX or min(sizes) < 0:
+        if not same or not whole or not 0 < count <= PIECES_MAX:
+            return None
+        if min(sizes) < 0 or max(sizes) > PIECE_BYTES:
             return None
         data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", offset=0))[4 + size :]
         return KeptState(header.t, header.fingerprint, torch.split(data, sizes), tuple(header.hashes))
@@ -130,16 +138,24 @@ class StateCache:
 
 
 def kept_text(
-    cache: StateCache, computer: Computer, run: str, stage: int, t: int, copy: KeptState | None = None
+    cache: StateCache,
+    computer: Computer,
+    run: str,
+    stage: int,
+    t: int,
+    copy: KeptState | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> str:
     """Keep the state of `stage` after iteration `t`, or after a step that was just being taken; returns what
     was done, for the event log. copy: of that state, if there is one: in a round the worker's own state is
-    ahead of it."""
+    ahead of it. stopped: as in `StateCache.keep`."""
     try:
         state = copy or _snapshot(computer, t) or _snapshot(computer, t + 1)
-        why = "the worker has another" if state is None else cache.keep(run, stage, state)
+        why = "the worker has another" if state is None else cache.keep(run, stage, state, stopped)
     except OSError as error:
         why = words_of(error)
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError where memory ends
+        why = str(error) or "memory is used up"
     if why or state is None:
         return f"the state of stage {stage} is not kept on this machine's disk: {why}"
     return f"the state of stage {stage} after iteration {state.t} is kept on this machine's disk"

@@ -97,7 +97,7 @@ class CatchUp(Timer):
         self._kept = None
         text = f"the state of stage {kept.stage} after iteration {t} is on this machine's disk: not fetched"
         self._ctx.outbox.note("note", text=text)
-        self._fetched(kept)
+        self._load(kept, hashed=False)
         return True
 
     def begin(self) -> None:
@@ -226,6 +226,11 @@ class CatchUp(Timer):
             self._fetch_failed(self._too_old(state.t))
             return
         self._givers = self.download.givers if self.download is not None else set()
+        self._load(state, hashed=True)
+
+    def _load(self, state: State, hashed: bool) -> None:
+        """Load a state, and continue from it. hashed: True if its pieces were compared with their hashes;
+        only such a state is offered to others as a snapshot, as they would blame the one that offers it."""
         self._entry.advance(Step.LOADING)
 
         def loaded(result: Result) -> None:
@@ -235,7 +240,8 @@ class CatchUp(Timer):
             elif base is None:
                 self._fetch_failed(self._too_old(state.t))
             else:
-                self._snapshots.loaded(state)
+                if hashed:
+                    self._snapshots.loaded(state)
                 self.have(state.t, base, state.fingerprint)
 
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
