@@ -20,11 +20,14 @@ _T = TypeVar("_T")
 
 async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
     """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them. Raises OSError if
-    the name stands for none."""
+    the name stands for none, or is none: strangers choose the names that a leader dials."""
     try:
-        return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
-    except socket.gaierror:  # a name: the system asks others
-        return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=kind))
+        try:
+            return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
+        except socket.gaierror:  # a name: the system asks others
+            return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=kind))
+    except ValueError as error:  # such as "a..b", or a label of over 63 characters
+        raise OSError("it is no name of a host") from error
 
 
 async def first_of(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch import PROTOCOL_VERSION
+from anabranch.addresses import parse_address
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import Refused
@@ -542,5 +543,17 @@ def test_an_address_of_another_peer_is_not_believed(backend: Backend) -> None:
         assert said == f"another machine answers at {other.address}"
         assert await soon(leader.transport.probe(other.identity.peer_id, other.address)) == ""
         assert other.inboxes == [] and leader.inboxes == []
+
+    backend.run(scenario)
+
+
+@pytest.mark.parametrize("name", ["x..y", ".a", "a" * 64 + ".b"])
+def test_what_is_no_name_of_a_host_is_an_address_that_fails(backend: Backend, name: str) -> None:
+    """The system's look-up raises no OSError for it, and the leader ended: a joiner chooses what it dials."""
+
+    async def scenario(world: World) -> None:
+        leader = await world.peer("anna")
+        said = await soon(leader.transport.probe(CALLER.peer_id, parse_address(f"{name}:80")))
+        assert "it is no name of a host" in said
 
     backend.run(scenario)

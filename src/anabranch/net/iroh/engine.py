@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from anabranch.addresses import Address, host_port
+from anabranch.addresses import MOST_ADDRESSES, Address, host_port
 from anabranch.background import background
 from anabranch.net.address_race import resolved
 from anabranch.net.errors import DialError, ListenError
@@ -36,9 +36,10 @@ def installed() -> bool:
 
 
 async def udp_ends(address: Address) -> list[str]:
-    """IP:PORT of each address that a peer's UDP address stands for: iroh knows no names. Raises OSError."""
+    """IP:PORT of the addresses that a peer's UDP address stands for, MOST_ADDRESSES of them: iroh knows no
+    names, and a stranger's may stand for any number. Raises OSError."""
     found = await resolved(address.host, address.port, socket.SOCK_DGRAM)
-    return [host_port(str(end[0]), address.port) for *_, end in found]
+    return [host_port(str(end[0]), address.port) for *_, end in found[:MOST_ADDRESSES]]
 
 
 class IrohEngine:
