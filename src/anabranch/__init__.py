@@ -13,7 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 #: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. Peers of another
-#: version are refused in the handshake. 9: audits of walk-ins, and audited reduces without cells.
+#: version are refused in the handshake.
 PROTOCOL_VERSION = 10
 
 #: Version of the layout of a run directory. A run directory of another version is refused.

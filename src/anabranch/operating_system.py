@@ -55,7 +55,7 @@ def lock(handle: int, wait: bool = False) -> None:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of a new file."""
+    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of the file."""
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.unlink(missing_ok=True)  # it may be a link, or of another mode
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

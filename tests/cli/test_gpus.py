@@ -141,7 +141,7 @@ def test_a_machine_lends_no_more_memory_than_its_owner_says() -> None:
     run, model = large_run("cpu")
     held = measured_capacity(run, model, 1 << 50)
     assert 1 < measured_capacity(run, model, GIB) < held
-    with pytest.raises(UserError, match=r"cpu has 1.0 GiB free, and its 8 blocks .*more with --memory"):
+    with pytest.raises(UserError, match=r"cpu has 1.0 GiB to use, and its 8 blocks .*more with --memory"):
         check_fit(run, model, GIB)
 
 

@@ -187,6 +187,9 @@ def test_training_alone_is_taken_up_again_without_a_trace(
     assert f"stopped after step 2; continue with: anabranch resume {parts} --alone" in said
     assert main(["resume", str(parts)]) == 2
     assert "was trained alone: add --alone" in capsys.readouterr().err
+    with RunDirectory.open(parts).led():
+        assert main(["resume", str(parts), "--alone"]) == 2
+    assert "another process leads the run" in capsys.readouterr().err
     assert main(["resume", str(parts), "--alone"]) == 0
     assert "step 3/4" in capsys.readouterr().out
     stages = range(load_run_file(whole / "run.toml").pipeline.stages + 1)

@@ -230,6 +230,6 @@ def generate(
 def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
     """Write a trained model as a folder that Hugging Face transformers loads; returns the folder.
 
-    path, step: as in `load`. out: a new or an empty folder. Raises UserError as both do.
+    path, step: as in `load`. out: a new or an empty folder. Raises UserError.
     """
     return load(path, step).export(out)

@@ -13,12 +13,12 @@ from anabranch.hours import parse_hours
 from anabranch.net.connection_limits import CarryLimits, LineCaps
 from anabranch.node.lifecycle.shutdown import STOP_S
 
-#: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
-CACHE_GB = 4.0
-
 if TYPE_CHECKING:
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.peer_driver import Outcome
+
+#: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
+CACHE_GB = 4.0
 
 
 def join(
@@ -60,8 +60,8 @@ def join(
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto" for both. caps:
     most bytes per second that it sends and receives. audits: True if the ticket is an auditor's. cache_gb:
     most GB of stages' states kept on its disk for its next process. threads: of torch, 0 for the run file's;
-    another number only where run.numerics is "mixed". memory_gib: most memory (GiB) of the machine, and of
-    each GPU; 0: what is free. say: gets sentences about the progress. Blocks; computes in this process, whose
+    another number only where run.numerics is "mixed". memory_gib: memory (GiB) to plan with, also of each
+    GPU; 0: what is free. say: gets sentences about the progress. Blocks; computes in this process, whose
     torch it configures for reproducible results. Raises UserError or NetError if an argument cannot be used.
     """
     from anabranch.node.driver.event_loop import run_async

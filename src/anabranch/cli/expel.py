@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.node.lifecycle import gate_file
     from anabranch.node.lifecycle.tickets import expel, history_of, revoke_ticket
+    from anabranch.observe.console.progress import ticking
 
     directory, reason = RunDirectory.open(args.run_dir), checked_reason(args.reason)
     record = gate_file.read(args.run_dir)
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         ticket = revoke_ticket(args.run_dir, args.target, reason)
         print(f"ticket {ticket.name} ({ticket.key[:8]}) is revoked")
         return 0
-    member = history_of(directory).membership.members
+    with ticking("reading the log"):
+        member = history_of(directory).membership.members
     peer = expel(args.run_dir, args.target, reason)
     print(f"peer {peer.id[:8]} is expelled")
     came_with = member[peer.id].ticket if peer.id in member else ""

@@ -41,6 +41,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.api.volunteer import CACHE_GB
 from anabranch.cli.support import outputs
 from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range, line_caps
 from anabranch.cli.support.gpus import check_device
@@ -60,7 +61,7 @@ IDLE_NICE = 10
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
 #: Help of --ticket-file and --stage.
-TICKET_FILE = "read the ticket from this file, once it is there; from a run's tickets.json that for relays"
+TICKET_FILE = "read the ticket from this file, once it is there; of a run's tickets.json the relays' one"
 STAGE = "stage to serve (default: the run chooses)"
 
 
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     threads = 'threads of torch; only where run.numerics is "mixed" (default: as the run file says)'
     add("--threads", type=int, default=0, metavar="N", help=threads)
-    memory = "most GiB of memory that it takes, of each GPU too (default: as much as is free)"
+    memory = "GiB to plan with as if no more were free, also of each GPU (default: what is free)"
     add("--memory", type=float, default=0.0, metavar="GIB", help=memory)
     hours = 'local time at which this machine is lent, or "when idle" (default: always)'
     add("--hours", default="", metavar="22:00-07:00", help=hours)
@@ -124,8 +125,8 @@ def add_stay(parser: argparse.ArgumentParser) -> None:
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     grace = "time to leave in, after Ctrl+C or SIGTERM"
     add("--grace", type=float, default=STOP_S, metavar="SECONDS", help=grace)
-    cache = "most GB of its stage's state that it keeps on the disk for the next time; 0: none (default: 4)"
-    add("--cache", type=float, default=4.0, metavar="GB", help=cache)
+    cache = f"most GB of disk for states of stages, kept for the next time; 0: none (default: {CACHE_GB:g})"
+    add("--cache", type=float, default=CACHE_GB, metavar="GB", help=cache)
     add("--once", action="store_true", help="end, instead of joining again, when the part in the run ends")
     add("--home", type=Path, metavar="DIR", help="folder for key and log (default: ~/.anabranch/RUN)")
     outputs.add_log_format(parser)

@@ -18,7 +18,6 @@ results; the log records this.
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs, own_relays, restart
@@ -87,14 +86,14 @@ def _refuse_alone(directory: RunDirectory) -> None:
 def _refuse_finished(directory: RunDirectory) -> None:
     """Raise UserError if all steps are committed, before a swarm starts. The leader reports a damaged log."""
     from anabranch.cli.support.lead_run import refuse_finished
+    from anabranch.node.lifecycle.tickets import history_of
     from anabranch.node.lifecycle.training_machine import run_of
     from anabranch.observe.console.progress import ticking
-    from anabranch.protocol.consensus.log_replay import fold
-    from anabranch.protocol.log.hash_chain import LogError
 
-    if not directory.log.exists():
+    try:
+        with ticking("reading the log"):
+            history = history_of(directory)
+    except UserError:
         return
-    with contextlib.suppress(LogError), ticking("reading the log"):
-        history = fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
-        if history.genesis is not None:
-            refuse_finished(directory, history, run_of(history.genesis))
+    if history.genesis is not None:
+        refuse_finished(directory, history, run_of(history.genesis))

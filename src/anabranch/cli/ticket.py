@@ -105,9 +105,12 @@ def _list(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.node.lifecycle import gate_file
     from anabranch.node.lifecycle.tickets import history_of
+    from anabranch.observe.console.progress import ticking
 
     directory = RunDirectory.open(args.run_dir)
-    record, history = gate_file.read(args.run_dir), history_of(directory)
+    record = gate_file.read(args.run_dir)
+    with ticking("reading the log"):
+        history = history_of(directory)
     members: dict[str, list[str]] = {}
     for member in history.membership.members.values():
         members.setdefault(member.ticket, []).append(member.id)
@@ -139,9 +142,11 @@ def _state(ticket: IssuedTicket) -> str:
 def _revoke(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.node.lifecycle.tickets import history_of, revoke_ticket
+    from anabranch.observe.console.progress import ticking
 
     ticket = revoke_ticket(args.run_dir, args.ticket, checked_reason(args.reason))
-    members = history_of(RunDirectory.open(args.run_dir)).membership.members.values()
+    with ticking("reading the log"):
+        members = history_of(RunDirectory.open(args.run_dir)).membership.members.values()
     came = sum(member.ticket == ticket.key for member in members)
     print(f"ticket {ticket.name} ({ticket.key[:8]}) is revoked; members that came with it: {came}")
     return 0

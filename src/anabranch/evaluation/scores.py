@@ -70,7 +70,8 @@ def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Sample of plain text: a document, or a window of a task's only one. words: divided by white space."""
+    """Sample of plain text: a document, or a window if the task has one document. words: divided by white
+    space."""
 
     nats: float
     tokens: int

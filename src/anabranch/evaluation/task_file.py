@@ -36,7 +36,8 @@ class Item:
     """Line of a task.
 
     where: file and line, for messages. continuations: texts that are scored after `context`: the choices, the
-    target, or the plain text. delimiter: text between. answer: number of the right choice. is_text: plain.
+    target, or the plain text. delimiter: text between. answer: number of the right choice. is_text: True for
+    plain text.
     """
 
     where: str

@@ -71,9 +71,11 @@ class CarryLimits:
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""
     circuits_of_peer: int = 64
-    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: about its neighbours."""
+    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: about as many as it has
+    neighbours."""
     circuits_of_pair: int = 8
-    """Most circuits from one peer to another, so that none takes all of another's: two links, replaced."""
+    """Most circuits from one peer to another, so that none takes all of another's: two links and their
+    successors."""
     bytes_per_s: float = 0.0
     """Most bytes per second of all circuits together, each byte counted once; 0: no limit."""
     link_s: float = 1.0

@@ -39,7 +39,7 @@ class DialError(NetError):
 
 
 class Refused(NetError):
-    """Raised when a side refused the connection in its handshake. kind: one of those at the end."""
+    """Raised when a side refused the connection in its handshake. kind: one of the constants below."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)

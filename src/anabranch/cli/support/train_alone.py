@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def train_alone(path: Path, to: Outputs) -> int:
     """Train the run of a run directory in this process, from its newest checkpoint on; returns the exit
     status, 0. Checkpoints are written as the run file says and at the end, which is the present step after
-    Ctrl+C. Raises UserError, also if the run is a swarm's or has no step left."""
+    Ctrl+C. Raises UserError, also if the run is a swarm's, has no step left, or is trained by another
+    process."""
     with ticking("reading the run"):
         inputs, alone, t = _opened(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex
@@ -50,7 +51,7 @@ def train_alone(path: Path, to: Outputs) -> int:
             raise KeyboardInterrupt(f"the last checkpoint stays; continue with: {_resume(path)}")
 
     every, began = run.evaluation.every, time.monotonic()
-    with Ticker(plain=False) as ticker, handled_signals(stop):
+    with directory.led(), Ticker(plain=False) as ticker, handled_signals(stop):
         ticker.begin(f"step {t + 1}")
         if not t:
             evaluate(0)
@@ -60,7 +61,7 @@ def train_alone(path: Path, to: Outputs) -> int:
             rate = inputs.batches.tokens_per_iteration / max(1e-9, time.monotonic() - at)
             line = f"loss {step.loss:6.3f} | {rate:7,.0f} tok/s | grad {step.norm:5.2f}"
             say(f"step {t}/{run.run.steps} | {line}")
-            ticker.begin(f"step {t + 1}")
+            ticker.begin(f"step {t + 1}" if t < run.run.steps else "ending the run")
             if every and (t % every == 0 or t == run.run.steps):
                 evaluate(t)
             if t % run.checkpoint.every == 0:

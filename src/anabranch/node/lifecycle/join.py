@@ -65,7 +65,7 @@ class JoinOptions:
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
     the ticket names a relay and iroh is installed. caps: of this machine's line. cache_bytes: most bytes of
     stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run file's.
-    memory_bytes: most memory of this machine, and of each of its GPUs; 0: what is free.
+    memory_bytes: to plan with, of this machine and of each of its GPUs; 0: what is free.
     """
 
     ticket: Ticket

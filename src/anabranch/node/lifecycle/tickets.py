@@ -16,7 +16,6 @@ from anabranch.net.identity import Identity
 from anabranch.net.ticket import AUDITOR, OPEN, ROLES, PeerAddress, Ticket, issue_ticket, parse_ticket
 from anabranch.node.lifecycle import control_file, gate_file
 from anabranch.node.lifecycle.create_run import LEADER_NAME, CreatedRun
-from anabranch.observe.console.progress import ticking
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.log.hash_chain import LogError
 
@@ -118,8 +117,7 @@ def history_of(directory: RunDirectory) -> LogReplay:
     """State of the run by the commit log in its directory, without a line that is being written; that of an
     empty log if there is no log. Raises UserError for a damaged log."""
     try:
-        with ticking("reading the log"):
-            return fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
+        return fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
     except FileNotFoundError:
         return LogReplay()
     except LogError as error:

@@ -47,8 +47,8 @@ class TrainingMachine:
     me: this peer's member record, without measurements. corpus_directory: the corpus of a data node. device:
     compute device of this machine, "" for the run file's. frozen: folder of frozen weights by their hash, for
     runs that train adapters (None: they are downloaded each time). threads: of torch, 0 for the run file's.
-    memory_bytes: most memory to take, of the host and of each GPU. The methods import torch, once the
-    environment for the run's numerics is set; call them on the worker thread.
+    memory_bytes: of the host and of each GPU, to plan with as if no more were free. The methods import torch,
+    once the environment for the run's numerics is set; call them on the worker thread.
     """
 
     def __init__(
@@ -192,15 +192,16 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
     block, ends = trained.block * each + _held_bytes(run, model), trained.end * each
     if run.lora.rank:
         block, ends = block + block_parameters(model) * width, end_parameters(model) * width
+    limited = most_bytes < UNLIMITED
+    other = "give more with --memory" if limited else "end other programs there"
     for place, (device, free, blocks) in enumerate(_shares(run, model, most_bytes)):
         needed = blocks * block + (ends if run.pipeline.whole and place == 0 else 0)
-        limited = most_bytes < UNLIMITED
         if (device.startswith("cuda") or limited) and needed > free:
-            other = "give more with --memory" if limited else "end other programs there"
-            advice = f"let more GPUs hold the stage together (--device cuda:0,cuda:1), or {other}"
+            several = "let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
+            advice = (several if device.startswith("cuda") else "") + other
+            has = f"{device} has {_gib(free)} {'to use' if limited else 'free'}"
             raise UserError(
-                f"{device} has {_gib(free)} free, and its {blocks} blocks of the largest stage need at least "
-                f"{_gib(needed)}: {advice}"
+                f"{has}, and its {blocks} blocks of the largest stage need at least {_gib(needed)}: {advice}"
             )
 
 
