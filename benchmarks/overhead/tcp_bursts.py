@@ -9,7 +9,7 @@ two and four connections that share a burst; and 30 bytes each 0.2 s of the paus
 forget the connection's rate: links of anabranch send so many (`net.link`: an empty frame, encrypted). For
 comparison, the kernel's own switch (`net.ipv4.tcp_slow_start_after_idle=0`), which needs root. The second
 half of the bursts counts. Round trips from a burst's first byte to its last, with BBR on the first link, are
-the value of `network.burst_trips` of a scenario.
+one measurement of `network.burst_trips` of a scenario.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def in_own_process(measure: Callable[..., Cost], *arguments: Any) -> Cost:
 
 
 def compiled() -> str:
-    """Words on a compiled program, for the line that tells the set-up."""
+    """Suffix of the set-up line for a compiled program; "" for plain Python."""
     return "" if str(peer.__file__).endswith(".py") else ", compiled (`make compiled`)"
 
 

@@ -93,7 +93,7 @@ def body_of(costs: Sequence[Cost], crash: float) -> str:
             "`volunteers` with whole models, a slot for each machine, a data node for 25, 500 inner steps a "
             f"round, {100 * crash:g} % of the machines crashing in a round; one seed, one process"
             f"{compiled()}. *Round s*: virtual seconds; *messages*: small ones, per node and round. CPU "
-            "seconds of a round are those after the first round, up to the iterations that were done.",
+            "seconds of a round: mean of the counted ones, without the synchronous step and the first round.",
             *failed,
             "",
             table([*head, "messages", "crashes"], rows),

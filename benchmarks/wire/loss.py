@@ -141,9 +141,14 @@ def kept(steps: int, microbatches: int) -> list[Outcome]:
     return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in paths]
 
 
+def tuned_at(outcomes: list[Outcome], variant: str, first: int) -> dict[float, float]:
+    """Loss of `variant` at the seed `first`, by learning rate."""
+    return {o.job.rate: o.loss for o in outcomes if (o.job.variant, o.job.seed) == (variant, first)}
+
+
 def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
     """Learning rate with the least loss of `variant` at the seed `first`."""
-    losses = {o.job.rate: o.loss for o in outcomes if (o.job.variant, o.job.seed) == (variant, first)}
+    losses = tuned_at(outcomes, variant, first)
     return min(losses, key=losses.__getitem__)
 
 
@@ -158,7 +163,7 @@ def token_bytes(wire: WireSection) -> float:
 
 def at_best_rate(outcomes: list[Outcome], variant: str, first: int) -> dict[int, Outcome]:
     """Runs of `variant` by seed at its best rate; empty if it has no run at the seed `first`."""
-    if not any((o.job.variant, o.job.seed) == (variant, first) for o in outcomes):
+    if not tuned_at(outcomes, variant, first):
         return {}
     rate = best_rate(outcomes, variant, first)
     return {o.job.seed: o for o in outcomes if (o.job.variant, o.job.rate) == (variant, rate)}
@@ -199,7 +204,7 @@ def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) ->
     for variant, runs in by_variant.items():
         if not runs:
             continue
-        tuned = {o.job.rate: o.loss for o in outcomes if (o.job.variant, o.job.seed) == (variant, first)}
+        tuned = tuned_at(outcomes, variant, first)
         shared = sorted(runs.keys() & base.keys())
         ratios = [runs[seed].loss / base[seed].loss for seed in shared]
         sent = statistics.mean(run.sum_bytes for run in runs.values())
@@ -233,9 +238,10 @@ def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) ->
     data = [asdict_of(outcome) for outcome in outcomes]
     rates = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
     variants = " ".join(f'"{variant}"' for variant, runs in by_variant.items() if runs)
+    seeds = " ".join(map(str, sorted({outcome.job.seed for outcome in outcomes})))
     reproduce = (
-        f"python -m benchmarks.wire.loss --steps {steps} --microbatches {microbatches} --rates {rates} "
-        f"--variants {variants}"
+        f"python -m benchmarks.wire.loss --steps {steps} --microbatches {microbatches} --seeds {seeds} "
+        f"--rates {rates} --variants {variants}"
     )
     usual = microbatches == RunConfig().batch.microbatches
     name = "wire-loss" if usual else f"wire-loss-{tokens}"
@@ -267,7 +273,7 @@ def train_missing(
     """Train what is not kept: all rates at the first seed, each side's best rate at the others."""
     if not (FOLDER / "corpus").is_dir():
         materialise(DataSection(), FOLDER / "corpus")
-    first, *others = seeds
+    first, *others = sorted(seeds)
     tuned = [
         kept_or_trained(Job(variant, rate, first, steps, microbatches))
         for rate in rates

@@ -46,7 +46,8 @@ class Variant:
 
     deadline_s: time-out of a forward call. refresh_s: interval at which the list of peers is refreshed.
     recompute: True if the backward call recomputes the forward. any_replica: True if a call to a lost relay
-    is made again at another replica, False if its microbatch restarts. rebalance_s: between moves (0: none).
+    is made again at another replica, False if its microbatch restarts. rebalance_s: seconds
+    between two moves of a peer (0: none).
     """
 
     deadline_s: float

@@ -45,7 +45,8 @@ class RecordedRun:
     """Scenario of a recorded run.
 
     profile: network profile (JSON). trace: churn of the run. Both are to be written to files, whose paths
-    `scenario` lacks. iteration_s: mean of an iteration after the warm-up. policy: of the run.
+    `scenario` lacks. iteration_s: mean of an iteration after the warm-up. policy: routing policy of the
+    run.
     """
 
     scenario: Scenario

@@ -144,7 +144,8 @@ class DriftPart:
 @dataclass(frozen=True)
 class RunPart:
     """Length of a simulated run. iterations: number of iterations. warm_up: first iterations that are not
-    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two in flight."""
+    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two
+    iterations in flight."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2

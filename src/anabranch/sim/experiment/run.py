@@ -29,7 +29,8 @@ LARGE_HOSTS = 200
 #: Restarted processes, per host, after which a large simulation collects garbage (a choice). The parts
 #: of a dead peer refer to each other, so that nothing else frees it.
 RESTARTS_PER_COLLECTION = 0.5
-#: Allocations between automatic collections of a large simulation, which find little: more than others need.
+#: Allocations between automatic collections of a large simulation, which find little: more than
+#: there are between two explicit ones.
 LARGE_GC_ALLOCATIONS = 10_000_000
 #: Virtual seconds per iteration, and number of events, after which a run has failed.
 PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000

@@ -65,8 +65,8 @@ class SwarmUnderTest:
         self.world.add(member, self.world.leading().id, self.world.clock.now)
         return name
 
-    def auditors(self) -> None:
-        """Let the auditors of the seed join, with the owner's ticket for it, as soon as there is a leader."""
+    def add_auditors(self) -> None:
+        """Let the auditors of the seed join at AUDITORS_AT_S, with the owner's ticket for it."""
         like = next(self.world.nodes[m.id].member for m in self.drawn.machines if m.stage)
         for machine in self.drawn.auditors:
             name = machine.id

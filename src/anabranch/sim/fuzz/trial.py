@@ -56,7 +56,7 @@ class SeedTrial:
         self.drawn = drawn
         self.world, truth = build(drawn)
         self.swarm = SwarmUnderTest(drawn, self.world)
-        self.swarm.auditors()
+        self.swarm.add_auditors()
         self.invariants = Invariants(self.world, truth)
         self.world.watchers.append(self._watch)
         self.waste = WastedCompute(self.world)
@@ -121,7 +121,8 @@ class SeedTrial:
         return False
 
     def _stuck(self) -> None:
-        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record others."""
+        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record the
+        others."""
         self.outcome.unmet = unmet(self.world, self.invariants.t)
         if not self.outcome.unmet:
             waiting = [str(f.get("reason")) for _, _, kind, f in self.world.notes if kind == "waiting"][-1:]

@@ -44,7 +44,8 @@ class NetworkFaults:
         self._holes: dict[tuple[str, str], float] = {}
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
-        """Hold back all messages from the first to the second peer of each pair until `until` (inf: ever)."""
+        """Hold back all messages from the first to the second peer of each pair until the time `until`
+        (infinite: for ever)."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 

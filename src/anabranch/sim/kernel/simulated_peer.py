@@ -275,7 +275,8 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the disk writes up to `number` and report it to the protocol; a crash loses others."""
+        """Complete the disk writes up to `number` and report it to the protocol; a crash loses the
+        incomplete ones."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))

@@ -6,8 +6,8 @@ wait for each other. The rate of a lane is max-min fair under three bounds: the 
 direction, the sender's uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992,
 section 6.5: progressive filling). A lane that a carrier forwards also takes the carrier's downlink and
 uplink. Rates change only when a payload begins or ends (on paced connections also once per round trip), so
-the model is exact in between. Where more than MANY lanes depend on each other, their rates are computed at
-intervals that grow with their number.
+the model is exact in between. Where more than MANY lanes depend on each other, all rates are computed at
+intervals that grow with their number; a lane that begins in between waits.
 
 With `SharedLink.burst_trips` connections are paced as TCP's are, and slow at first. Not modelled: headers,
 and the bandwidth of control messages.
@@ -425,7 +425,7 @@ class Traffic:
             for lane in coupled:
                 self._unsettled.pop(lane, None)
             if len(coupled) > MANY:
-                self._settles_at = self.clock.now + SETTLE_S * len(coupled)
+                self._settles_at = max(self._settles_at, self.clock.now + SETTLE_S * len(coupled))
                 self._share_among_many(coupled)
             else:
                 self._share(coupled)
