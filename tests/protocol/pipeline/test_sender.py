@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.events import Send
-from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.log.records import Member, Members, Slot
 from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Want
 from anabranch.protocol.pipeline.outgoing import OutgoingState
 from anabranch.protocol.pipeline.repair import Repairs
@@ -377,3 +377,15 @@ def test_only_who_is_asked_has_what_is_searched() -> None:
     assert node.sender.items[0].leg is OutgoingState.FINDING
     node.repairs.on_have("c", 0, transmission)
     assert node.sender.items[0].peer == "c" and node.sender.on_backward("a", 0, b"g") == (True, None)
+
+
+def test_a_slot_whose_machine_left_asks_a_machine_without_one_at_once() -> None:
+    """The machine of a slot reports a credit for it by itself; one without a slot tells nobody."""
+    node = Node("static", relays="abc")
+    node.sender._plan, node.sender._bound = (Slot(0, 1, "a"), Slot(0, 1, "b")), True
+    node.sender.submit(0, b"x", ("d",), True)
+    node.sender.submit(1, b"x", ("d",), True)
+    node.sender.items[0].asked.clear()
+    for index, peer in ((0, "a"), (0, "c"), (1, "b")):
+        node.sender._ask(node.sender.items[index], peer)
+    assert set(node.sent(Ask)) == {"c"}

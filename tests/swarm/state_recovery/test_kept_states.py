@@ -13,6 +13,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Result
 from anabranch.protocol.messages import FetchPiece, Piece, StateOffer
+from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.state.download import Download, State
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.kernel.simulated_peer import Node
@@ -98,6 +99,25 @@ def test_a_damaged_state_on_the_disk_is_fetched_anew_and_blames_nobody() -> None
     world.run(SOON_S)
     check_whole(world)
     assert got[1] > 0 and not spoilt
+
+
+def test_an_old_answer_about_a_state_costs_no_other_one() -> None:
+    """Holders without peers says that a state is not the run's, or that nobody has it. A second answer comes
+    when the peer has the right one."""
+    world, told = paused_swarm(), list[int]()
+
+    def look(node: Node, event: ev.Event) -> None:
+        replica, active = node.peer.replica, node.peer.ctx.run.membership.active_from
+        waits = node.peer.shared.entry.step is Step.READY and node.id not in active
+        if node.id == "r1.0" and node.member.incarnation == 2 and waits and not told:
+            told.append(replica.t)
+            answer = msg.Holders(1, replica.t, replica.fingerprint, ())
+            node.handle(ev.Received("d0", answer, None))
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    check_whole(world)
+    assert told and not any("another is fetched" in text for text in notes(world, "r1.0"))
 
 
 def test_hashes_of_the_file_are_offered_to_nobody() -> None:

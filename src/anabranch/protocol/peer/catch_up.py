@@ -171,7 +171,8 @@ class CatchUp(Timer):
         0), the holders named. Retried later if there is none; ignored unless this peer waits for the
         answer."""
         stage, t = self._ctx.run.stage, message.t
-        if message.stage == stage and message.fingerprint and not message.peers and self._proved_false(t):
+        nobody = message.stage == stage and message.fingerprint and not message.peers
+        if nobody and self._proved_false(t, message.fingerprint):
             return
         if not self._waits_for(message.stage):
             return
@@ -191,12 +192,14 @@ class CatchUp(Timer):
         elif self._wanted_t in (-1, t):
             self._download(stage, t, list(message.peers), self._fetched, message.fingerprint)
 
-    def _proved_false(self, t: int) -> bool:
+    def _proved_false(self, t: int, fingerprint: str) -> bool:
         """Fetch another state, from other peers if there are some, if this peer waits to serve: the leader
         says that the state which it reported after iteration t is not the run's, whoever gave it. False if it
-        does not wait."""
+        does not wait, or has the state with this fingerprint: the answer is an old one."""
         ctx = self._ctx
         if self._entry.step is not Step.READY or ctx.me in ctx.run.membership.active_from:
+            return False
+        if (self._replica.t, self._replica.fingerprint) == (t, fingerprint):
             return False
         self._doubted |= self._givers
         who = " and ".join(peer[:8] for peer in sorted(self._givers)) or "nobody"

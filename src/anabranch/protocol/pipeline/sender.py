@@ -296,7 +296,8 @@ class Sender:
 
     def _ask(self, item: OutgoingMicrobatch, peer: str) -> None:
         stale = peer in self.credits and self.credits[peer].stale
-        if self._bound and item.train and not (item.repair or self._reported_at or peer in self.credits):
+        planned = self._bound and item.train and peer == self._plan[item.index].peer
+        if planned and not (item.repair or self._reported_at or peer in self.credits):
             return  # the machine of a slot reports a credit for it as soon as it opens the round
         if (peer, item.repair) not in item.asked and not stale:
             item.asked_at = item.asked_at if item.asked else self.ctx.clock.now
