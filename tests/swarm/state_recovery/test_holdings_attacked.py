@@ -10,7 +10,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages import Held, Holds, Spoilt
-from anabranch.protocol.state.snapshots import OWN_KEPT
+from anabranch.protocol.state.snapshots import KEPT_PER_STAGE
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world
@@ -108,7 +108,7 @@ def test_a_keeper_that_never_reports_its_copies_is_passed_over(replicas: int) ->
     world.mouths["r1.0"] = lambda message: None if isinstance(message, Holds) else message
     world.run(until_s=300)
     assert world.history().t == 40 and complete[0] >= 36
-    assert max(most.values()) <= OWN_KEPT + 1, most
+    assert max(most.values()) <= KEPT_PER_STAGE + 1, most
 
 
 def test_a_keeper_that_fails_now_and_then_is_asked_again() -> None:
@@ -143,4 +143,4 @@ def test_one_liar_calls_all_holders_spoilt() -> None:
     world.watchers.append(lie)
     world.run(until_s=300)
     assert len(named) > 100 and world.history().t == 40 and complete[0] >= 36
-    assert max(most.values()) <= OWN_KEPT + 1, most
+    assert max(most.values()) <= KEPT_PER_STAGE + 1, most

@@ -31,7 +31,7 @@ class Reserved(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Message to the previous hop, passed on to the source, which must give these units up: paths changed."""
+    """Message to the previous hop, passed on to the source: give these units up, as their paths changed."""
 
     units: tuple[UnitId, ...]
 
@@ -45,7 +45,7 @@ class Release(Message, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Reservation:
     """Place (capacity for one microbatch) that this node reserves for a unit. link: the working unit by which
-    it arrives (at the source: departs). reported: True if the source knows it goes elsewhere."""
+    it arrives (at the source: departs). reported: True once `Stale` was sent for it."""
 
     link: UnitId
     previous: str | None

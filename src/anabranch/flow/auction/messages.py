@@ -52,7 +52,8 @@ class Offer(Letter, frozen=True):
 
     pushed: units handed over so far. recalled: number of units that must be handed back in all, at least.
     bid: highest price of the receiver at which these units stay. wants: standing units whose path goes or
-    shall go through the receiver. The fields after it are always empty, kept for version 4.
+    shall go through the receiver. The fields after it are always empty, kept for the wire format of
+    version 4.
     """
 
     pushed: int

@@ -45,7 +45,8 @@ class RequestChange(Message, frozen=True):
 
 class RequestRedirect(Message, frozen=True):
     """Request to a node of the same stage: the sender wants to take the receiver's place on a path. number:
-    id of the request, repeated by the `Answer`. costs_in, costs_out: hop -> cost of the link."""
+    id of the request, repeated by the `Answer`. costs_in, costs_out: previous, or next,
+    hop -> cost of the link to it."""
 
     number: UnitId
     costs_in: dict[str, float]

@@ -96,7 +96,8 @@ class Dialer:
 
     def addresses(self, peer: str, again: bool = False) -> str:
         """Addresses of `peer` to dial now, in order of preference ("" if there is none); through carriers if
-        it has none of its own, or if `again`: it did not answer at its own."""
+        it has none of its own, or if `again`: it did not answer at its own. Counts the carriers that it names
+        as tried, so that others come first the next time."""
         member = self.run.membership.members.get(peer)
         if member is None:
             return self.carriers.listed().get(peer) or self.fellows.get(peer, "")

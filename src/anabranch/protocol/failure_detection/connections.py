@@ -270,7 +270,7 @@ class Connections:
     def slow_carrier(self, peer: str, trip_s: float) -> str:
         """Reason to leave the carrier of the link to `peer`, whose latest round trip took `trip_s`; "" to
         stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by
-        the end that dials, if no circuit through another carrier has failed yet."""
+        the end that dials, while there is another carrier through which no circuit failed yet."""
         ctx, via = self.ctx, self.ctx.links.carriers.get(peer, "")
         leg = ctx.costs.neighbours.get(via)
         leg_s = leg.link.latency.round_trip_s() if leg is not None else None
@@ -278,8 +278,10 @@ class Connections:
             self._slow.pop(peer, None)
             return ""
         self._slow[peer] = slow = self._slow.get(peer, 0) + 1
+        if slow < SLOW_PINGS:
+            return ""
         others = {way.rpartition("/")[2] for way in ctx.dialer.carriers.ways(peer)} - {via}
-        if slow < SLOW_PINGS or all(ctx.links.broken_circuits[peer, other] for other in others):
+        if all(ctx.links.broken_circuits[peer, other] for other in others):
             return ""
         reason = f"carrier {via[:8]} is slow: a round trip takes {trip_s:.1f} s; trying another"
         ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)

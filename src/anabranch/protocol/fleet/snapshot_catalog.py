@@ -23,14 +23,14 @@ from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
 from anabranch.protocol.rounds.plan import freed
 from anabranch.protocol.state.holdings import Holdings
-from anabranch.protocol.state.snapshots import OWN_KEPT
+from anabranch.protocol.state.snapshots import KEPT_PER_STAGE
 
 #: Time (s) after which an order is repeated to a keeper that does not hold the state yet.
 ORDER_AGAIN_S = 10.0
 #: Sources named in one order.
 SOURCES_NAMED = 8
 #: Newest restore points of which copies are ordered; what peers keep besides the last complete point.
-ORDERED_POINTS = OWN_KEPT
+ORDERED_POINTS = KEPT_PER_STAGE
 #: Most restore points for which a keeper is passed over that did not deliver a copy: 1, then twice as many
 #: each further time. Plain choice.
 LONGEST_PASS = 64

@@ -108,7 +108,7 @@ class LogReactions:
             case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()
             case Commit() as step:
-                self.shared.router.settle()
+                self.shared.router.stop_before_round()
                 self.iterations.committed(step, applied.base)
             case RolledBack() as rollback:
                 self._rolled_back(rollback)
@@ -141,7 +141,7 @@ class LogReactions:
         record, t = change.record, change.record.t
         self.shared.early.forget(lambda message: message.fence.base in change.void_bases)
         self.iterations.forget(t)
-        self.shared.router.settle()
+        self.shared.router.stop_before_round()
         self.shared.states.rolled_back(t)
         self.shared.snapshots.rolled_back(t)
         self.joining.fetching.roll_back(record, change.base)

@@ -82,6 +82,13 @@ class HopCandidates:
         open_to = [peer for peer in peers if until.get(peer, 0.0) <= self.ctx.clock.now]
         return open_to, min((at for at in until.values() if at > self.ctx.clock.now), default=all_at)
 
+    def keeps_slot(self, holder: str) -> bool:
+        """True if the machine of a slot is reachable and serves; where late slots are dropped, it served in
+        the round before, too."""
+        run = self.ctx.run
+        since = self.t - 1 if run.settings.rounds.drops else self.t
+        return run.membership.is_live(holder, run.next_stage(), since) and self.ctx.reachable(holder)
+
     def _of_slot(
         self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
     ) -> tuple[list[str], float]:
@@ -94,8 +101,7 @@ class HopCandidates:
         one.
         """
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
-        serves = ctx.run.membership.is_live(holder, ctx.run.next_stage(), self.t - drops)
-        if drops and serves and ctx.reachable(holder) and holder not in item.refused_by:
+        if drops and self.keeps_slot(holder) and holder not in item.refused_by:
             return [holder], math.inf  # the round ends without it if it takes too long
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)

@@ -221,12 +221,10 @@ class Sender:
     def _concerns(self, item: OutgoingMicrobatch, peer: str) -> bool:
         """True if news of `peer` may matter to an item of a data node in a round whose slots are bound to
         machines: it is that of its slot, or the slot may go to others. (Evaluations go to any.)"""
-        run, anybody = self.ctx.run, item.repair or item.refused_by or item.waits_since < math.inf
-        if not item.train or anybody:
+        if not item.train or item.repair or item.refused_by or item.waits_since < math.inf:
             return True
         holder = self._plan[item.index].peer
-        serves = run.membership.is_live(holder, run.next_stage(), self.t - run.settings.rounds.drops)
-        return holder == peer or not serves or not self.ctx.reachable(holder)
+        return holder == peer or not self.hops.keeps_slot(holder)
 
     def pump(self, to: str | None = None) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
@@ -251,8 +249,8 @@ class Sender:
             item.count(outstanding, -1)
             self._dispatch(item, outstanding)
             item.count(outstanding, 1)
-        of = waiting if to is None else self.items.values()
-        self.ctx.outbox.report_backlog(sum(item.leg is OutgoingState.WAITING for item in of))
+        left = sum(item.leg is OutgoingState.WAITING for item in self.items.values())
+        self.ctx.outbox.report_backlog(left)
         self._give_back(to)
 
     def _dispatch(self, item: OutgoingMicrobatch, outstanding: Mapping[str, int]) -> None:

@@ -35,7 +35,8 @@ class Source:
     """Microbatches that begin at this data node, in the sender's iteration.
 
     assignments: data node of each microbatch, in training and in evaluation. gradients: gradient of the
-    embedding's output by microbatch. slots: plan of a round of islands; empty in other iterations.
+    embedding's output by microbatch. slots: plan of a round of islands; empty in other iterations. At a
+    relay only the split of the batch, and the slots.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Source:
             self._admit([0] if self._delayed else [0, 1])
 
     def expected(self) -> Mapping[str, int] | None:
-        """Upstream peer -> number of slots that come from it, in a round whose slots are all bound to
-        machines: to a machine from the data nodes that begin them, and their losses back. Else None."""
+        """Upstream peer -> number of slots that it sends here, in a round whose slots are all bound to
+        machines; None in other iterations. A machine gets its slots from the data nodes that begin them, a
+        data node the losses of its slots from their machines."""
         if not sets_of(self.slots).bound:
             return None
         me, holder = self.ctx.me, self.assignments[0].holder

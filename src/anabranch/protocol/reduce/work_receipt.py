@@ -35,7 +35,9 @@ class WorkReceipt:
         """seals: seals of this iteration. message: order of the attempt. flat: False in a stage of several
         cells (groups of members), whose sums have no receipts."""
         self._ctx = ctx
-        self._flat, self._listed = flat, 0
+        self._flat = flat
+        self._listed = 0
+        """`Seals.statements` when the receipt was signed last."""
         self._seals = seals
         self._message = message
         self._parts: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ class WorkReceipt:
 
     @property
     def outdated(self) -> bool:
-        """True if this relay computed something since it signed its receipt that the receipt must list."""
+        """True if the receipt that was signed last lacks results that this relay computed since."""
         return self._seals.statements > self._listed
 
     def signed(self, t: int, base: str, units: Collection[int]) -> bytes:

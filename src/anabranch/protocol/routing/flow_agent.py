@@ -100,7 +100,7 @@ class FlowAgentDriver(Timer):
 
     # --- events --------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def stop_before_round(self) -> None:
         """End the flow if the next iteration is a round: its plan says which machine gets which slot. The
         flow begins anew, by the next measurements, after the last round."""
         if self.ctx.run.next_is_round:

@@ -20,8 +20,8 @@ from anabranch.protocol.state.server import Key, StateServer
 
 #: Copies that are downloaded at the same time. Plain choice.
 PULLED_AT_ONCE = 2
-#: Snapshots of a stage, its own or another, that a peer holds besides the last complete one: the newest.
-OWN_KEPT = 2
+#: Newest snapshots of a stage that a peer holds, besides the last complete one.
+KEPT_PER_STAGE = 2
 
 
 class Snapshots(Timer):
@@ -58,7 +58,7 @@ class Snapshots(Timer):
         """Hold a snapshot; drop older ones of its stage: what others report never makes this peer hold more
         and more."""
         self.states.pinned[state.stage, state.t] = state
-        for key in sorted(key for key in self.states.pinned if key[0] == state.stage)[:-OWN_KEPT]:
+        for key in sorted(key for key in self.states.pinned if key[0] == state.stage)[:-KEPT_PER_STAGE]:
             if key[1] != self.complete_t:
                 del self.states.pinned[key]
 

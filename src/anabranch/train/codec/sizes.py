@@ -14,7 +14,8 @@ COARSE_BYTES = {4: (1.04, 1.1), 5: (1.15, 1.55), 6: (1.55, 1.95), 7: (1.85, 2.05
 
 
 def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
-    """Bytes of a tensor on the line in a codec. width: of an element without. block: elements of a block."""
+    """Bytes of a tensor on the line in the codec `name`. width: bytes of an element in "none". block:
+    elements of a block."""
     bits = BITS[name]
     if not bits:
         return elements * width

@@ -85,7 +85,8 @@ class Alone:
         )
 
     def restore(self, snapshots: Sequence[bytes]) -> int:
-        """Continue from the snapshots of all stages, in order; returns the last step before them. Raises
+        """Continue from the snapshots of all stages, in order; returns the step after which they were
+        taken. Raises
         SnapshotError."""
         for data, state in zip(snapshots, self.states, strict=True):
             kept = parse_snapshot(data, state.layout, state.weights.dtype, self._device)

@@ -355,7 +355,7 @@ class Reference:
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add a slot's contribution to round t; returns and means the same as `_contribute`."""
+        """Add a slot's contribution to round t; returns what `_contribute` does."""
         found: set[Witness] = set()
         loss_sum = 0.0
         with _noting(found, 1):

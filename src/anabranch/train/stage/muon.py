@@ -23,7 +23,8 @@ from anabranch.train.numerics.exact import sum_of_squares
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.state import StageState
 
-#: Coefficients of the quintic Newton-Schulz iteration, and its steps, as published: to about 0.7 to 1.2.
+#: Coefficients and steps of the quintic Newton-Schulz iteration, as published: they bring singular values
+#: to between about 0.7 and 1.2.
 QUINTIC, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 #: Smallest norm by which a matrix is divided, as in `torch.optim.Muon`.
 LEAST_NORM = 1e-7

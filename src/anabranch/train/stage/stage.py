@@ -206,7 +206,8 @@ def model_loss(
 
 
 def loss_of(logits: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
-    """Cross-entropy sum (nats), in fp32 at least, times `weight`. targets (rows, sequence), -100: none."""
+    """Cross-entropy sum (nats), in fp32 at least, times `weight`. targets (rows, sequence), -100: not
+    counted."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     loss = F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1), reduction="sum")
     return loss if weight == 1.0 else loss * weight
