@@ -123,7 +123,7 @@ class Link:
         self._pauses = 0
         """PAUSE frames since the last payload."""
         self.control.attach(self._write_control, self._lane_lost)
-        # Not written at once: where the kernel takes all of it, uvloop reports a writable connection again and
+        # Not written at once: if the kernel takes all of it, uvloop reports the connection writable again and
         # again within one turn of the loop.
         self.bulk.attach(self._schedule_bulk, self._lane_lost)
 

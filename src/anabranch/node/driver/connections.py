@@ -22,13 +22,12 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
 from anabranch.protocol.messages import (
+    ASKED_FOR,
     PAYLOAD_PRIORITY,
     AnyMessage,
-    Gradient,
     Message,
     MessageError,
     Piece,
-    Work,
     decode,
     encode,
 )
@@ -205,7 +204,7 @@ class Connections:
             return
         from anabranch.node.driver.tensor_codec import is_slow, to_blob
 
-        if isinstance(message, Piece | Gradient | Work):
+        if type(message) in ASKED_FOR:
             asked = self._asked.setdefault(link, deque())
             if len(asked) < ASKED_WAITING:
                 asked.append((message, payload))

@@ -23,6 +23,7 @@ from anabranch.protocol.messages.operator import *
 from anabranch.protocol.messages.pipeline import *
 from anabranch.protocol.messages.raft import *
 from anabranch.protocol.messages.state_transfer import *
+from anabranch.protocol.messages.table import ASKED_FOR as ASKED_FOR
 from anabranch.protocol.messages.table import PAYLOAD_PRIORITY as PAYLOAD_PRIORITY
 
 #: Older name of Message.

@@ -102,6 +102,7 @@ class Row:
     handler: name of the function that handles the message (`protocol.peer.handlers.HANDLERS`). to_leader:
     True if only the log's leader acts on it. per_connection: True if the message is void once its connection
     broke. priority: of the payload among a connection's bulk transfers, lowest first; None: no payload.
+    asked_for: True if the payload answers the receiver's request; a sender packs one such payload at a time.
     """
 
     type: type[Message]
@@ -112,6 +113,7 @@ class Row:
     to_leader: bool = False
     per_connection: bool = False
     priority: int | None = None
+    asked_for: bool = False
 
 
 _ITERATION, _INCARNATION = FenceCheck.ITERATION, FenceCheck.INCARNATION
@@ -163,11 +165,11 @@ ROWS = (
     Row(liveness_and_routing.Probe, "indirect_probe", rate=_ROUTING),
     Row(liveness_and_routing.Probed, "indirect_probe", rate=_ROUTING),
     Row(state.FetchGradient, "fetch_gradient", rate=_COSTLY),
-    Row(state.Gradient, "gradient", rate=_TRANSFER, priority=3),
+    Row(state.Gradient, "gradient", rate=_TRANSFER, priority=3, asked_for=True),
     Row(state.FetchState, "fetch_state", rate=_COSTLY),
     Row(state.StateOffer, "state_offer", rate=_TRANSFER),
     Row(state.FetchPiece, "fetch_piece", rate=_TRANSFER),
-    Row(state.Piece, "piece", rate=_TRANSFER, priority=4),
+    Row(state.Piece, "piece", rate=_TRANSFER, priority=4, asked_for=True),
     Row(state.Keep, "keep", Sender.LEADER),
     Row(state.Holds, "holds", to_leader=True),
     Row(state.Complete, "complete", Sender.LEADER),
@@ -176,7 +178,7 @@ ROWS = (
     Row(state.Behind, "behind", to_leader=True),
     Row(state.Spoilt, "spoilt", to_leader=True),
     Row(audit.FetchWork, "fetch_work", rate=_TRANSFER),
-    Row(audit.Work, "work", rate=_TRANSFER, priority=4),
+    Row(audit.Work, "work", rate=_TRANSFER, priority=4, asked_for=True),
     Row(audit.Audited, "audited", to_leader=True),
     Row(audit.Audit, "audit", Sender.LEADER),
     Row(operator.Report, "report", rate=Rate.EVENTS, to_leader=True),
@@ -194,6 +196,7 @@ ROW_OF: dict[type[Message], Row] = {row.type: row for row in ROWS}
 ALLOWANCE_OF: dict[type[Message], Allowance] = {row.type: ALLOWANCES[row.rate] for row in ROWS}
 #: Types that may carry a payload, with its priority.
 PAYLOAD_PRIORITY = {row.type: row.priority for row in ROWS if row.priority is not None}
+ASKED_FOR = frozenset(row.type for row in ROWS if row.asked_for)
 HEARTBEATS = frozenset(row.type for row in ROWS if row.rate is Rate.HEARTBEAT)
 #: Types that are void once their connection broke: both ends of the next connection count credits anew.
 PER_CONNECTION = frozenset(row.type for row in ROWS if row.per_connection)
