@@ -57,12 +57,12 @@ PATIENCE_S = 4 * WAIT_S
 
 @dataclass
 class Case:
-    """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED. due_at: time
-    (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
-    process number of the audited peer when the step was committed. verdicts: by auditor. asked: replicas that
-    were asked after the first. gone: True once the audited peer left its stage. replaced: True once
-    replicas were asked in place of the trusted auditor. inherited: True if another leader opened the case,
-    and may have asked others than the first."""
+    """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED (b"": not known
+    here). due_at: time (s) until which the end of the run waits for it. over: True once no more reports are
+    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
+    verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone: True once the
+    audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
+    inherited: True if another leader opened the case, and may have asked others than the first."""
 
     drawn: Drawn
     receipt: bytes
@@ -91,9 +91,9 @@ class AuditCases:
     settled: bool = False
     _cases: dict[tuple[int, str], Case] = field(default_factory=dict)
     _tickets: dict[str, set[str]] = field(default_factory=dict)
-    """Convicted peers by ticket."""
+    """Ticket -> its convicted peers."""
     _checked: tuple[object, ...] = ()
-    """Attempts whose receipts were compared last."""
+    """Inputs of the last comparison of receipts."""
 
     @property
     def on(self) -> bool:
@@ -102,7 +102,8 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it in `current`; returns why it is refused."""
+        """Check the receipt of a PREPARED report and keep it in `current`. Returns why it is refused, else
+        None; without audits, or if `peer` is no member of `attempt`, nothing is checked or kept."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -121,8 +122,8 @@ class AuditCases:
         return None
 
     def later_receipt(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Take the receipt of a repeated PREPARED report if it lists more results than the one before;
-        returns why it is refused."""
+        """Take the receipt of a repeated PREPARED report if it lists more results than the one kept before;
+        returns why it is refused, None if it is taken or ignored."""
         before = current.prepared[attempt.stage][peer]
         if not self.on or message.receipt == before.receipt:
             return None
@@ -144,8 +145,8 @@ class AuditCases:
         return removed or (came.stage, came.sender) in current.served
 
     def complete(self, attempt: Attempt, prepared: Mapping[str, Prepared]) -> bool:
-        """True if every owner of units in this attempt has sent its receipt. An owner that left without a
-        receipt could not be audited: other replicas compute its units again."""
+        """True if every owner of units in this attempt has sent its receipt, and without audits. An owner
+        that left without a receipt could not be audited: other replicas compute its units again."""
         if not self.on:
             return True
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
@@ -161,7 +162,8 @@ class AuditCases:
         return (*able[first:], *able[:first])[:PARTS]
 
     def hashes(self, current: Round, attempt: Attempt) -> tuple[str, ...]:
-        """Hash of each reduce member's receipt, for the commit; () without audits."""
+        """For the commit, in the order of the attempt's members: hash of the receipt of each that owns units
+        or has a disputed result, "" for any other; () without audits."""
         if not self.on:
             return ()
         prepared, position = current.prepared[attempt.stage], set(attempt.owners)
@@ -174,7 +176,7 @@ class AuditCases:
 
     @staticmethod
     def disputed(current: Round, attempt: Attempt) -> tuple[Dispute, ...]:
-        """Disputed results of a stage, for the commit."""
+        """Disputed results of the attempt's stage, for the commit."""
         return tuple(
             Dispute(attempt.members.index(each.peer), each.index, each.output)
             for each in current.disputed
@@ -182,9 +184,10 @@ class AuditCases:
         )
 
     def consistent(self, current: Round) -> bool:
-        """True if the step may be committed: all stages' receipts agree, or the results in which two relays
-        contradict each other can be computed again after the commit, which is void then. If not, peers that
-        contradict themselves are convicted, and the log goes back to a state before the iteration."""
+        """True if the step may be committed: all stages' receipts agree (or nothing is audited), or the
+        results in which two relays contradict each other can be computed again after the commit, which is
+        void then. Otherwise False: a receipt is awaited, or the log has to go back to a state before the
+        iteration (`returns`), and peers that contradict themselves are convicted."""
         late = self.ctx.clock.now >= current.unlisted_since + UNLISTED_S
         if not self.on or self._checked == (late, *self._state(current)):
             return not self.returns and current.unlisted_since == math.inf
@@ -205,7 +208,8 @@ class AuditCases:
         """Find who is at the end of the contradictions between receipts. A liar is convicted. Results that
         can be computed again go into the commit. A relay whose receipt is lacking, or does not list what it
         sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
-        that it gave, or else loses its seat. In any other case the log goes back and the relay stays."""
+        that it gave, or else loses its seat, and the log goes back. In any other case the log goes back and
+        nobody is convicted."""
         found, t = traced(receipts, self.ctx.signer), current.t
         for peer, liar in found.liars.items():
             self._convict(peer, f"in iteration {t} {liar}", t)
@@ -231,9 +235,9 @@ class AuditCases:
         return each.peer in current.prepared.get(each.stage, {})
 
     def _hid(self, current: Round, stage: int, peer: str, name: str) -> None:
-        """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed; take
-        the seat of one that gave no receipt. One that began to serve with this iteration may have sealed it
-        in a former process."""
+        """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed. Only
+        take the seat of one that gave no receipt, or that began to serve with this iteration: it may have
+        sealed that in a former process."""
         text = f"in iteration {current.t} it sealed another {name} than its owner, "
         since = self.ctx.run.membership.active_from.get(peer, current.t)
         if peer in current.receipts.get(stage, {}) and since < current.t:
@@ -299,7 +303,8 @@ class AuditCases:
                 self._return(f"nobody could tell which of two receipts of iteration {t} is false", t)
 
     def ended(self) -> bool:
-        """Close the cases that are still open when the run ends. True if the log has to go back for one."""
+        """Close the cases that are still open when the run ends. True if the log now has to go back for one
+        of them, and had not to before."""
         had = self.returns
         for case in self._cases.values():
             self._expired(case)
@@ -307,13 +312,15 @@ class AuditCases:
         return self.returns != had
 
     def awaited_until(self) -> float:
-        """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open."""
+        """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open whose
+        auditor is a member."""
         members, cases = self.ctx.run.membership.members, self._cases.values()
         due = [case.due_at for case in cases if not case.over and self._first(case) in members]
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
-        """First iteration that is void or has an audit still open; infinite if there is none."""
+        """First iteration that is void or has an audit still open and not overdue; infinite if there is
+        none."""
         now, open_cases = self.ctx.clock.now, (c for c in self._cases.values() if not c.over)
         first = min((case.drawn.t for case in open_cases if case.due_at > now), default=math.inf)
         return min(first, self.returns_before) if self.returns else first
@@ -334,7 +341,8 @@ class AuditCases:
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
         """Handle the report of an auditor: note it in the event log, and decide what follows (the second
-        auditor, a conviction, a return of the log). Returns the reason if it is refused."""
+        auditor, a conviction, a return of the log). Returns why it is refused; None if it was taken or
+        ignored (no such case, a case that is over, a repeated report)."""
         case = self._cases.get((message.t, message.subject))
         if case is None or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None
@@ -387,7 +395,8 @@ class AuditCases:
 
     @staticmethod
     def _first(case: Case) -> str:
-        """Auditor that is heard first as things are: the trusted one, unless it was replaced."""
+        """Auditor that is heard first as things are: the trusted one, unless it was replaced; "" if there is
+        none."""
         return next(iter(case.drawn.auditors), "") if case.replaced else case.drawn.first
 
     def _late(self, case: Case) -> None:
@@ -483,8 +492,8 @@ class AuditCases:
             self._undecided(case, heard, about, what)
 
     def _goes_on(self, case: Case, all_left: bool) -> bool:
-        """Ask the next replica of the jury, or all that are left (`all_left`); False if nobody is, or was,
-        asked who has not answered."""
+        """Ask the next replica of the jury unless an asked one is still awaited, or ask all that are left
+        (`all_left`). False if nobody is left who was asked, can be reached and has not answered."""
         left = [peer for peer in case.drawn.jury if peer not in case.verdicts]
         waits = any(peer in case.asked and self.ctx.reachable(peer) for peer in left)
         if all_left:
@@ -504,8 +513,8 @@ class AuditCases:
         self._return(text, case.drawn.t)
 
     def _expired(self, case: Case) -> None:
-        """Close a case that can no longer be audited, as its inputs are dropped now, and note it as expired.
-        If one auditor found a difference that no second one checked, the step is void."""
+        """Close an open case that can no longer be audited, as its inputs are dropped now, and note it as
+        expired. If an auditor found a difference that no second one checked, the step is void."""
         each = case.drawn
         if case.over:
             return

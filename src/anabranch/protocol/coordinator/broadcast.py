@@ -27,7 +27,8 @@ class Broadcast:
         self._announce_at = math.inf
 
     def chosen(self, line: bytes) -> None:
-        """Announce a committed log entry now; in a large swarm, membership changes with the next batch."""
+        """Announce a committed log entry (`line`: encoded) to all other members now; in a large swarm,
+        membership changes within WITHIN_S, with all entries since, but to removed peers at once."""
         self._unannounced.append(line)
         record = decode_entry(line).record if self.ctx.run.near.crowded else None
         if isinstance(record, Members):

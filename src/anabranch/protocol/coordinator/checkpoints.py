@@ -48,11 +48,12 @@ class Checkpoints:
         return self.t >= self.tip.t
 
     def set_last(self, t: int) -> None:
-        """Record t as the last step that has a checkpoint, and drop a checkpoint in progress."""
+        """Set t as the last step that has a checkpoint, and drop a checkpoint in progress."""
         self.t, self._open = t, None
 
     def due(self) -> None:
-        """Begin a checkpoint of the last released step if one is due."""
+        """Begin a checkpoint of the last released step if one is due and none is in progress. When no further
+        iteration opens, the last step's is always due and replaces one in progress."""
         if self._open is not None and self._open.t < self.tip.t and self.tip.over:
             self._open = None  # the checkpoint of the last step replaces it
         if self._open is not None or not self.released.last or self.done:

@@ -129,8 +129,9 @@ class Coordinator:
         return self.tip.round
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Continue from step `t`, after which the states of all stages are known: at the run's genesis, when
-        it is resumed from its directory, and after a rollback. fingerprints: hashes of these states."""
+        """Continue from step `t`, which counts as released and checkpointed, and after which the states of
+        all stages are known: at the run's genesis, when it is resumed from its directory, and after a
+        rollback. fingerprints: hashes of these states."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -153,11 +154,12 @@ class Coordinator:
     def take_over(
         self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...], skips: int, closed: bool
     ) -> None:
-        """Set the last committed step, when this peer succeeds another leader. closed: True if the log has
-        the last evaluation of the run (`Closing`).
+        """Set the last committed step, when this peer succeeds another leader, and open the round of the
+        next. closed: True if the log has the last evaluation of the run (`Closing`).
 
         fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which is released
-        once enough replicas have reported it again (R9). skips: consecutive skipped steps.
+        once enough replicas have reported it again (R9). skips: steps skipped in a row; from SKIPS_IN_A_ROW
+        on the run ends.
         """
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
@@ -176,8 +178,8 @@ class Coordinator:
         return not self.released.last or self.reducing.prepared(current, stage) is None
 
     def removed(self, peer: str) -> None:
-        """Drop the reports of a removed member. A reduce in which it took part may be unable to end and is
-        then ordered anew."""
+        """Drop what is known of a peer that was removed or left its stage. A reduce in which it took part may
+        be unable to end and is then ordered anew."""
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
@@ -203,20 +205,23 @@ class Coordinator:
         current.recount()
 
     def on_applied(self, peer: str, message: Applied) -> None:
-        """Take a report that a peer applied the last step."""
+        """Take a peer's report that it applied a step; by one of the last step a relay's speed is measured,
+        too."""
         self.released.on_applied(peer, message)
         if message.stage and message.fence.base == self.tip.base:
             self.rounds.on_applied(peer, message.timing)
 
     def stop(self, reason: str) -> None:
-        """Plan to end the run after the present iteration, as its owner wants."""
+        """End the run after the open iteration, or before it if nobody has claimed work of it. The first
+        reason stays."""
         if self.tip.stop_reason is None:
             self.tip.stop_reason = reason
 
     # --- decisions -----------------------------------------------------------------------------
 
     def consider(self) -> None:
-        """Take the next decision that the present state allows."""
+        """Take the next decision that the present state allows; at most one record is appended to the log.
+        Nothing while a record is being committed, and after the run's end."""
         if self.finished or self.log.busy:
             return
         first = self.opening.pop(0) if self.opening else self.revocations.record() or self.carriers.record()
@@ -257,8 +262,9 @@ class Coordinator:
 
     def _returns(self) -> Rollback | None:
         """Record that returns the log to a snapshot: after a dispute the newest, after a conviction the
-        newest from before the false step. None without a reason, if none is left, or if it is not due yet: at
-        the run's end it is due at once, so that the run ends with states that are agreed."""
+        newest from before the false step. None without a reason, if none is left (then the false step stays),
+        or if it is not due yet: at the run's end it is due at once, so that the run ends with states that are
+        agreed."""
         audits, ends = self.audits, self.tip.stop_reason is not None
         if audits.returns:
             if self.catalog.newest(audits.returns_before) is None:
@@ -400,7 +406,8 @@ class Coordinator:
             self.ctx.outbox.note("waiting", reason=reason)
 
     def _open_round(self) -> None:
-        """Begin to collect reports about iteration t + 1. Each peer opens that iteration by itself (R1)."""
+        """Begin to collect reports about iteration t + 1, unless the run pauses or ends or a stage has no
+        live member. Each peer opens that iteration by itself (R1)."""
         t = self.t + 1
         if self.round is not None or self.tip.stop_reason is not None or not self.ctx.run.course.opens(t):
             return
@@ -417,7 +424,8 @@ class Coordinator:
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:
-        """Send `peer`, whose link came up, the reduce attempts and the release that it may have missed."""
+        """Send `peer`, whose link came up, orders, reduce attempts and the release that it may have
+        missed."""
         self.standby_policy.repeat(peer)
         if self.round is not None:
             for attempt in self.round.attempts.values():

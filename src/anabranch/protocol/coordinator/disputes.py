@@ -45,8 +45,9 @@ class Disputes:
         self, reason: str, advice: str, before: int | None = None, settled: bool = False
     ) -> Rollback | None:
         """Record that returns the run to its newest snapshot (of an iteration before `before`, if given);
-        None if there is none or the next return is not due yet. reason, advice: words for the log: why, and
-        what would end the dispute. settled: True if its cause is gone, so the return is due at once."""
+        None if there is none or the next return is not due yet, which is noted. reason, advice: words for the
+        event log: why, and what would end the dispute. settled: True if its cause is gone, so the return is
+        due at once; else the wait before the next return doubles."""
         point = self.catalog.newest(self.tip.t if before is None else before)
         now = self.ctx.clock.now
         if point is None or (now < self._next_at and not settled):

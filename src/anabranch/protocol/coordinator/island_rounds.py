@@ -89,7 +89,7 @@ class IslandRounds:
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
         """Measure the speed of a peer (microbatches per second) by the compute seconds that it reports for
-        the last step."""
+        the last step; nothing if none of its work counted, or if no honest peer reports such a time."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates.pop(peer, None)
@@ -110,7 +110,8 @@ class IslandRounds:
         `current` -> peer that filled it.
 
         Slots go to members that get the result of `current` with its reduce. A member that still lacks an
-        earlier state would begin late, and its slot would hold up the others.
+        earlier state would begin late, and its slot would hold up the others; only if all lack one, all get
+        slots.
         """
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
@@ -151,9 +152,9 @@ class IslandRounds:
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
-        """Leave late slots out of the round, once it has waited long enough; none if its result is PREPARED
-        already (`settled`). In a run that waits for late slots these are only the ones that nobody can fill
-        any more."""
+        """Leave late slots out of the round (`Round.dropped`), once it has waited long enough; none if its
+        result is PREPARED already (`settled`). In a run that waits for late slots these are only the ones
+        that nobody can fill any more."""
         if not current.slots or settled:
             return
         slots, ready = sets_of(current.slots).slots, self._ready(current)

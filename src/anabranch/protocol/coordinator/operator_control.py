@@ -116,7 +116,8 @@ class RevocationRequests:
         self._asked[wish.target] = wish
 
     def record(self) -> Revoke | None:
-        """Next `Revoke` record to log, or None. The founder is told of requests that need no record."""
+        """Next `Revoke` record to log, or None; its request is dropped. The founder is told of requests that
+        need no record."""
         ctx = self._ctx
         while self._asked:
             target = next(iter(self._asked))

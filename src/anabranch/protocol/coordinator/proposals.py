@@ -34,9 +34,10 @@ class Proposals:
     rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
-        """Record of the open step, if it may be proposed now: all stages are PREPARED, the last step is
-        released, the held-out windows are evaluated. After the run's last step: the record of the last
-        evaluation. Else None."""
+        """Record of the open step, if it may be proposed now: all stages are PREPARED with receipts that
+        agree, the last step is released, the held-out windows are evaluated. A skipped step (`Round.witness`)
+        waits for the release alone. After the run's last step: the record of the last evaluation. Else
+        None."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)

@@ -174,8 +174,9 @@ class ReduceAttempts:
     def _redo(
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
     ) -> None:
-        """Have the units of absent members computed again by other replicas: the peers that sent those units
-        are asked to (R6). members: those present, with their `claims`."""
+        """Have the units of absent members computed again by other replicas, once for each of these members:
+        the stage before is told which units are missing (R6), since it sent them. members: those present,
+        with their `claims`."""
         membership, redone = self.ctx.run.membership, current.redone.setdefault(stage, set())
         away = self.admission.absent.without(current.t) - members
         away.intersection_update(membership.live(stage, current.t))
@@ -197,7 +198,8 @@ class ReduceAttempts:
     def prepared(self, current: Round, stage: int) -> Prepared | None:
         """A PREPARED report of the stage if its reduce has ended, else None. It has if min(2, live) replicas
         agree on the gradient's digest, and they are enough (`_enough`). Where this peer summed all parts and
-        found another result, one replica has to confirm that, or all have to contradict it.
+        found another result, one replica has to confirm that, or all have to contradict it. Differing reports
+        are settled (`_contradicted`: members may be removed, the reduce given up).
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -304,7 +306,8 @@ class ReduceAttempts:
                 self.admission.expel(peer, f"{what} of its stage's parts")
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
-        """Loss sum of each microbatch, from the owner of its head unit. heads: the attempt at stage 0."""
+        """Loss sum of each microbatch, from the owner of its head unit; 0.0 if it has none, in a dropped
+        slot. heads: the attempt at stage 0."""
         count = len(current.slots) or self.ctx.run.settings.microbatches
         owners = [heads.owners[head_unit(index)] for index in range(count)]
         return tuple(
@@ -332,9 +335,9 @@ class ReduceAttempts:
         return max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
 
     def claimed(self, current: Round) -> None:
-        """Note the news of a claim: a long time without news before it counts little in the step's duration,
-        on which the next waits depend. (In a round of islands machines of other speeds claim long after each
-        other.)"""
+        """Note the news of a claim, before it is entered: a long time without news before it counts little in
+        the step's duration, on which the next waits depend. (In a round of islands machines of other speeds
+        claim long after each other.)"""
         gap_s, usual_s = self.ctx.clock.now - current.progress_at, self.step_s
         if not any(current.claims.values()) or current.slots or not usual_s:
             return

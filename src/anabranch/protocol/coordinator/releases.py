@@ -51,8 +51,9 @@ class Releases:
         return self.t >= self.tip.t
 
     def begin(self, t: int, fingerprints: tuple[str, ...]) -> None:
-        """Start at step t, as this peer begins to lead. fingerprints: agreed state hashes of all stages;
-        empty if they are not known, then step t is yet to be released."""
+        """Start at step t, when this peer begins to lead or the log went back. fingerprints: agreed state
+        hashes of all stages; empty if they are not known, then step t is yet to be released (unless it is
+        0)."""
         self._agreed = {t: fingerprints} if fingerprints else {}
         self.t = t if fingerprints or t == 0 else t - 1
 
@@ -85,8 +86,9 @@ class Releases:
         return peer in self.applied.get(stage, {}) or peer in claims
 
     def release(self) -> None:
-        """Release the last step if two replicas of every stage, or its only one, agree on the state after
-        it."""
+        """Release the last step if the state after it is agreed at every stage, by at least two reports (one
+        at a stage of one replica) and a majority (`_majority`): enter the fingerprints in the tip and tell
+        all members."""
         if self.last:
             return
         agreed = []

@@ -42,7 +42,8 @@ class Reports:
     """Peer that reported false overflows -> peers whose inputs it said to have had."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (units in its sum); returns why it is refused, or None."""
+        """Enter a replica's cumulative claim (units in its sum). Returns why it is refused; None if it is
+        entered, or ignored because it is not about the open round or the peer does not serve the stage."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -87,7 +88,8 @@ class Reports:
         return None
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
-        """Enter a PREPARED report (a replica has the reduced gradient); return why it is refused, or None."""
+        """Enter a PREPARED report (a replica has the reduced gradient); returns why it is refused, None if it
+        is entered or is not about the reduce in progress."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:

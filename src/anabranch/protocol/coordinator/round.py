@@ -116,7 +116,8 @@ class Round:
         return known[stage]
 
     def took(self, stage: int, units: Iterable[int]) -> None:
-        """Note units that a member claims, and the slots that are complete by that."""
+        """Note units that a member claims, and the slots that are complete by that; only in a round of
+        islands."""
         if not self.slots:
             return
         self.claimed.setdefault(stage, set()).update(units)
@@ -145,8 +146,9 @@ class Round:
 class LogTip:
     """Last step in the log, and the round of the open iteration.
 
-    fingerprints: agreed state hashes of all stages after iteration `t`, once the step is released. round:
-    open iteration. stop_reason: why no further iteration is opened.
+    t, base: last committed iteration and hash of its log entry. adam_step: optimizer steps up to it.
+    fingerprints: agreed state hashes of all stages after it, once it is released. round: open iteration, None
+    between two. stop_reason: why no further iteration is opened, or None.
     """
 
     def __init__(self, ctx: PeerContext) -> None:
@@ -179,7 +181,7 @@ class LogTip:
 
     def windows(self, current: Round) -> range:
         """Indices of the held-out windows that pass the pipeline in this iteration, to evaluate the state
-        before it."""
+        before it; empty if that is not evaluated."""
         settings = self.ctx.run.settings
         count = settings.windows if settings.evaluates(current.t - 1, self.ctx.run.steps) else 0
         return range(settings.microbatches, settings.microbatches + count)

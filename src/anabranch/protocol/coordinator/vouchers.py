@@ -93,7 +93,8 @@ class Vouchers:
         return self._reported_at.get(peer, 0) < self._lengths.get(t, 0)
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
-        """Enter a replica's proof of its state; returns the reason if it is refused."""
+        """Enter a replica's proof of its state, if this peer knows the same log entry; returns why it is
+        refused, or None."""
         t, stage, membership = message.fence.t, message.stage, self.ctx.run.membership
         if not (membership.is_live(peer, stage, t) or membership.is_live(peer, stage, t + 1)):
             return "it does not serve the stage for which it vouches"
