@@ -46,7 +46,8 @@ def lead(
     (none: the initial state). model_hash: of the model that this machine trains. certify, unheard, signer: as
     for `Peer`. If the log has other voters, the founder does not lead at once: it asks at their addresses and
     joins the leader if there is one. If there is none and a majority of the voters is present, it may be
-    elected, and resumes the run from its checkpoint.
+    elected, and resumes the run from its checkpoint. Raises ValueError if a log that it resumes at once lacks
+    its genesis record.
     """
     kept = _own(kept or SavedVoterState(), member.id)
     history = fold(kept.lines)
@@ -108,7 +109,8 @@ def _taken_up(
     history: LogReplay, genesis: Genesis, member: Member, saved: SavedCheckpoint | None
 ) -> list[AnyRecord]:
     """First records of a founder that resumes a run: removal of all former members, rollback to the
-    checkpoint `saved` (None: to the initial state), end of a pause, and its own admission."""
+    checkpoint `saved` (None: to the initial state) if the log is past it, end of a pause, and its own
+    admission."""
     number = history.membership.number
     records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")

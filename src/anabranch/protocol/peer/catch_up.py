@@ -89,8 +89,8 @@ class CatchUp(Timer):
             self.begin()
 
     def _use_kept(self, t: int, fingerprint: str) -> bool:
-        """Load the state on this machine's disk if it is that after iteration `t`, with this fingerprint.
-        False if it is not: also when it was tried before, and was damaged."""
+        """Load the state on this machine's disk, once, if it is that after iteration `t`, with this
+        fingerprint. False if it is not: also when it was tried before, and was damaged."""
         kept = self._kept
         if kept is None or not fingerprint or (kept.t, kept.fingerprint) != (t, fingerprint):
             return False
@@ -101,7 +101,8 @@ class CatchUp(Timer):
         return True
 
     def begin(self) -> None:
-        """Fetch the state of this stage.
+        """Fetch the state of this stage (its frozen weights first): start a download, or ask the leader who
+        has it.
 
         Sources: replicas for the latest state; its holders, or the leader's checkpoint, for one that the run
         was rolled back to; the leader's checkpoint where no snapshots are kept and no replica is left. (Such
@@ -232,8 +233,9 @@ class CatchUp(Timer):
         self._load(state, hashed=True)
 
     def _load(self, state: State, hashed: bool) -> None:
-        """Load a state, and continue from it. hashed: True if its pieces were compared with their hashes;
-        only such a state is offered to others as a snapshot, as they would blame the one that offers it."""
+        """Load a state, and continue from it; if it does not have its fingerprint, or is too old, fetch it
+        again. hashed: True if its pieces were compared with their hashes; only such a state is offered to
+        others as a snapshot, as they would blame the one that offers it."""
         self._entry.advance(Step.LOADING)
 
         def loaded(result: Result) -> None:

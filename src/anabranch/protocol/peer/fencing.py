@@ -210,7 +210,8 @@ class MessageGate:
         return self.early.keep(peer, message, payload, max(0, message.fence.t - known))
 
     def take_early(self, iteration: Iteration) -> None:
-        """Receive the kept messages about `iteration`; those about later ones, or of unknown base, stay."""
+        """Receive the kept messages about open iterations, the first of which is `iteration`; those about
+        later ones, or of unknown base, stay; others are dropped."""
         ctx = self._ctx
         for peer, message, payload in self.early.take():
             fence = message.fence

@@ -144,7 +144,7 @@ class Iterations(Timer):
         self.current.settle()
 
     def close(self) -> None:
-        """End the open iterations without taking their steps."""
+        """Drop the open iterations without taking their steps."""
         self._fly(None, None)
 
     def committed(self, record: Commit, base: str) -> None:
@@ -253,7 +253,8 @@ class Iterations(Timer):
 
     def report_applied(self, timing: dict[str, float]) -> None:
         """Report the last applied step, and the fingerprint of the state after it, to the leader, which
-        releases the step when enough replicas agree (R9). timing: compute seconds by task kind."""
+        releases the step when enough replicas agree (R9); repeated until then. timing: compute seconds by
+        task kind."""
         self.applied = self._applied_report(timing)
         self._repeat_at = self._ctx.clock.now + self._repeat_s()
         self._ctx.outbox.send(self._ctx.log.leader, self.applied)

@@ -158,7 +158,8 @@ class JoinProcess(Timer):
 
     def on_about(self, message: About) -> None:
         """Store the description of the run, and have the driver measure this machine for it; stop this peer
-        if the run speaks another protocol version."""
+        if the run speaks another protocol version. Unless this peer has enquired, only addresses are
+        stored."""
         genesis = message.genesis
         self.doors.update(message.doors)
         if self.step is not Step.ENQUIRED:
@@ -176,7 +177,8 @@ class JoinProcess(Timer):
         self._ctx.outbox.emit(Describe(genesis))
 
     def described(self, event: Described) -> None:
-        """Use the run's settings, and ask to be admitted with this machine's measurements."""
+        """Use the run's settings, and ask to be admitted with this machine's measurements; ignored if this
+        peer did not wait for them."""
         if self.step is not Step.DESCRIBING:
             return
         self._ctx.use_settings(event.settings)
@@ -195,7 +197,9 @@ class JoinProcess(Timer):
             self._ask_again()
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """Enter the run: begin at the log position in `welcome`, and build the stage."""
+        """Enter the run: begin at the log position in `welcome`, and build the stage. Ignored unless this
+        peer has asked to be admitted; a plan of the next round that no honest leader makes stops this
+        peer."""
         if self.step is not Step.REQUESTED:
             return
         ctx, run, t = self._ctx, self._ctx.run, welcome.t

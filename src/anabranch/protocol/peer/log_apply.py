@@ -96,7 +96,7 @@ class LogApplication:
 
     def apply(self, line: bytes) -> AppliedEntry:
         """Apply the next committed log line to the state that follows from the log. Raises AlreadyApplied if
-        it was applied before, LogError if it does not follow the last applied line."""
+        it was applied before, LogError if it does not follow the last applied line; nothing changes then."""
         ctx = self._ctx
         entry, position = follow(self._progress.position, line)
         record, base = entry.record, position.previous

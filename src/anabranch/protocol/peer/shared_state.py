@@ -138,8 +138,9 @@ class Exit:
         self.stopped = False
 
     def stop(self, reason: str, ok: bool, again: bool = False) -> None:
-        """End this peer's part in the run. ok: False if neither its user nor the run's owner wanted it.
-        again: True if this machine may join the run again."""
+        """End this peer's part in the run: it handles no more events, and the driver gets `Stop`. reason: for
+        the user. ok: False if neither its user nor the run's owner wanted it. again: True if this machine may
+        join the run again."""
         self.stopped = True
         self._outbox.emit(ev.Stop(reason, ok, again))
 
@@ -188,7 +189,7 @@ class Entry:
         self.repeat_at = math.inf
 
     def advance(self, step: Step) -> None:
-        """Go on to another step, which must be one that `NEXT_STEPS` allows after the present one."""
+        """Go on to another step, which `NEXT_STEPS` must allow after the present one (AssertionError)."""
         assert step in NEXT_STEPS[self.step], f"{self.step.name} to {step.name}"
         self.step = step
 

@@ -121,7 +121,8 @@ class Leadership:
         self._following.elected(ctx.me, term)
 
     def coordinate(self, opening: Sequence[AnyRecord] = ()) -> Coordinator:
-        """Build the coordinator. opening: records that the coordinator logs first."""
+        """Build the coordinator and make it this peer's. opening: records that the coordinator logs first.
+        The run's genesis and schedule must be known."""
         ctx, genesis, links = self._ctx, self._entry.genesis, self._links
         assert ctx.run.schedule is not None
         required = genesis.numerics_class, genesis.corpus_fingerprint, self._joining.model_hash
@@ -224,8 +225,8 @@ class Leadership:
         self._on_disk = max(0, on_disk - 1)
 
     def missed(self, line: bytes) -> None:
-        """Write a line that was committed while the founder was away to the event log, up to its own
-        admission.
+        """Write a committed line to the event log that the returning founder has missed, up to its own
+        admission; nothing at any other peer.
 
         If this process is elected instead, the first line of its own term proves that it has the whole
         committed log: it resumes the run.
