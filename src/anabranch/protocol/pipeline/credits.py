@@ -133,7 +133,7 @@ class SlotLedger:
         return list(slots)
 
     def receive(self, peer: str) -> bool:
-        """Count a microbatch received from `peer`; False if it had no credit."""
+        """Count a microbatch received from `peer`; False, and nothing is counted, if it had no credit."""
         grant = self.grants.get(peer)
         if grant is None or grant.unused <= 0:
             return False
@@ -263,7 +263,8 @@ class SlotLedger:
         return [richest]
 
     def unlink(self, peer: str) -> list[str]:
-        """Free the unused credits of a peer whose link broke."""
+        """Free the unused credits of a peer whose link broke, and drop its requests; returns the peers to
+        tell."""
         self.asks = [ask for ask in self.asks if ask[2] != peer]
         grant = self.grants.get(peer)
         if grant is not None:
@@ -284,7 +285,8 @@ class SlotLedger:
             grant.total += 1
 
     def forget(self, peer: str) -> list[str]:
-        """Free the unused credits of a removed peer, and drop its grant."""
+        """Free the unused credits of a removed peer, and drop its grant and requests; returns the peers to
+        tell."""
         notified = self.unlink(peer)
         self.grants.pop(peer, None)
         return notified

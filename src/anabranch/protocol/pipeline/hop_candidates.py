@@ -118,8 +118,8 @@ class HopCandidates:
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _only(self, holder: str) -> list[str]:
-        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is reachable;
-        else none, and it is dialled."""
+        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it serves and is
+        reachable; else none, and it is dialled if it serves."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
             ctx.dialer.reach(holder)

@@ -54,7 +54,7 @@ TRANSMISSIONS_KEPT = 16
 
 
 class Iteration:
-    """Microbatches of iteration t at this peer.
+    """Microbatches of iteration t at this peer; making it grants credits and begins those of this data node.
 
     units: incoming microbatches by index.
     """
@@ -125,7 +125,8 @@ class Iteration:
         return {*self.credits.ledger.grants, *self.sender.credits}
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Send microbatches that were sent to `peer`, whose link broke, to another replica."""
+        """Free the credits of `peer`, whose link broke, and send the microbatches that it had to another
+        replica."""
         self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
@@ -146,11 +147,11 @@ class Iteration:
     # --- forward -----------------------------------------------------------------------------
 
     def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
-        """Take an activation and submit its forward task (at a data node: head, loss and gradient); return
-        why it is refused, or None.
+        """Take an activation, use its sender's credit, and submit its forward task (at a data node: head,
+        loss and gradient); return why it is refused, or None.
 
         A repeated message is ignored. If the microbatch is here already, `peer` becomes its upstream peer and
-        gets the gradient.
+        gets the gradient. An activation of a sender of false inputs is given up (`Lack`).
         """
         if payload is None:
             return "forward without its activation"

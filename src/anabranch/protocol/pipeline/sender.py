@@ -93,7 +93,8 @@ class Sender:
         self.pump()
 
     def provide(self, index: int, payload: Payload) -> None:
-        """Take the computed activation of microbatch `index`, and send what can be sent."""
+        """Take the computed activation of microbatch `index`, which must be one to send, and send what can be
+        sent."""
         item = self.items[index]
         item.payload = payload
         if item.leg is OutgoingState.PREPARING and item.peer is not None:
@@ -158,8 +159,9 @@ class Sender:
     # --- credits -------------------------------------------------------------------------------
 
     def on_slots(self, peer: str, slots: Slots) -> None:
-        """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
-        iteration, call microbatches back from other peers for it."""
+        """Store the credits that `peer` reports, send what can be sent, and return those that are neither
+        guaranteed nor used. If it began to serve during this iteration, call microbatches back from other
+        peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()

@@ -61,7 +61,8 @@ class UpstreamReplies:
         self.adopt(unit, peer, message)
 
     def delivered(self, unit: IncomingMicrobatch | None, peer: str) -> None:
-        """Measure the link to `peer` by its acknowledgement of a gradient."""
+        """Measure the link to `peer` by its acknowledgement of a gradient; ignored unless it is awaited from
+        `peer`."""
         if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
             unit.sent_back_at = None
