@@ -99,9 +99,10 @@ class AllReduce:
                 self.ctx.dialer.reach(peer)
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Check an attempt (R7), and begin it once no weight gradient is being added. Returns the reason if
-        it is refused, else None; an attempt that is no newer than the present one is ignored. If it assigns
-        units to this replica that it does not hold, the replica also repeats its claim."""
+        """Check an attempt (R7), and begin it once no weight gradient is being added; an iteration must be
+        open. Returns the reason if it is refused, else None; an attempt that is no newer than the present one
+        is ignored. If it assigns units to this replica that it does not hold, the replica also repeats its
+        claim."""
         iteration = self.iteration
         assert iteration is not None
         current = self._announced
@@ -281,7 +282,8 @@ class AllReduce:
         return self.ctx.run.settings.rebalance > 0 and sampled(t)
 
     def on_got(self, peer: str) -> None:
-        """Measure the link to `peer` by its acknowledgement of a part."""
+        """Measure the link to `peer` by its acknowledgement of a part; not if several parts to it are under
+        way."""
         settings, reduce = self.ctx.run.settings, self.reduce
         sent_at = self._sent_at.pop(peer, -math.inf)
         if reduce is None or not settings.blocks or not self.ctx.run.stage or sent_at < 0.0:

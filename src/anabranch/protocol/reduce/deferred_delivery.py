@@ -45,10 +45,11 @@ class DeferredDelivery:
         self._committed_at = self.ctx.clock.now
 
     def first(self, reduce: ReduceAttempt, committed: bool) -> Collection[int]:
-        """Positions of the members that get the reduced parts at once: all but standbys that own no unit;
-        and if these standbys are most of the members, as many of them as are lacking to half of these, since
-        half have to agree on the result. Every member gets the parts at once if fewer than two would remain,
-        in a reduce by cells, in a later attempt of the iteration, and if the step is `committed` already."""
+        """Positions of the members that get the reduced parts at once, asked once for each attempt: all but
+        standbys that own no unit; and if these standbys are most of the members, as many of them as are
+        lacking to half of these, since half have to agree on the result. Every member gets the parts at once
+        if fewer than two would remain, in a reduce by cells, in a later attempt of the iteration, and if the
+        step is `committed` already."""
         spared, again = self.ctx.standby_view.waits, self._tried or committed
         self._tried = True
         owners = contributors(reduce.message)

@@ -63,9 +63,9 @@ class ReduceCells:
 
 
 def in_order(members: list[str], known: Mapping[str, Member], picks: int) -> list[str]:
-    """Members of a reduce in the order in which an attempt names them: in a large stage sorted by region, so
-    that a cell mostly has members of one region. known: peer -> member record. picks: neighbours that each
-    peer picks (`Settings.neighbours`)."""
+    """Members of a reduce in the order in which an attempt names them: as they are, but in a large stage
+    sorted by region, so that a cell mostly has members of one region. known: peer -> member record. picks:
+    neighbours that each peer picks (`Settings.neighbours`)."""
     return members if len(members) <= FLAT * picks else sorted(members, key=lambda peer: known[peer].region)
 
 

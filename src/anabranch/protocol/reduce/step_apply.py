@@ -24,7 +24,7 @@ PENDING_MAX = 64
 
 class StepApply(Timer):
     """Applier of the log's committed steps, in order, to the state of one stage at one peer. t: iteration of
-    the step applied last, -1 without a state.
+    the step applied last, -1 without a state. fingerprint: hash of the state then.
 
     pending: iteration -> committed step and hash of its log entry, not applied yet. on_applied: called with
     t, base and fingerprint after each step. on_behind: called with the step that cannot be applied, if a
@@ -51,8 +51,8 @@ class StepApply(Timer):
         self._on_behind = on_behind
 
     def commit(self, record: Commit, base: str) -> None:
-        """Store a committed step, which is applied in its turn; one that is applied already is ignored. base:
-        hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
+        """Store a committed step, and apply it as soon as it is its turn; one that is applied already is
+        ignored. base: hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
             if record.t == self.t + 1:
@@ -64,7 +64,8 @@ class StepApply(Timer):
 
     def advance(self) -> None:
         """Apply the next committed step if its gradient is here, or it is a skip; otherwise fetch the
-        gradient. If the next step was dropped from `pending`, a whole state is fetched."""
+        gradient. If the next step was dropped from `pending`, a whole state is fetched. Nothing without a
+        state, or while a step is being applied."""
         if not self.pending or self._applying or self.t < 0:
             return
         following = self.pending.get(self.t + 1)

@@ -94,8 +94,8 @@ class WorkReceipt:
     def summed(
         self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
     ) -> str | None:
-        """Note what the sum of `part` was made of; return the first member whose part does not have that
-        member's seal, or None.
+        """Note what the sum of `part` was made of; return the first member (peer id) whose part does not have
+        that member's seal, or None.
 
         senders: positions of the members, in the order of `inputs`. hashes: of the inputs, then of the sum.
         """
