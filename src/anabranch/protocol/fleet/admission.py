@@ -91,7 +91,7 @@ class Admission:
         self._ready_t: dict[str, int] = {}
         """Ready member -> last iteration of the state that it has."""
         self.anywhere: set[str] = set()
-        """Admitted peers that asked for any stage."""
+        """Peers that asked for any stage, but walk-ins and auditors."""
         self.ways = LinkMeasurements(lambda peer: peer in ctx.run.membership.members)
         self.parted = UnreachablePairs(ctx)
         self._numerics_class = numerics_class
@@ -121,9 +121,10 @@ class Admission:
     # --- in ------------------------------------------------------------------------------------
 
     def on_join(self, peer: str, request: JoinRequest) -> str | None:
-        """Handle a joiner's request: a joiner that may be admitted is named in the next record. Returns the
-        reason if it is refused. A member that asks again gets its Welcome again. A peer that this side
-        dialled has shown no ticket; its link is closed, so that it dials."""
+        """Handle a joiner's request: one that may be admitted is named in a following record, after the
+        removal of its former process. Returns the reason if it is refused; the joiner is told, too. A member
+        that asks again gets its Welcome again. A peer that this side dialled has shown no ticket; its link is
+        closed, so that it dials."""
         credential = self.credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")
@@ -338,8 +339,8 @@ class Admission:
 
     def let_go(self, quiet: bool) -> None:
         """Plan the removal of revoked members, and of members that asked to leave, except for the last
-        replica of a stage and, until VOTE_S have passed, voters. quiet: True if little work is lost by a
-        removal now."""
+        replica of a stage and, until VOTE_S have passed, voters. quiet: False if a removal now would lose
+        much work; then those that serve stay."""
         revoked, membership = self.ctx.run.revoked, self.ctx.run.membership
         if (judged := (membership.version, len(revoked.reasons))) != self._judged:
             self._judged = judged
@@ -353,7 +354,8 @@ class Admission:
                 self.remove(peer, f"left: {reason}")
 
     def remove(self, peer: str, reason: str) -> None:
-        """Plan to log the removal of a member; drop a joiner that is not a member yet."""
+        """Plan to log the removal of a member, never of this peer itself; the first reason stays. Drop a
+        joiner that is not a member yet."""
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
         self._ready_t.pop(peer, None)
@@ -365,8 +367,9 @@ class Admission:
             self._removals.setdefault(peer, reason)
 
     def expel(self, peer: str, reason: str) -> None:
-        """Plan to remove a member for misconduct that this peer itself observed. The member, and strangers
-        with its ticket or from its address block, are not admitted for a while, each time for longer."""
+        """Plan to remove a member for misconduct that this peer itself observed, unless its removal is
+        planned. The member, and strangers with its ticket or from its address block, are not admitted for a
+        while, each time for longer."""
         if peer in self.ctx.run.membership.members and peer not in self.going() and peer != self.ctx.me:
             self.ctx.rate_limits.ban(peer, self.ctx.clock.now)
             self.remove(peer, reason)

@@ -32,8 +32,7 @@ class CarrierList:
         """credentials: by peer, the credential (ticket) that it showed."""
         self._ctx, self._credentials = ctx, credentials
         self._tickets: dict[str, str] = {}
-        """Carrier that offered itself to this coordinator, now listed or to be listed -> key of its ticket.
-        """
+        """Carrier that offered itself here, and is listed or to be listed -> key of its ticket."""
         self._offers: dict[str, str] = {}
         self._unlinked: dict[str, float] = {}
         """Listed carrier without a link -> time (s) at which it is given up."""

@@ -22,7 +22,8 @@ class DialBacks:
         """Peer -> (addresses that were tried, those that answered)."""
 
     def ask(self, peer: str, address: str) -> None:
-        """Have the driver try a peer's direct addresses, unless these or UNDER_WAY others are under way."""
+        """Have the driver try a peer's direct addresses, unless these or UNDER_WAY others are under way;
+        nothing if it has none or they cannot be parsed. `answered` gets the result."""
         direct = direct_addresses(address)
         try:
             parse_addresses(direct)

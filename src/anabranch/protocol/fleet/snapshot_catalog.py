@@ -45,10 +45,9 @@ Among = Callable[[str], bool]
 @dataclass
 class RestorePoint:
     """Iteration t to which the run could go back, and the fingerprint of every stage's state after it.
-
-    initial: True if every peer can make these states from the seed. on_disk: True if the leader's run
-    directory has a checkpoint of it. ordered: (stage, keeper) -> time of the last order (s).
-    """
+    adam_step: optimizer steps up to it. initial: True if every peer can make these states from the seed.
+    on_disk: True if the leader's run directory has a checkpoint of it. ordered: (stage, keeper) -> time of
+    the last order (s)."""
 
     t: int
     fingerprints: tuple[str, ...]
@@ -157,7 +156,8 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Enter a peer's report of the snapshots that it holds; returns the reason if it is refused."""
+        """Enter a peer's report of the snapshots that it holds, unless a later one came; returns why it is
+        refused, or None."""
         if message.number <= self._reported.get(peer, 0):
             return None
         stages = [held.stage for held in message.states]
@@ -199,7 +199,8 @@ class SnapshotCatalog:
 
     def holders(self, t: int, stage: int) -> list[str]:
         """Members that hold the stage's state after iteration t, sorted: its replicas, peers with a copy, and
-        this leader if it has a checkpoint. Those whose copy proved false are left out."""
+        this leader if it has a checkpoint. Those whose copy proved false are left out. [] if t is no restore
+        point."""
         point = self.points.get(t)
         if point is None or stage >= len(point.fingerprints):
             return []
@@ -236,7 +237,8 @@ class SnapshotCatalog:
     # --- orders --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Order the copies that are missing, and announce a restore point that has become complete."""
+        """Order the copies that are missing, announce to all members a restore point that has become
+        complete, and drop older points."""
         if not self._changed and self.ctx.clock.now < self._again_at:
             return
         self._changed, self._again_at = False, math.inf

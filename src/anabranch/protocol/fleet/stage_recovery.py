@@ -54,7 +54,9 @@ class StageRecovery:
         self._behind[peer] = message.t
 
     def on_who_has(self, peer: str, message: WhoHas, t: int) -> None:
-        """Answer a peer's question which peers hold a stage's state. t: last committed iteration."""
+        """Answer a peer's question which peers hold a stage's state after an iteration (none named: after t,
+        the last committed one). If that is no restore point, the answer has no fingerprint and names
+        nobody."""
         wanted = message.t if message.t >= 0 else t
         point = self.catalog.points.get(wanted)
         if point is None or message.stage >= len(point.fingerprints):

@@ -28,7 +28,8 @@ WAITING_SHARE = 0.1
 @dataclass
 class LostMember:
     """Member whose link is down. reason: why. since: time when it went down (s). patience_s: the member's
-    silence timeout. until: time of the next verdict (s). dial_at: time of the next dial (s)."""
+    silence timeout. until: time of the next verdict (s). dial_at: time of the next dial (s). waits: between
+    dials."""
 
     reason: str
     since: float
