@@ -73,9 +73,10 @@ class Download:
     """Download of the state of `stage` after iteration `t` (-1: the latest that the first source has).
 
     fingerprint: fingerprint that the state must have ("": any offer is accepted, and the caller checks the
-    state). on_done(state), on_fail(reason): callbacks; the download fails when no source can deliver the
-    state. check: True if the worker hashes the pieces at the end, when it is idle. kept: state of the stage
-    that this machine has on disk; its pieces that are the offered ones are not requested.
+    state). on_done(state), on_fail(reason): callbacks, one of which is called unless the download is
+    cancelled; it fails when no source can deliver the state. check: True if the worker hashes the pieces at
+    the end, when it is idle; else nothing is checked. kept: state of the stage that this machine has on disk;
+    its pieces that are the offered ones are not requested.
     """
 
     def __init__(

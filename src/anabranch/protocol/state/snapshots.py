@@ -65,7 +65,8 @@ class Snapshots(Timer):
     # --- copies for others ---------------------------------------------------------------------
 
     def on_keep(self, order: Keep) -> str | None:
-        """Handle the leader's order to copy another stage's state; returns the reason if it is refused."""
+        """Handle the leader's order to copy another stage's state: download it, or report again if it is here
+        or has no room. Returns the reason if it is refused."""
         key = (order.stage, order.t)
         if order.stage > self.ctx.run.settings.stages:
             return f"there is no stage {order.stage}"
@@ -122,7 +123,7 @@ class Snapshots(Timer):
         self.ctx.outbox.send(self.ctx.log.leader, Holds(tuple(held), self._reports))
 
     def complete(self, t: int) -> None:
-        """Drop snapshots older than t: enough peers hold every stage's state after t."""
+        """Drop snapshots and orders older than t: enough peers hold every stage's state after t."""
         self.complete_t = max(t, self.complete_t)
         for key in [key for key in self.states.pinned if key[1] < t]:
             del self.states.pinned[key]
@@ -130,8 +131,8 @@ class Snapshots(Timer):
         self._forget(lambda key: key[1] < t)
 
     def rolled_back(self, t: int) -> None:
-        """Drop orders and downloads of iterations after t, because the run was rolled back to t. The server
-        has dropped their snapshots."""
+        """Drop orders and downloads of iterations after t, because the run was rolled back to t, and report
+        to the leader. The server has dropped their snapshots."""
         self.complete_t = min(self.complete_t, t)
         self._no_room = {key for key in self._no_room if key[1] <= t}
         self._forget(lambda key: key[1] > t)
