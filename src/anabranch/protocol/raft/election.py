@@ -143,8 +143,8 @@ class Election:
         return (message.last_term, message.length) >= (log.last_term, log.length)
 
     def grant(self, message: AskVote) -> bool:
-        """Vote for the candidate that sent `message`, if this voter has not voted for another one in this
-        term; returns whether it did."""
+        """Vote for the candidate that sent `message`, if this voter has not voted for another one in its
+        present term; returns whether it did. The vote is written to disk, and the timer restarts."""
         state = self._state
         if state.vote not in ("", message.sender):
             return False

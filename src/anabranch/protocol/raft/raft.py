@@ -206,7 +206,8 @@ class Raft(VoterState):
         return ""
 
     def caught_up(self, learner: str) -> bool:
-        """True if a voter or learner has all committed entries on its disk."""
+        """True if another voter or learner has all committed entries on its disk, as far as this leader
+        knows."""
         known = self.replication.progress.get(learner)
         return known is not None and not known.probing and known.match_index >= self.commit_index
 
@@ -242,8 +243,8 @@ class Raft(VoterState):
         self._flush()
 
     def call_election(self, now: float) -> None:
-        """Give up leadership and stand for election at once: the owner became able to lead only now, so the
-        leader's term has to be a new one."""
+        """Give up leadership, if this voter has it, and stand for election at once: the owner became able to
+        lead only now, so the leader's term has to be a new one."""
         self._advance(now)
         if self.role is Role.LEADER:
             self._step_down(self.term, "")

@@ -128,7 +128,8 @@ class RaftLog:
         self._electors = None
 
     def entries_from(self, index: int, end: int | None = None) -> tuple[bytes, ...]:
-        """Encoded entries from `index` on and before `end`: as many as fit one message, but at least one."""
+        """Encoded entries from `index` on (not before `start`) and before `end`: as many as fit one message,
+        but at least one if there is any."""
         lines: list[bytes] = []
         size_bytes = 0
         for line in self._lines[index - self.start.index : None if end is None else end - self.start.index]:

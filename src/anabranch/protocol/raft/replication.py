@@ -171,7 +171,8 @@ class Replication:
     # --- leadership transfer -------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand leadership to voter `to` once that has the whole log; give up after one election timeout."""
+        """Hand leadership, if this voter has it, to voter `to` once that has the whole log; give up after one
+        election timeout."""
         state = self._state
         state.transferring = state.role is Role.LEADER
         self._transferee = to
