@@ -46,8 +46,8 @@ class LeaderView:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
-        """Follow `voter`, which claims to lead in `term`, if the claim is to be believed. Returns the reason
-        if it is refused: a term too far ahead."""
+        """Follow `voter`, which claims to lead in `term`, if the claim is to be believed; if not, it is
+        ignored. Returns the reason if it is refused, as its term is too far ahead; else None."""
         ctx = self.ctx
         if term > max(ctx.log.term, self.proven_term) + TERMS_AHEAD:
             return f"nobody is in term {term}"

@@ -117,8 +117,9 @@ class Voter(Timer):
         self._settle()
 
     def transfer_leadership_to(self, peer: str) -> bool:
-        """Begin to transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of
-        the log or its present process is not in the log yet."""
+        """Begin to transfer leadership to `peer`; False if `peer` cannot lead now: it is no reachable voter,
+        lacks a part of the log, or its present process is not in the log yet; or a record is being
+        committed."""
         raft = self.raft
         for voter in self.heirs():
             known = peer_of(voter) == peer and self.ctx.knows_process(peer)

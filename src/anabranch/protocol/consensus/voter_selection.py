@@ -16,8 +16,8 @@ MANY = 50
 
 @dataclass(frozen=True)
 class Candidate:
-    """Active member considered as a voter. order: rank in the order of joining. founder: True if it has the
-    run's directory."""
+    """Active member considered as a voter. voter: its voter id. order: rank in the order of joining. founder:
+    True if it has the run's directory."""
 
     voter: str
     stage: int
@@ -31,7 +31,7 @@ def size(serving: int, most: int) -> int:
 
 
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
-    """Ids of the peers that should vote: the present voters `kept`, filled up to `count` from the
+    """Ids of the voters that there should be: the present ones `kept`, filled up to `count` from the
     `candidates`, data nodes before relays, and relays of stages without a voter before others. The founder is
     always included, if need be in place of the last of `kept` (never of the first). No other peer is added if
     that would make the number even."""
@@ -53,9 +53,9 @@ def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -
 def next_voters(
     voters: Sequence[str], target: Sequence[str], ready: Collection[str], alive: Collection[str]
 ) -> tuple[str, ...] | None:
-    """Voters after the next change of one voter, on the way from the set `voters` to the set `target`; None:
-    no change is possible. New voters, which must be `ready` (have the whole log), are added before others are
-    removed, dead ones first. A majority of the resulting voters must be `alive`."""
+    """Voter ids after the next change of one voter, on the way from the set `voters` to the set `target`;
+    None: no change is possible. New voters, which must be `ready` (have the whole log), are added before
+    others are removed, dead ones first. A majority of the resulting voters must be `alive`."""
     added = [voter for voter in target if voter not in voters]
     if any(voter not in ready for voter in added):
         return None
@@ -78,7 +78,7 @@ def heard(ctx: PeerContext, voter: Voter) -> set[str]:
 
 
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
-    """Voters that the log should have, the leader first. leaving: members that want to leave the run and
+    """Voter ids that the log should have, the leader's first. leaving: members that want to leave the run and
     should vote no longer.
 
     An even number of voters tolerates no more losses than the odd number below it. So a founder that leads
