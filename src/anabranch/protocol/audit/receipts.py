@@ -146,7 +146,7 @@ def end_of(unit: int) -> tuple[str, int]:
 
 
 def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: int) -> str | None:
-    """Reason why a receipt does not belong to `peer` in this reduce attempt, or None."""
+    """Reason why a receipt does not belong to `peer`, a member of this reduce attempt, or None."""
     fence, position = attempt.fence, attempt.members.index(peer)
     about = (receipt.run, receipt.base, receipt.t, receipt.stage, receipt.peer)
     if about != (run, fence.base, fence.t, attempt.stage, peer):

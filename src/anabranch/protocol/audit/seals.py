@@ -57,8 +57,9 @@ class Seals:
             self.received[kind, index] = Transfer("", sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
-        """Check the seal of a received payload that has this hash; returns the reason if it is not valid. The
-        sender is then marked as a forger, which gets no more work from this peer."""
+        """Check the seal of a received payload that has this hash; returns the reason if it is not valid, or
+        None. The sender of an invalid one is marked as a forger, which gets no more work from this peer. A
+        further input of a microbatch of which STATED_MAX came is refused, too."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None
@@ -95,7 +96,8 @@ class Seals:
             self.statements += 1
 
     def seal(self, kind: str, index: int) -> bytes:
-        """This peer's signature for a payload that it computed; b"" in a run without audits."""
+        """This peer's signature for a payload that it computed; b"" if it computed none, and in a run without
+        audits."""
         payload_hash = self.computed.get((kind, index))
         if payload_hash is None:
             return b""

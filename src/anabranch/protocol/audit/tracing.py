@@ -28,7 +28,8 @@ from anabranch.protocol.interface.signatures import Signer
 
 @dataclass(frozen=True)
 class DisputedResult:
-    """Result of microbatch `index` at `stage` that another relay says differs. output: its hash."""
+    """Result of microbatch `index` that `peer` of `stage` states and another relay says differs. output: its
+    hash."""
 
     stage: int
     peer: str
