@@ -157,9 +157,8 @@ def access_bps(
     rates: Callable[[str], Iterable[Collection[float]]],
 ) -> tuple[float, float]:
     """Estimated rates (bits per second) of a peer's access line, up and down, from its links to `everybody`.
-
-    rates: function peer -> measured rates of its links, a collection for sending and one for receiving.
-    """
+    way: function (sender, receiver) -> estimate of the link. rates: function peer -> measured rates of its
+    links, a collection for sending and one for receiving."""
     sent, received = (*rates(peer), (), ())[:2]
     others = [other for other in everybody if other != peer]
     up_bps = LINE * max((way(peer, other).bandwidth_bps for other in others), default=1.0)
@@ -174,7 +173,7 @@ class CostModel:
     """Iteration time of any assignment of a swarm's relays, from what the leader knows of members and links.
 
     :param members: all members, with their slots as the capacity. Members of stage 0 stay there.
-    :param blocks: number of blocks of stages 1 to S.
+    :param blocks: number of blocks of stages 1 to S. batch: sizes of an iteration.
     :param way: function (sender, receiver) -> estimate of the link.
     :param spares: True if replicas may be standbys, without a share of the batch.
     :param rates: function peer -> measured rates of its links (bits per second), a collection for sending and
