@@ -81,7 +81,7 @@ class Samples:
             self._follow_change()
 
     def replace(self, value: float, weight: float) -> None:
-        """Replace the newest sample and its weight."""
+        """Replace the newest sample, of which there must be one, and its weight."""
         self._values[-1] = value
         self._allow(weight)
         if self._weights is not None:

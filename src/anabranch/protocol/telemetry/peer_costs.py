@@ -168,7 +168,7 @@ class PeerCosts:
 
     def withheld(self, peer: str, t: int) -> None:
         """Note that a peer gave microbatches of iteration t back and does not claim them: it gets none for a
-        while, longer each time."""
+        while, longer each time. Ignored while it gets none already."""
         neighbour = self.of(peer)
         if not self.avoided(peer, t):
             neighbour.unclaimed = min(neighbour.unclaimed + 1, AVOIDED_MAX)
