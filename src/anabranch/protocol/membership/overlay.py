@@ -102,7 +102,9 @@ class Overlay:
         return bool(picked[0, others.index(other)])
 
     def active_neighbours(self, stage: int, own: int, t: int, peer: str = "") -> list[str]:
-        """Neighbours of a peer ("": `me`) of stage `own` active at `stage` in iteration t, sorted by id."""
+        """Neighbours of a peer ("": `me`) of stage `own` active at `stage` in iteration t, sorted by id.
+        Unless the swarm is `crowded` these are all peers active there, at its own stage the peer itself
+        included."""
         membership = self._current()
         live = membership.live(stage, t)
         if not self._crowded:

@@ -117,8 +117,8 @@ class Membership:
         self._remember(before)
 
     def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
-        """Start from another peer's view: its `members` in the order of joining, and the `number` of its
-        latest Members record."""
+        """Start from another peer's view: its `members` in the order of joining, `active_from` as the
+        attribute, and the `number` of its latest Members record."""
         before = self._seen_of([member.id for member in members])
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)
