@@ -95,7 +95,7 @@ class Prepared(FencedMessage, frozen=True, tag=24):
 class Applied(FencedMessage, frozen=True, tag=25):
     """Report that the sender applied a commit (fence.base is its hash) and has this state fingerprint (R11).
 
-    timing: part of the iteration -> seconds. links: peer -> (round trip in seconds, bits per second sent to
+    timing: kind of task -> compute seconds. links: peer -> (round trip in seconds, bits per second sent to
     it), as the sender measured; 0: not known.
     """
 
@@ -150,6 +150,6 @@ class Spared(Message, frozen=True, tag=30):
 
 
 class Measured(Message, frozen=True, tag=31):
-    """One-time report of a relay's initial link measurements, in the form of `Applied.links`."""
+    """One-time report of a peer's link measurements, in the form of `Applied.links`."""
 
     links: dict[Id, tuple[float, float]]

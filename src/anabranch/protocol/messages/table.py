@@ -46,7 +46,7 @@ class Sender(Enum):
     REDUCE_GROUP = auto()
     #: The log's leader.
     LEADER = auto()
-    #: Electors and learners of the log.
+    #: Electors and learners of the log; the handler itself refuses others.
     VOTER = auto()
 
 
