@@ -117,7 +117,7 @@ def next_plan(
     plan: Plan, accepted: Mapping[int, str], rounds: Rounds, rates: Mapping[str, float], t: int = 0
 ) -> Plan:
     """Plan of the round after round t. accepted: slot that counts in t -> peer that filled it. rates: peer ->
-    inner steps per second.
+    inner steps per second (empty: any peer may fill each slot, which begins anew).
 
     Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
     average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end
