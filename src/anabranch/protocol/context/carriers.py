@@ -39,7 +39,7 @@ class CarrierChoice:
     def listed(self) -> Mapping[str, str]:
         """Dedicated carriers (peer -> addresses) with which this peer keeps links, because others reach it
         only through them: those of the log, and those that its own addresses name. Empty if it has a direct
-        address."""
+        address, or is no member."""
         member = self.run.membership.members.get(self.me)
         if member is None or direct_addresses(member.address):
             return {}

@@ -33,7 +33,8 @@ class EarlyBuffer:
     def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
         """Store a message about an iteration that is not open yet; returns the reason if it is refused:
         beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
-        One beyond EARLY_AHEAD, or a part of an older reduce attempt, is dropped without refusal."""
+        One beyond EARLY_AHEAD, or a part of an older reduce attempt than is stored, is dropped without
+        refusal; a part of a newer attempt replaces those of older ones."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
@@ -81,7 +82,7 @@ class EarlyBuffer:
                 self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:
-        """Remove and return all stored messages."""
+        """Remove and return all stored messages, in order of arrival."""
         kept, self._kept = self._kept, []
         self._by_peer.clear()
         return kept

@@ -55,7 +55,8 @@ class LinkTable:
         self._users: list[Callable[[], Collection[str]]] = []
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
-        """Record to which process of `peer` a new link leads, and through which carrier ("": none)."""
+        """Record to which process of `peer` a new link leads, and through which carrier ("": none). The count
+        of its dials through carriers begins anew."""
         self.incarnations[peer] = incarnation
         _forget(self.tried_carriers, peer)
         if via:
@@ -79,7 +80,8 @@ class LinkTable:
         return self.up.pop(peer, None)
 
     def close(self, peer: str) -> None:
-        """Remove the link to a peer that was removed from the run, but keep its measurements."""
+        """Remove the link, which is up, to a peer that was removed from the run, but keep its
+        measurements."""
         self.up.pop(peer)
 
     def forget_carriers(self, peer: str) -> None:

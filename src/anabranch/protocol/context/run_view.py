@@ -82,7 +82,7 @@ class RunView:
         self.carriers: dict[str, str] = {}
         """Dedicated carriers by the log, with their addresses."""
         self.schedule: Schedule | None = None
-        """Learning-rate schedule; None until the driver has described the run."""
+        """Parameters of steps as functions; None until the driver has described the run."""
         self._plans: dict[int, Plan] = {}
         """Round -> its slots, from the log."""
         self._next = 0
