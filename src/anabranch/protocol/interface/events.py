@@ -107,7 +107,7 @@ class StageBuilt(Event, frozen=True):
 
 class Described(Event, frozen=True):
     """Answer to Describe: member record with this machine's measurements, and the parameters needed to take
-    part and to lead: settings, hashes of the corpus and of the model's shape, learning-rate schedule."""
+    part and to lead: settings, hashes of the corpus and of the model's shape, schedule of step parameters."""
 
     member: Member
     settings: Settings
@@ -166,7 +166,7 @@ class EventsRead(Event, frozen=True):
 
 class DialledBack(Event, frozen=True):
     """Answer to DialBack. addresses: those that were tried. reached: those of them that answered with the key
-    of `peer`, joined by commas. reason: why the others failed."""
+    of `peer`. Both are joined by commas. reason: why the others failed."""
 
     peer: str
     addresses: str

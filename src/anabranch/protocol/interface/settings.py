@@ -18,23 +18,24 @@ HEARTBEAT_S, NEIGHBOURS, NEWCOMER_S = 1.0, 4, 2.0
 class Settings:
     """Part of the run's configuration that the protocol reads.
 
-    stages: number of relay stages. windows: held-out windows per evaluation (0: none). evaluate_every,
-    checkpoint_every: in iterations. policy: routing policy of microbatches. returns: "own" if each microbatch
-    ends at the data node where it began. activation_bytes: one activation on the wire. heartbeat_s: seconds
-    between pings. voters: greatest number of peers that vote on the log.
+    stages: number of relay stages. steps: iterations of the run. windows: held-out windows per evaluation (0:
+    none). evaluate_every, checkpoint_every: in optimizer steps (0: never). min_replicas: relays that each
+    stage must have before the run begins. policy: routing policy of microbatches. returns: "own" if each
+    microbatch ends at the data node where it began. numerics: "strict" admits one numerics class only,
+    "mixed" any. activation_bytes: one activation on the wire. heartbeat_s: seconds between pings. voters:
+    greatest number of peers that vote on the log.
 
     snapshot_every: iterations between snapshots that peers keep for each other (0: none). snapshot_copies:
     peers outside a stage that hold its state. snapshot_budget_bytes: memory of a peer for such copies.
-
     blocks: model blocks of stages 1 to S (empty: one each). block_bytes, ends_bytes: sums and reduced
-    gradient of one block, and of stage 0, on the wire (0: not known). sums_bytes: share of the sums in
-    block_bytes. state_bytes: weights and moments of a block. piece_bytes: largest piece of a state on the
+    gradient of one block, and of stage 0, on the wire (0: not known). sums_bytes: the part of block_bytes
+    that is sums. state_bytes: weights and moments of a block. piece_bytes: largest piece of a state on the
     wire.
 
     recompute: credits of a relay beyond its capacity, as a share of it; for these microbatches it keeps the
-    received activation only and computes the forward again. rebalance: iterations for which the same stage
-    must have been the slowest before a relay moves there (0: never); a relay replaces a removed one at once
-    if nobody moved for as many. neighbours: peers of an adjacent stage that each peer picks for its links
+    received activation only and computes the forward again. rebalance: iterations in a row in which moves of
+    relays must pay before they are made (0: never); once a relay departed, moves that pay are made at once if
+    nobody moved for as many. neighbours: peers of an adjacent stage that each peer picks for its links
     (`membership.overlay`). deal: initial assignment to stages: "arrival" (order of joining) or "links"
     (measured links, `fleet.initial_assignment`). spread: summing of reduce parts by peers of adjacent stages:
     "links" (where it saves time), "program" (`placement.averaging_program`), "always" (at random, for tests),
@@ -42,10 +43,9 @@ class Settings:
     relay to serve in it. spare: standby replicas (`fleet.standbys`): "links" (where they would delay the
     reduce), "always" (at random, for tests), "never". audit_share: probability that a relay's contribution to
     a step is computed again by another replica (0: no receipts, no audits). rounds: which iterations are
-    rounds of islands; evaluate_every and checkpoint_every count the optimizer steps that they stand for.
-    round_bytes: an island's contribution, and the result, on the wire (0: not known). frozen: hashes of the
-    frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights are trained). delay:
-    which iterations begin before the step before them.
+    rounds of islands. round_bytes: an island's contribution, and the result, on the wire (0: not known).
+    frozen: hashes of the frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights
+    are trained). delay: which iterations begin before the step before them.
     """
 
     run: str
