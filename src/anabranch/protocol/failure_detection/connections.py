@@ -222,7 +222,8 @@ class Connections:
         ctx.dialer.cancel(peer)
 
     def link_down(self, peer: str) -> AdaptiveTimeout | None:
-        """Drop the link to `peer`, which broke; returns the peer's timeout if it is a member."""
+        """Drop the link to `peer`, which broke; returns the peer's timeout if it is a member (None: it is not
+        known)."""
         self.indirect_probes.link_down(peer)
         self._slow.pop(peer, None)
         if peer in self.ctx.costs.neighbours:
@@ -263,7 +264,8 @@ class Connections:
         return True
 
     def pong(self, message: Pong) -> float | None:
-        """Round trip (s) of the ping that the Pong `message` answers; None if that ping is too old."""
+        """Round trip (s) of the ping that the Pong `message` answers; None if that ping is too old or was
+        never sent."""
         sent_at = self._pings.get(message.number)
         return None if sent_at is None else self.ctx.clock.now - sent_at
 
