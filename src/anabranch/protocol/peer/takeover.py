@@ -70,8 +70,8 @@ class Leadership:
         return self._take_up is not None and not self._entry.done
 
     def _may_lead(self) -> bool:
-        """True if this peer can lead: it has the learning-rate schedule, and is the returning founder or a
-        member with the whole log since its admission."""
+        """True if this peer can lead: it has the schedule of step parameters, and is the returning founder or
+        a member with the whole log since its admission."""
         ctx = self._ctx
         if ctx.run.schedule is None:
             return False
