@@ -62,7 +62,7 @@ class LogReplay:
 
     @property
     def base(self) -> str:
-        """Base of the state after the last committed iteration."""
+        """Base of the state after the last committed iteration; "" for an empty log."""
         return self.bases.get(self.t, "")
 
     def plan(self, t: int, slots: Plan | UnsetType) -> None:

@@ -129,7 +129,7 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Ids of other reachable voters, which can be offered leadership. going: peers that leave."""
+        """Voter ids of other reachable voters, which can be offered leadership. going: peers that leave."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]

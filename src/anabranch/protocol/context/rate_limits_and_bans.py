@@ -132,7 +132,8 @@ class RateLimits:
         return bucket
 
     def count(self, peer: str, message: str) -> int:
-        """Count a refused message of kind `message`; returns how many of that kind `peer` had refused."""
+        """Count a refused message of kind `message`; returns how many of that kind `peer` has sent with this
+        one."""
         if peer not in self.counts and len(self.counts) >= PEERS_KEPT:
             self.counts.pop(next(iter(self.counts)))
         mine = self.counts.setdefault(peer, {})
@@ -145,7 +146,8 @@ class RateLimits:
         return count <= ALL_NOTED or count & (count - 1) == 0
 
     def ban(self, peer: str, now: float) -> None:
-        """Ban a peer, and strangers that come with its ticket or from its address block."""
+        """Ban a peer, and strangers that come with its ticket or from its address block: for BAN_S, and each
+        time for twice as long."""
         self._bans = {name: ban for name, ban in self._bans.items() if ban.until + FORGIVEN_S > now}
         for name in (peer, *self._came_with.get(peer, ())):
             former = self._bans.pop(name, None)

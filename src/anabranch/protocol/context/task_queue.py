@@ -110,7 +110,7 @@ class WorkQueue:
         return [(TaskPriority(job.rank), job.task) for job in jobs]
 
     def withdraw(self, task: Task) -> None:
-        """Remove a waiting task."""
+        """Remove a waiting task; it gets no result."""
         self._heap = [job for job in self._heap if job.task is not task]
         heapq.heapify(self._heap)
 

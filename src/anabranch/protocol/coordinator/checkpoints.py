@@ -20,7 +20,8 @@ LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 @dataclass
 class Collection:
-    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that are here."""
+    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that are here. base:
+    hash of the log entry of t."""
 
     t: int
     base: str
@@ -44,7 +45,7 @@ class Checkpoints:
 
     @property
     def done(self) -> bool:
-        """True if the run's last step has its checkpoint, or that checkpoint was given up."""
+        """True if the last committed step has its checkpoint, or that checkpoint was given up."""
         return self.t >= self.tip.t
 
     def set_last(self, t: int) -> None:

@@ -155,12 +155,9 @@ class Coordinator:
         self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...], skips: int, closed: bool
     ) -> None:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
-        next. closed: True if the log has the last evaluation of the run (`Closing`).
-
-        fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which is released
-        once enough replicas have reported it again (R9). skips: steps skipped in a row; from SKIPS_IN_A_ROW
-        on the run ends.
-        """
+        next. closed: True if the log has the last evaluation of the run (`Closing`). fingerprints: known if
+        the log was rolled back to `t`; empty if step `t` was taken, which is released once enough replicas
+        have reported it again (R9). skips: steps skipped in a row; from SKIPS_IN_A_ROW on the run ends."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -212,8 +209,8 @@ class Coordinator:
             self.rounds.on_applied(peer, message.timing)
 
     def stop(self, reason: str) -> None:
-        """End the run after the open iteration, or before it if nobody has claimed work of it. The first
-        reason stays."""
+        """End the run after the open iteration, or before it if no claim of it has come. The first reason
+        stays."""
         if self.tip.stop_reason is None:
             self.tip.stop_reason = reason
 

@@ -107,12 +107,9 @@ class IslandRounds:
 
     def next(self, current: Round, accepted: Mapping[int, str]) -> Plan:
         """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
-        `current` -> peer that filled it.
-
-        Slots go to members that get the result of `current` with its reduce. A member that still lacks an
-        earlier state would begin late, and its slot would hold up the others; only if all lack one, all get
-        slots.
-        """
+        `current` -> peer that filled it. Slots go to members that get the result of `current` with its
+        reduce. A member that still lacks an earlier state would begin late, and its slot would hold up the
+        others; only if all lack one, all get slots."""
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()

@@ -36,8 +36,8 @@ class Proposals:
     def record(self, current: Round) -> AnyRecord | None:
         """Record of the open step, if it may be proposed now: all stages are PREPARED with receipts that
         agree, the last step is released, the held-out windows are evaluated. A skipped step (`Round.witness`)
-        waits for the release alone. After the run's last step: the record of the last evaluation. Else
-        None."""
+        needs the release, but neither results nor windows. After the run's last step: the record of the last
+        evaluation. Else None."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)

@@ -250,7 +250,7 @@ class _Plan:
             self._down_bps = self._lines(lambda one, other: way(other, one))
 
     def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
-        """Bits per second of each peer's line, by its fastest link."""
+        """Estimated bits per second of each peer's line: LINE times those of its fastest link."""
         found = {}
         for one in self._everybody:
             links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)

@@ -144,12 +144,10 @@ class Round:
 
 
 class LogTip:
-    """Last step in the log, and the round of the open iteration.
-
-    t, base: last committed iteration and hash of its log entry. adam_step: optimizer steps up to it.
-    fingerprints: agreed state hashes of all stages after it, once it is released. round: open iteration, None
-    between two. stop_reason: why no further iteration is opened, or None.
-    """
+    """Last step in the log, and the round of the open iteration. t, base: last committed iteration and hash
+    of its log entry. adam_step: optimizer steps up to it. fingerprints: agreed state hashes of all stages
+    after it, once it is released. round: open iteration, None between two. stop_reason: why no further
+    iteration is opened, or None."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx

@@ -199,7 +199,8 @@ class Connections:
         return all(ctx.clock.now >= silence.doubted_at() for silence in links)
 
     def at_next_beat(self, action: Callable[[], object]) -> None:
-        """Plan to call `action` once, together with the next heartbeat."""
+        """Plan to call `action` once, together with the next heartbeat, in place of an action planned
+        before."""
         self._at_beat = action
 
     def hurry(self) -> None:
@@ -297,7 +298,8 @@ class Connections:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial."""
+        """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial;
+        none while it is no member itself."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return

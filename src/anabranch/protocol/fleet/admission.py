@@ -121,10 +121,10 @@ class Admission:
     # --- in ------------------------------------------------------------------------------------
 
     def on_join(self, peer: str, request: JoinRequest) -> str | None:
-        """Handle a joiner's request: one that may be admitted is named in a following record, after the
-        removal of its former process. Returns the reason if it is refused; the joiner is told, too. A member
-        that asks again gets its Welcome again. A peer that this side dialled has shown no ticket; its link is
-        closed, so that it dials."""
+        """Handle a joiner's request: one that may be admitted is named in a following record, and its former
+        process, if it is a member, removed. Returns the reason if it is refused; the joiner is told, too. A
+        member that asks again gets its Welcome again. A peer that this side dialled has shown no ticket; its
+        link is closed, so that it dials."""
         credential = self.credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")

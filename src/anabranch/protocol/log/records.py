@@ -74,7 +74,8 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Genesis(Record, frozen=True, tag="genesis"):
-    """Identity of the run, the first record. fingerprints: of the initial states of stages 0 to S."""
+    """Identity of the run, the first record. owner, leader: both the founder's peer id. config: text of the
+    run file. stages: number S of relay stages. fingerprints: of the initial states of stages 0 to S."""
 
     run: str
     epoch: int
@@ -113,11 +114,12 @@ class Dispute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of a Commit about one stage. classes: numerics class of each member. owners[k]: position in
-    `members` of the replica whose gradient of unit k counted; -1 for a slot that does not count in a round.
-    squares: sum of squares of each tensor's gradient. In runs that are audited, receipts: hash of the receipt
-    of each member that owns a unit or has a disputed result ("": none); disputed: results of which the
-    receipts contradict each other."""
+    """Part of a Commit about one stage. fingerprint_before: of the state before the step. digest: of the
+    reduced gradient. squares: sum of squares of each tensor's gradient. classes: numerics class of each
+    member. owners[k]: position in `members` of the replica whose gradient of unit k counted; -1 for a slot
+    that does not count in a round. In runs that are audited, receipts: hash of the receipt of each member
+    that owns a unit or has a disputed result ("": none); disputed: results of which the receipts contradict
+    each other."""
 
     fingerprint_before: str
     digest: str
@@ -153,9 +155,11 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Commit(Record, frozen=True, tag="commit"):
-    """Commit of iteration t. verdict: "step", or "skip" with empty `stages` and a `witness`. loss_sums:
-    summed loss of each microbatch (nats), or of each slot in a round. slots: plan of the next iteration, if
-    that is a round."""
+    """Commit of iteration t. previous_base: base of the state before. manifest: hash of the batch. verdict:
+    "step", or "skip" with empty `stages` and a `witness`. tokens: target tokens that count. loss_sums: summed
+    loss of each microbatch (nats), or of each slot in a round. norm: 2-norm of the whole gradient, before it
+    is clipped. adam_step: optimizer steps up to this one. evaluation: of the state before. slots: plan of the
+    next iteration, if that is a round."""
 
     run: str
     epoch: int

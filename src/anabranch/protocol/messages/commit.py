@@ -94,10 +94,8 @@ class Prepared(FencedMessage, frozen=True, tag=24):
 
 class Applied(FencedMessage, frozen=True, tag=25):
     """Report that the sender applied a commit (fence.base is its hash) and has this state fingerprint (R11).
-
     timing: kind of task -> compute seconds. links: peer -> (round trip in seconds, bits per second sent to
-    it), as the sender measured; 0: not known.
-    """
+    it), as the sender measured; 0: not known."""
 
     stage: StageNumber
     fingerprint: Hash

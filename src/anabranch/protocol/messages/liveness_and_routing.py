@@ -70,7 +70,8 @@ class GotBurst(Message, frozen=True, tag=58):
 
 
 class Probe(Message, frozen=True, tag=80):
-    """Indirect probe: question whether the receiver hears peer `subject` with this incarnation."""
+    """Indirect probe: question whether the receiver hears peer `subject` with this incarnation. number: that
+    of the question, which the answer (Probed) repeats."""
 
     number: Count
     subject: Id

@@ -50,7 +50,8 @@ class MessageGate:
         self._ctx, self._progress, self.early = self.shared.ctx, self.shared.progress, self.shared.early
 
     def receive(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
-        """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it."""
+        """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it. A sender
+        beyond its budget is banned, but for costly questions."""
         ctx, kind = self._ctx, type(message)
         if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
             self._check(peer, message, payload)

@@ -158,7 +158,7 @@ class JoinProcess(Timer):
 
     def on_about(self, message: About) -> None:
         """Store the description of the run, and have the driver measure this machine for it; stop this peer
-        if the run speaks another protocol version. Unless this peer has enquired, only addresses are
+        if the run speaks another protocol version. Unless this peer waits for it, only addresses are
         stored."""
         genesis = message.genesis
         self.doors.update(message.doors)
@@ -293,7 +293,7 @@ class JoinProcess(Timer):
     # --- timer and link observer ---------------------------------------------------------------
 
     def _ask_again(self) -> None:
-        """Plan the next repetition of a question; give up after the last."""
+        """Plan the next repetition of a question; after the last one, stop this peer."""
         wait_s = self._asks.next()
         if wait_s is None:
             asked = "what the run is" if self.step is Step.ENQUIRED else "to be admitted"

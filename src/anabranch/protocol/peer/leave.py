@@ -132,11 +132,9 @@ class Return:
         self._until_s = until_s
 
     def wait_s(self, end: Stop, member_s: float, now_s: float) -> float | None:
-        """Seconds to wait before this machine joins again, longer each time; None: its part is over.
-
-        end: how the last part in the run ended. member_s: seconds for which this machine was a member;
-        RETURNED_S or more make the waits begin anew. now_s: Unix time.
-        """
+        """Seconds to wait before this machine joins again, longer each time; None: its part is over. end: how
+        the last part in the run ended. member_s: seconds for which this machine was a member; RETURNED_S or
+        more make the waits begin anew. now_s: Unix time."""
         if not end.again or self.expired(now_s):
             return None
         if member_s >= RETURNED_S:

@@ -114,6 +114,7 @@ class LogSources:
         ctx.outbox.send(peer, Elsewhere(leader, address))
 
     def doors(self) -> tuple[tuple[str, str], ...]:
-        """(id, address) of the voters, for a joiner whose leader may be gone before it is admitted."""
+        """(id, address) of the voters with an address, for a joiner whose leader may be gone before it is
+        admitted."""
         members, log = self._ctx.run.membership.members, self._ctx.log
         return tuple((p, m.address) for p, m in members.items() if m.address and log.keeps_log(p))

@@ -226,11 +226,8 @@ class Leadership:
 
     def missed(self, line: bytes) -> None:
         """Write a committed line to the event log that the returning founder has missed, up to its own
-        admission; nothing at any other peer.
-
-        If this process is elected instead, the first line of its own term proves that it has the whole
-        committed log: it resumes the run.
-        """
+        admission; nothing at any other peer. If this process is elected instead, the first line of its own
+        term proves that it has the whole committed log: it resumes the run."""
         if self._take_up is None or self._caught_up:
             return
         ctx, joining, done = self._ctx, self._joining, self._entry.done

@@ -12,12 +12,10 @@ from anabranch.protocol.messages import Claim, Overflow
 
 
 class Claims:
-    """Results of iteration t at one replica, reported to the leader in cumulative claims.
-
-    held: units whose weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum
-    of its losses, in training and in evaluation. overflows: microbatch index -> its last overflow here.
-    changed: True if something is not reported yet.
-    """
+    """Results of iteration t at one replica, reported to the leader in cumulative claims. held: units whose
+    weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its losses, in
+    training and in evaluation. overflows: microbatch index -> its last overflow here. changed: True if
+    something is not reported yet."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str) -> None:
         self.ctx = ctx

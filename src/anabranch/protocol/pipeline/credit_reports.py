@@ -14,12 +14,9 @@ NEWS = 4
 
 class CreditReports:
     """Ledger of the credits granted in iteration t, and the messages that report its changes. Making it
-    grants credits in advance and reports them.
-
-    capacity: microbatches that this peer can hold. plan: upstream peer -> units of the planned flow that come
-    from it. expected: upstream peer -> slots that come from it, in a round whose slots are all bound to
-    machines; else None.
-    """
+    grants credits in advance and reports them. capacity: microbatches that this peer can hold. plan: upstream
+    peer -> units of the planned flow that come from it. expected: upstream peer -> slots that come from it,
+    in a round whose slots are all bound to machines; else None."""
 
     def __init__(
         self,

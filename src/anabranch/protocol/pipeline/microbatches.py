@@ -55,9 +55,7 @@ TRANSMISSIONS_KEPT = 16
 
 class Iteration:
     """Microbatches of iteration t at this peer; making it grants credits and begins those of this data node.
-
-    units: incoming microbatches by index.
-    """
+    units: incoming microbatches by index."""
 
     def __init__(
         self,

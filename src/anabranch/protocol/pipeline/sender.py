@@ -402,7 +402,8 @@ class Sender:
         self._due_at = None
 
     def tick(self) -> None:
-        """Send the microbatches that were held back for a better peer long enough."""
+        """Send the microbatches that were held back for a better peer long enough; prefer other peers for
+        those that wait for credits too long (`overdue_at`)."""
         now = self.ctx.clock.now
         waiting = [item for item in self.items.values() if item.leg is OutgoingState.WAITING]
         unheeded = [item for item in waiting if now >= self.overdue_at(item)]

@@ -25,7 +25,8 @@ SEARCHED = 64
 
 
 def pass_s(member: Member, blocks: int) -> float:
-    """Compute seconds of one microbatch, forward plus backward, through `blocks` blocks at `member`."""
+    """Compute seconds of one microbatch, forward plus backward, through `blocks` blocks at `member`; those of
+    one block are taken as at least LEAST_S and at most MOST_S."""
     forward_s = min(member.forward_s, MOST_S) if member.forward_s > 0.0 else 0.0
     backward_s = member.backward_s if member.backward_s > 0.0 else BACKWARD_OF_FORWARD * forward_s
     return min(max(forward_s + backward_s, LEAST_S), MOST_S) * blocks

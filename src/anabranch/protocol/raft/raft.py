@@ -59,7 +59,7 @@ class Raft(VoterState):
         return effects
 
     def deadline(self) -> float:
-        """Time at which `tick` must be called next (s)."""
+        """Time at which `tick` must be called next (s); infinite for never."""
         if self.role is Role.LEADER:
             return self.replication.heartbeat_at
         return self.election.deadline if self.may_stand() else float("inf")

@@ -77,7 +77,7 @@ class RaftLog:
         return self._terms[index - self.start.index]
 
     def line(self, index: int) -> bytes:
-        """Encoded log entry `index`."""
+        """Encoded log entry `index`, which must still be kept."""
         return self._lines[index - self.start.index]
 
     def hash_before(self, index: int) -> str | None:

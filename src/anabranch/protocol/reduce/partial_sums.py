@@ -180,6 +180,6 @@ class EarlyParts:
         return len(self._kept)
 
     def take(self) -> list[tuple[str, APart, Payload]]:
-        """Remove and return all parts."""
+        """Remove and return all parts, in order of arrival."""
         kept, self._kept = self._kept, []
         return kept

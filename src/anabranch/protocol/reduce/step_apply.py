@@ -24,12 +24,10 @@ PENDING_MAX = 64
 
 class StepApply(Timer):
     """Applier of the log's committed steps, in order, to the state of one stage at one peer. t: iteration of
-    the step applied last, -1 without a state. fingerprint: hash of the state then.
-
-    pending: iteration -> committed step and hash of its log entry, not applied yet. on_applied: called with
-    t, base and fingerprint after each step. on_behind: called with the step that cannot be applied, if a
-    whole state has to be fetched.
-    """
+    the step applied last, -1 without a state. fingerprint: hash of the state then. pending: iteration ->
+    committed step and hash of its log entry, not applied yet. on_applied: called with t, base and fingerprint
+    after each step. on_behind: called with the step that cannot be applied, if a whole state has to be
+    fetched."""
 
     def __init__(
         self, ctx: PeerContext, on_applied: Callable[[int, str, str], None], on_behind: Callable[[int], None]

@@ -95,10 +95,8 @@ class WorkReceipt:
         self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
     ) -> str | None:
         """Note what the sum of `part` was made of; return the first member (peer id) whose part does not have
-        that member's seal, or None.
-
-        senders: positions of the members, in the order of `inputs`. hashes: of the inputs, then of the sum.
-        """
+        that member's seal, or None. senders: positions of the members, in the order of `inputs`. hashes: of
+        the inputs, then of the sum."""
         if not self.on or not self._flat or not hashes:
             return None
         transfers = []

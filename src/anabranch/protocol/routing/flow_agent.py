@@ -83,7 +83,7 @@ class FlowAgentDriver(Timer):
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
         """Number of units of the standing flow (units with a whole reserved path) that come from each of the
-        peers `upstream`."""
+        peers `upstream`; peers from which none come are left out."""
         if self.agent is None:
             return {}
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)

@@ -57,8 +57,9 @@ class SourceStatus(Enum):
 @dataclass
 class Source:
     """Source of a download: a peer that may have the state. An IDLE source with an offer has other bytes than
-    those being downloaded. tries: number of times that it may still be asked. due: time (s) at which its
-    answer is overdue. asked: pieces that were requested from it and have not arrived."""
+    those being downloaded. tries: number of times that it may still be asked. patience_s: wait for its next
+    answer. due: time (s) at which that is overdue. asked: pieces that were requested from it and have not
+    arrived."""
 
     peer: str
     tries: int = ROUNDS

@@ -20,7 +20,8 @@ AVOIDED_FACTOR, AVOIDED_MAX = 4, 4
 
 
 def averaged(usual_s: float, took_s: float) -> float:
-    """Usual time after one more measurement `took_s`; usual_s: the one before, 0 if there is none."""
+    """Usual time after one more measurement `took_s`, which weighs a fifth; usual_s: the one before, 0 if
+    none."""
     return took_s if usual_s == 0.0 else 0.8 * usual_s + 0.2 * took_s
 
 
@@ -202,7 +203,8 @@ class PeerCosts:
         self.changes += before != (neighbour.forward_s, neighbour.backward_s)
 
     def computed(self, kind: str, seconds: float, now: float) -> None:
-        """Add a sample: compute seconds of a task at this peer. kind: class name of the task."""
+        """Add a sample: compute seconds of a task at this peer. kind: class name of the task; only Forward,
+        Head and InputGradient count."""
         before = self.forward_s, self.backward_s
         if kind in ("Forward", "Head"):
             self._forwards.add(seconds, now)
