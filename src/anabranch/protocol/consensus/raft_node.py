@@ -148,8 +148,9 @@ class Voter(Timer):
         self._settle()
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
-        """Handle a Raft message of `peer`; returns the reason if it is refused: it speaks for another peer,
-        is not of a voter or learner, or of an implausible term or another epoch."""
+        """Handle a Raft message of `peer`; one to a former disk of this peer is ignored. Returns the reason
+        if it is refused: it speaks for another peer, is not of a voter or learner, or of an implausible term
+        or another epoch."""
         raft = self.raft
         if peer_of(message.sender) != peer:
             return "it speaks for another peer"
@@ -226,7 +227,8 @@ class Voter(Timer):
 
     def give_away(self, going: Collection[str] = ()) -> None:
         """Offer leadership to another voter, each time to the next one: active members first, among them the
-        founder, then the voter with most of the log. going: peers that are leaving the run."""
+        founder, then the voter with most of the log. Nothing while none is reachable or a record is being
+        committed. going: peers that are leaving the run."""
         ctx, raft = self.ctx, self.raft
         serves = ctx.run.membership.active_from
 

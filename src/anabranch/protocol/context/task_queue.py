@@ -65,8 +65,8 @@ class WorkQueue:
     def submit(
         self, rank: TaskPriority, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
     ) -> None:
-        """Queue a task. `then` is called with its result, unless its iteration is dropped before. index:
-        order among tasks of one rank and iteration."""
+        """Queue a task. `then` is called with its result, unless it is dropped or withdrawn before. index:
+        order among tasks of one rank and iteration, lowest first."""
 
         def timed(result: Result) -> None:
             kind = type(task).__name__

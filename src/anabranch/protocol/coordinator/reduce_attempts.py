@@ -350,7 +350,8 @@ class ReduceAttempts:
         self._late = min(self._late + 1.0, LATE_KEPT) if late else max(0.0, self._late - FORGIVEN)
 
     def stalled(self, current: Round) -> None:
-        """If no report came for too long, ask all members for missing units and order stuck reduces again."""
+        """If no report came for too long (`patience_s`), tell all members which units are missing (none: they
+        repeat their reports), and order stuck reduces again, or count a stall."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)

@@ -268,10 +268,10 @@ class Admission:
         self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
     ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
-        the state is right and it reaches its fellows. With a wrong state it is told, and removed the fourth
-        time; without the proof of the right one it is removed. Returns the reason if the report is refused.
-        fingerprint: agreed fingerprint of that state. proven: True if it shows the proof of that state. None,
-        of either: not known yet; the report will be repeated."""
+        the state is right and it reaches those serving fellows that this leader reaches. With a wrong state
+        it is told, and removed the fourth time; without the proof of the right one it is removed. Returns the
+        reason if the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it
+        shows the proof of that state. None, of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -382,9 +382,9 @@ class Admission:
         return [peer for peer in {**self._removals, **dict.fromkeys(self._going)} if peer in members]
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
-        """Handle a link to a peer that broke, or a failed dial: a joiner is dropped, a member dialled again,
-        and others asked about it. refused: nothing listens at its address, and the member is removed.
-        patience_s: silence timeout of the peer (s)."""
+        """Handle a link to a peer that broke, or a failed dial. A joiner is dropped; a member that is not
+        linked again is dialled again, and at first others are asked about it. refused: nothing listens at its
+        address: the member is removed. patience_s: silence timeout of the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -518,9 +518,9 @@ class Admission:
     # --- the record ----------------------------------------------------------------------------
 
     def change(self, begins: Callable[[int, int], int | None] = lambda stage, t: None) -> Members | None:
-        """Next Members record to log, or None: removals if any are planned, else joiners, else members that
-        begin to serve; its contents are planned no longer. begins(stage, t): iteration from which ready
-        members with the stage's state after t serve; None: not yet."""
+        """Next Members record to log, or None: removals if any are planned, else joiners (as ADMISSIONS
+        allows), else members that begin to serve; its contents are planned no longer. begins(stage, t):
+        iteration from which ready members with the stage's state after t serve; None: not yet."""
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}

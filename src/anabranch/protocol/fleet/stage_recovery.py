@@ -85,8 +85,8 @@ class StageRecovery:
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]
     ) -> Rollback | Members | None:
         """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log (always, where no snapshots are kept). t: last committed iteration. quiet: True if moving a peer
-        now loses no work. applied: stage -> peers that reported step t."""
+        log (always, before the run has begun and where no snapshots are kept). t: last committed iteration.
+        quiet: True if moving a peer now loses no work. applied: stage -> peers that reported step t."""
         membership, self._applied = self.ctx.run.membership, applied
         if self.ctx.run.settings.snapshot_every == 0 or not membership.begun:
             return None

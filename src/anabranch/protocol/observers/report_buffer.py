@@ -40,7 +40,8 @@ class ReportBuffer(Timer):
             self._next()
 
     def tick(self) -> None:
-        """Send a batch of reports to the founder if it is connected."""
+        """Send a batch of reports to the founder if it serves and is reachable, PAUSE_S after the one
+        before."""
         ctx = self.ctx
         if not self._kept or ctx.clock.now < self._at:
             return

@@ -61,8 +61,8 @@ class MessageGate:
             self._flooded(peer, message, "too many messages of this kind")
 
     def _check(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
-        """Pass a message that is within its budget to the handler of its type if it is from a sender that may
-        send it; keep a message about a later iteration; refuse any other."""
+        """Pass a message that is within its budget to the handler of its type if its sender may send it and
+        its fence is right; keep one about a later iteration, drop one about a past one, refuse any other."""
         kind = type(message)
         row = ROW_OF[kind]
         refusal: str | None

@@ -45,8 +45,10 @@ class Iterations(Timer):
         on_behind: Callable[[int], None],
         repeat_others: Callable[[], bool],
     ) -> None:
-        """on_behind: called with a step whose gradient no peer has any more. repeat_others: repeats requests
-        to the leader that other parts of this peer have open; True if there are any."""
+        """on_opened: called with each iteration that was opened. on_applied: called after each applied step
+        and each proof of a state. on_behind: called with a step whose gradient no peer has any more.
+        repeat_others: repeats requests to the leader that other parts of this peer have open; True if there
+        are any."""
         ctx = self._ctx = shared.ctx
         self._progress, self._exit, self._router = shared.progress, shared.exit, shared.router
         self._states, self._snapshots = shared.states, shared.snapshots
@@ -195,7 +197,7 @@ class Iterations(Timer):
                 self.kept_work.keep(record.t, each.subject, receipt, items)
 
     def forget(self, t: int) -> None:
-        """Drop the open iteration, tasks of iterations after `t`, data kept for audits, and the replica's
+        """Drop the open iterations, tasks of iterations after `t`, data kept for audits, and the replica's
         state: before a rollback or a move to another stage (t = -1)."""
         self.auditor.clear()
         self.kept_work.clear()

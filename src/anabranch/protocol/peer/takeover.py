@@ -160,8 +160,8 @@ class Leadership:
         connections.hurry()
 
     def leader_changed(self) -> None:
-        """React to a new leader or term: drop reduce attempts of terms above the log's, and repeat all
-        reports (R9)."""
+        """React to a new leader or term: drop reduce attempts of terms above the log's, repeat all reports
+        and requests (R9), and dial who is wanted now."""
         ctx, iterations = self._ctx, self._iterations
         iterations.replica.all_reduce.forget_attempts(ctx.log.term)
         iterations.helping.forget_attempts(ctx.log.term)
@@ -172,8 +172,9 @@ class Leadership:
         self._links.connections.connect()
 
     def end_run(self, reason: str) -> bool:
-        """End the run after the open step if this peer leads it as its founder; returns True then. Else
-        False; `reason` is remembered, so that the run ends once this peer comes to lead it."""
+        """End the run after the open step (at once, if nothing has begun) if this peer leads it as its
+        founder; returns True then. Else False; `reason` is remembered, so that the run ends once this peer
+        comes to lead it."""
         self._stop_wanted = reason
         lead = self._coordination.coordinator
         if lead is None or not self.founder:

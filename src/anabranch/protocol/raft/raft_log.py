@@ -62,9 +62,10 @@ class RaftLog:
         return self._voters[-1][0]
 
     def electors(self, commit_index: int) -> frozenset[str]:
-        """Peers whose votes may count: the voters of the last committed Voters record, and those of a later
-        one that may yet be truncated. Only the last record can be uncommitted, for each is committed before
-        the next is proposed (§4.1 of the thesis), even if a restarted voter knows a lower commit index."""
+        """Voter ids whose votes may count: the voters of the last committed Voters record, and those of a
+        later one that may yet be truncated. Only the last record can be uncommitted, for each is committed
+        before the next is proposed (§4.1 of the thesis), even if a restarted voter knows a lower commit
+        index."""
         if self._electors is None or self._electors[0] != commit_index:
             committed = [index for index, _ in self._voters if index < commit_index]
             replaced = [index for index, ids in self._voters if set(ids) != set(self.voters)]

@@ -136,7 +136,8 @@ def contributors(message: Attempt) -> tuple[int, ...]:
 
 
 def misdealt(message: Attempt) -> str | None:
-    """Reason to refuse an attempt's assignment of parts to summing peers, or None."""
+    """Reason to refuse an attempt, or None: more than PARTS parts, a peer named twice, or parts that nobody
+    sums."""
     everybody = (*message.members, *message.helpers)
     if len(message.sums) > PARTS:
         return f"{len(message.sums)} parts that {len(message.members)} members are to send"

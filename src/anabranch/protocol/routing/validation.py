@@ -65,8 +65,8 @@ def contradiction(history: LinkHistory, letter: Offer | Answer, stir: int) -> st
 
 
 def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
-    """Reason why no honest neighbour writes this letter, or None: values out of range, or too many names.
-    ahead: True if it came from the previous stage."""
+    """Reason why no honest neighbour writes this letter, or None: it is of the wrong kind for its direction,
+    has values out of range, or too many names. ahead: True if it came from the previous stage."""
     if isinstance(letter, Offer) is not ahead:
         return f"{type(letter).__name__} in the wrong direction"
     if isinstance(letter, Answer) and letter.price < 0.0:

@@ -298,8 +298,8 @@ class PeerCosts:
         )
 
     def links(self) -> dict[str, tuple[float, float]]:
-        """Measured links of this peer, as it reports them: other peer -> (round trip in s, bits per second
-        sent to it; 0: not known)."""
+        """Links of this peer with a measured round trip, as it reports them: other peer -> (round trip in s,
+        bits per second sent to it; 0: not known)."""
         found = {}
         for peer, neighbour in self.neighbours.items():
             trip_s = neighbour.link.latency.round_trip_s()
