@@ -229,7 +229,8 @@ class CostModel:
 
     def without(self, spared: Collection[str], deal: Mapping[str, int]) -> float:
         """Estimated iteration time (s) of the assignment `deal` if the peers `spared` are standbys and get no
-        microbatches. A stage of which all replicas are in `spared` uses them."""
+        microbatches; infinite if a stage is empty. A stage of which all replicas are in `spared` uses
+        them."""
         layers = self._layers(deal)
         if not all(layers):
             return math.inf

@@ -115,8 +115,8 @@ class FlowAgentDriver(Timer):
             self._give(ev.Wake())
 
     def measured(self, peer: str) -> None:
-        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent of a new
-        neighbour, or of changed link costs or places of this relay."""
+        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent, which the first
+        neighbours start, of a new neighbour, or of changed link costs or places of this relay."""
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()

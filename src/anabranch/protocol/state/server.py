@@ -95,7 +95,8 @@ class StateServer:
 
     def snapshot(self, pin: Callable[[State], None] | None = None) -> None:
         """Copy the current state before any later step is applied, and offer the copy to the peers that wait
-        for it. pin: callback with the copy, for an owner that keeps it."""
+        for it (or say that there is none, if that fails). pin: callback with the copy, for an owner that
+        keeps it."""
         stage, t = key = self.ctx.run.stage, self._state_t()
         if key in self._taking and pin is None:
             return

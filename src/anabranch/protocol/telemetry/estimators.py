@@ -323,7 +323,7 @@ class LinkCost:
         like_bps: float | None = None,
     ) -> float:
         """Link cost d_ij (s) for the flow agents: that of `seconds`, with the same arguments, after the
-        hysteresis filter."""
+        hysteresis filter, for which each call counts as one estimate."""
         cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self._published.offer(cost_s) or cost_s
 

@@ -287,8 +287,8 @@ class PeerCosts:
         return known.pass_s if known is not None and known.backward_s else 0.0
 
     def link_cost_s(self, peer: str) -> float | None:
-        """Published link cost d_ij to `peer` (s), after the hysteresis filter; None until that peer has
-        answered a heartbeat."""
+        """Published link cost d_ij to `peer` (s), after the hysteresis filter, for which each call counts as
+        one estimate; None until that peer has answered a heartbeat."""
         neighbour = self.of(peer)
         if neighbour.link.latency.round_trip_s() is None:
             return None
