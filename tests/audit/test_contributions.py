@@ -20,7 +20,7 @@ from anabranch.config import RunConfig, render_run_file
 from anabranch.node.lifecycle.gate_file import GateRecord, IssuedTicket
 from anabranch.observe.event_log import EventLog
 from anabranch.observe.events import Audit
-from anabranch.protocol.log.records import AnyRecord, Revoke, Rollback, entry_hash
+from anabranch.protocol.log.records import AnyRecord, Revoke, Rollback, Slot, entry_hash
 from support.hand_made_logs import chained, genesis, joined, step
 
 DATA = (["d"], [0] * 8, ())
@@ -159,3 +159,22 @@ def test_a_run_without_a_step_has_an_empty_table() -> None:
     found = ledger(chained([genesis()]), [], 16)
     assert table(found, {}) == ["0 committed steps, 0 units of work"]
     assert as_dict(found, {})["people"] == []
+
+
+def test_a_slot_counts_for_the_inner_steps_that_it_took() -> None:
+    """In a round the units of a slot are the microbatches of its inner steps: a machine that takes one short
+    step a round has not worked as much as one that takes seven."""
+    crew = joined(2, ("a", 1, "ada", ""), ("b", 1, "bob", ""))
+    plan = (Slot(0, 7, "a"), Slot(0, 1, "b"))
+    planning = msgspec.structs.replace(step(1, DATA, (["a"], [0] * 4, ())), slots=plan)
+    ended = step(2, (["d"], [0] * 4, ()), (["a", "b"], [0, 1], ()))
+    lines = chained([genesis(), joined(1, ("d", 0, "dora", "")), crew, planning, ended])
+    found = {row.sources[0].peer: row for row in ledger(lines, [], 16, 3).rows}
+    assert found["a"].total == 4 + 7 * 3 and found["b"].total == 1 * 3
+    assert found["b"].tokens == 3 * 16
+    assert found["d"].total == 8 + 2 * (7 + 1) * 3
+
+
+def test_a_log_with_units_of_nobody_is_summed_without_them() -> None:
+    found = counted(joined(2, ("a", 1, "ada", "")), step(1, DATA, (["a"], [0, 7, 0, 0], ())))
+    assert units(found) == {"dora": 8, "ada": 3}

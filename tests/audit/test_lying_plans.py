@@ -67,6 +67,12 @@ def test_a_plan_that_no_leader_makes_is_told(
         assert not verify(copy.path).holds
 
 
+def test_a_round_with_too_few_stages_is_told_not_raised(clean: RunDirectory, tmp_path: Path) -> None:
+    copy = copy_of(clean, tmp_path)
+    change_step(copy, 4, lambda commit: msgspec.structs.replace(commit, stages=commit.stages[:1]))
+    assert any("step 4: does not have an entry per stage" in each for each in verify(copy.path).problems)
+
+
 @pytest.mark.parametrize("t", [1, 4])
 def test_a_plan_of_another_iteration_is_told(clean: RunDirectory, tmp_path: Path, t: int) -> None:
     """Before a synchronous step, and after the last round."""

@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.errors import UserError
 from anabranch.protocol.log.records import (
     AnyRecord,
     Closing,
@@ -159,6 +160,27 @@ def test_a_sum_of_squares_that_is_named_twice_is_found(copy: RunDirectory) -> No
     assert any(
         "step 4, stage 2 has sums of squares of another stage" in problem for problem in report.problems
     )
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e308])
+def test_a_sum_of_squares_that_no_gradient_has_is_told_not_raised(copy: RunDirectory, value: float) -> None:
+    def spoil(commit: Commit) -> Commit:
+        one = commit.stages[1]
+        changed = msgspec.structs.replace(one, squares=dict.fromkeys(one.squares, value))
+        return msgspec.structs.replace(commit, stages=(commit.stages[0], changed, commit.stages[2]))
+
+    change_step(copy, 4, spoil)
+    problems = verify(copy.path).problems
+    assert any("step 4, stage 1: has sums of squares that no gradient has" in each for each in problems)
+
+
+def test_a_genesis_of_a_billion_microbatches_costs_no_memory(copy: RunDirectory) -> None:
+    def huge(record: AnyRecord) -> AnyRecord:
+        return msgspec.structs.replace(record, microbatches=10**12) if isinstance(record, Genesis) else record
+
+    rewrite_log(copy, lambda records: [huge(record) for record in records])
+    with pytest.raises(UserError, match="the log is of a run with 2 and 1000000000000"):
+        verify(copy.path)
 
 
 @pytest.mark.parametrize("decay_steps", [0, 6])

@@ -13,7 +13,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.errors import UserError
 from anabranch.protocol.log.records import Commit
-from support.audited_runs import change_step, copy_of, make_run, small_run
+from support.audited_runs import change_stage, change_step, copy_of, make_run, small_run
 
 ISLANDS: dict[str, Any] = {
     "pipeline__stages": 0, "fleet__relays_per_stage": (2,), "batch__microbatches": 4, "steps": 10,
@@ -63,3 +63,12 @@ def test_what_slots_carry_is_replayed_by_two_processes_and_from_where_it_begins(
     assert verify(run.path, jobs=2).holds
     report = verify(run.path, rounds=(6, 6))
     assert report.holds and report.steps == 4  # from the checkpoint before the first round
+
+
+def test_a_range_does_not_begin_at_a_checkpoint_of_another_step(plain: RunDirectory, tmp_path: Path) -> None:
+    """A checkpoint whose files say that they are of a later step would leave nothing to take again."""
+    copy = copy_of(plain, tmp_path)
+    begun = max(t for t in copy.checkpoints() if t < 5)
+    change_stage(copy, begun, 0, lambda tensors, metadata: metadata.update(t="99"))
+    with pytest.raises(UserError, match="stage 0 has the state after step 99 and"):
+        verify(copy.path, rounds=(5, 6))

@@ -10,6 +10,7 @@ import blake3
 import msgspec
 import numpy as np
 from safetensors.torch import load, save
+from torch import Tensor
 
 from anabranch.checkpoint.directory import CheckpointManifest, RunDirectory, write_atomically
 from anabranch.config import DataSection, RunConfig, render_run_file, with_changes
@@ -167,10 +168,15 @@ def write_manifest(directory: RunDirectory, manifest: CheckpointManifest) -> Non
     write_atomically(path, msgspec.json.encode(msgspec.to_builtins(manifest, str_keys=True)))
 
 
-def flip_bits(
-    directory: RunDirectory, t: int, stage: int, tensor: str, flips: Sequence[tuple[int, int]], rehash: bool
+def change_stage(
+    directory: RunDirectory,
+    t: int,
+    stage: int,
+    change: Callable[[dict[str, Tensor], dict[str, str]], None],
+    rehash: bool = True,
 ) -> None:
-    """Flip (element, bit) of a tensor in a checkpoint; with `rehash` the manifest's file hash follows."""
+    """Change the tensors and metadata of a stage in a checkpoint by `change(tensors, metadata)`; with
+    `rehash` the manifest's file hash follows."""
     manifest = directory.manifest(t)
     entry = manifest.stages[stage]
     path = directory.checkpoint_path(t) / entry.name
@@ -178,16 +184,26 @@ def flip_bits(
     tensors = load(data)
     size = int.from_bytes(data[:8], "little")
     metadata = msgspec.json.decode(data[8 : 8 + size])["__metadata__"]
-    width = tensors[tensor].element_size() * 8
-    kind = {32: np.uint32, 64: np.uint64}[width]
-    values = tensors[tensor].numpy().reshape(-1).view(kind)
-    for element, bit in flips:
-        values[element] ^= kind(1 << bit)
+    change(tensors, metadata)
     data = save(tensors, metadata)
     path.write_bytes(data)
     if rehash:
-        stages = {
-            **manifest.stages,
-            stage: msgspec.structs.replace(entry, blake3=blake3.blake3(data).hexdigest()),
-        }
-        write_manifest(directory, msgspec.structs.replace(manifest, stages=stages))
+        hashed = msgspec.structs.replace(entry, blake3=blake3.blake3(data).hexdigest(), size_bytes=len(data))
+        write_manifest(
+            directory, msgspec.structs.replace(manifest, stages={**manifest.stages, stage: hashed})
+        )
+
+
+def flip_bits(
+    directory: RunDirectory, t: int, stage: int, tensor: str, flips: Sequence[tuple[int, int]], rehash: bool
+) -> None:
+    """Flip (element, bit) of a tensor in a checkpoint; with `rehash` the manifest's file hash follows."""
+
+    def flip(tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        width = tensors[tensor].element_size() * 8
+        kind = {32: np.uint32, 64: np.uint64}[width]
+        values = tensors[tensor].numpy().reshape(-1).view(kind)
+        for element, bit in flips:
+            values[element] ^= kind(1 << bit)
+
+    change_stage(directory, t, stage, flip, rehash)

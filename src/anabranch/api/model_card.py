@@ -15,6 +15,7 @@ from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Audit, Evaluation
 from anabranch.observe.wording import NAME_MAX, plain
 from anabranch.protocol.log.hash_chain import LogError
+from anabranch.train.model.rounds import inner_microbatches
 from anabranch.train.model.sizes import model_config, total_parameters
 
 #: Names of optimizers by `optimizer.kind`.
@@ -27,10 +28,11 @@ def read_ledger(run_dir: Path) -> Ledger:
     """Work of each peer in the committed steps of the run in `run_dir`, with the audits of it. Raises
     UserError for a file that cannot be read."""
     directory = RunDirectory.open(run_dir)
-    batch = load_run_file(directory.run_file).batch
+    run = load_run_file(directory.run_file)
+    tokens, inner = run.batch.rows * run.batch.sequence, inner_microbatches(run)
     audits = events_of(directory.events, Audit) if directory.events.exists() else []
     try:
-        return ledger(log_lines(directory.log)[0], audits, batch.rows * batch.sequence)
+        return ledger(log_lines(directory.log)[0], audits, tokens, inner)
     except LogError as error:
         raise UserError(f"{directory.log} is damaged: {error}; restore it from a voter's copy") from None
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+
 from anabranch.observe.events import Audit
 from anabranch.observe.wording import NAME_MAX, plain
 from anabranch.protocol.log.hash_chain import Position, follow
@@ -23,6 +25,7 @@ from anabranch.protocol.log.records import (
     Rollback,
     entry_hash,
 )
+from anabranch.protocol.rounds.plan import Plan
 
 #: Version of the JSON object.
 LEDGER_VERSION = 1
@@ -128,9 +131,11 @@ def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> li
 
 @dataclass
 class _Counted:
-    """Committed step that counts, with the sources of its members and the hash of its log entry."""
+    """Committed step that counts, with the sources of its members and the hash of its log entry. plan: of the
+    round that it ended; () if it was none."""
 
     commit: Commit
+    plan: Plan
     base: str
     sources: dict[tuple[int, str], Source]
 
@@ -152,6 +157,7 @@ class _Accounts:
         self._units: dict[tuple[str, int, str], tuple[Source, int]] = {}
         """(commit, stage, peer) -> source and its units."""
         position = Position()
+        plan: Plan = ()
         for line in lines:
             entry, position = follow(position, line)
             match entry.record:
@@ -164,11 +170,13 @@ class _Accounts:
                 case Commit() as commit:
                     places = [(s, peer) for s, part in enumerate(commit.stages) for peer in part.members]
                     sources = {(stage, peer): self._source(peer, stage) for stage, peer in places}
-                    self.counted.append(_Counted(commit, entry_hash(line), sources))
+                    self.counted.append(_Counted(commit, plan, entry_hash(line), sources))
+                    plan = () if commit.slots is UNSET else commit.slots
                 case Rollback() as rollback:
                     kept = [each for each in self.counted if each.commit.t <= rollback.t]
                     self.rolled_back += len(self.counted) - len(kept)
                     self.counted = kept
+                    plan = () if rollback.slots is UNSET else rollback.slots
 
     def _source(self, peer: str, stage: int) -> Source:
         """Source of the work of `peer` at `stage`, with the newest name and ticket in the log so far."""
@@ -179,21 +187,25 @@ class _Accounts:
     def _row(self, source: Source) -> Contribution:
         return self.by_source.setdefault(source, Contribution([source]))
 
-    def count(self, each: _Counted, unit_tokens: int) -> None:
-        """Count the units of a committed step for their peers. unit_tokens: target tokens of a microbatch."""
+    def count(self, each: _Counted, unit_tokens: int, inner: int) -> None:
+        """Count the units of a committed step for their peers, those of a round's slot once for each
+        microbatch of its inner steps. Units of nobody in the step are left out. unit_tokens: target tokens of
+        a microbatch. inner: microbatches of an inner step."""
         for stage, part in enumerate(each.commit.stages):
             receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
-                if owner < 0:
+                if not 0 <= owner < len(part.members):
                     continue
+                slot = unit if stage else unit // 2
+                count = each.plan[slot].weight * inner if slot < len(each.plan) else 1
                 source = each.sources[stage, part.members[owner]]
                 row, key = self._row(source), (each.base, stage, source.peer)
-                row.units[stage] += 1
-                row.tokens += unit_tokens if stage or unit % 2 == 0 else 0
+                row.units[stage] += count
+                row.tokens += count * unit_tokens if stage or unit % 2 == 0 else 0
                 row.steps.add(each.commit.t)
-                row.signed += bool(receipts[owner])
-                self.stage_units[stage] += 1
-                self._units[key] = source, self._units.get(key, (source, 0))[1] + 1
+                row.signed += count if owner < len(receipts) and receipts[owner] else 0
+                self.stage_units[stage] += count
+                self._units[key] = source, self._units.get(key, (source, 0))[1] + count
 
     def audits(self, audits: Sequence[Audit]) -> None:
         """Enter the findings of audits. A revoked peer is convicted if `ACCUSERS` auditors found its work in
@@ -231,14 +243,15 @@ class _Accounts:
             row.revoked = plain(revoked.get(source.peer) or revoked.get(source.ticket, ""))
 
 
-def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int) -> Ledger:
+def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int, inner: int = 1) -> Ledger:
     """Contributions to a run, from the lines of its commit log and the `audit` events of its event log.
 
-    unit_tokens: target tokens of a microbatch. Raises LogError for a broken log.
+    unit_tokens: target tokens of a microbatch. inner: microbatches of an inner step, in a run with rounds.
+    Raises LogError for a broken log.
     """
     read = _Accounts(lines)
     for each in read.counted:
-        read.count(each, unit_tokens)
+        read.count(each, unit_tokens, inner)
     read.audits(audits)
     read.revocations()
     ordered = sorted(read.by_source.values(), key=lambda row: (row.sources[0].stage, -row.total, row.peers))

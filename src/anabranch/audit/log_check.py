@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
-from anabranch.protocol.interface.tasks import full_cover
+from anabranch.protocol.interface.tasks import unit_count
 from anabranch.protocol.log import records as log
 from anabranch.protocol.log.hash_chain import LogError, Position, follow
 from anabranch.protocol.log.records import (
@@ -28,6 +28,7 @@ from anabranch.protocol.log.records import (
     StageCommit,
 )
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.reduce.coverage import plausible
 from anabranch.protocol.rounds.plan import Plan, active, counted, next_plan_problem, units_of
 
 
@@ -232,7 +233,7 @@ class _LogChecker:
             )
         for stage, entry in enumerate(commit.stages):
             self._check_owners(commit.t, stage, entry, microbatches, slots)
-        if slots:
+        if slots and len(commit.stages) > 1:
             data, islands = counted(commit.stages[0].owners[::2]), counted(commit.stages[1].owners)
             self._expect(set(data) == set(islands), "the slots of its stages differ")
 
@@ -255,13 +256,13 @@ class _LogChecker:
         """Check invariant I1: every unit has exactly one owner, an active member of the stage; in a round,
         units of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
-        members, units = entry.members, full_cover(stage, microbatches)
-        self._expect(len(entry.owners) == len(units), f"{len(entry.owners)} owners for {len(units)} units")
+        members, units = entry.members, unit_count(stage, microbatches)
+        self._expect(len(entry.owners) == units, f"{len(entry.owners)} owners for {units} units")
+        self._expect(plausible(entry.squares), "has sums of squares that no gradient has")
         self._expect(len(set(members)) == len(members), "a member is named twice")
         self._expect(len(entry.classes) == len(members), "does not have a numerics class per member")
         if slots:
-            left_out = {unit for unit, owner in enumerate(entry.owners) if owner == -1}
-            counts = units - left_out
+            counts = {unit for unit, owner in enumerate(entry.owners) if owner != -1}
             self._expect(bool(counts), "no slot counts")
             self._expect(counts <= units_of(stage, active(slots)), "a slot counts that is not in the plan")
             self._expect(bool(stage) or all((u ^ 1) in counts for u in counts), "half of a slot counts")

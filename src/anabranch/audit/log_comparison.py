@@ -16,7 +16,7 @@ from anabranch.audit.log_check import LoggedRun
 from anabranch.audit.run_inputs import Inputs
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.log.records import STRANDED, Commit
-from anabranch.protocol.reduce.coverage import global_norm
+from anabranch.protocol.reduce.coverage import global_norm, plausible
 from anabranch.protocol.rounds.plan import plan_hash, slots_of
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
@@ -171,7 +171,7 @@ class Comparison:
         compare("first bias correction", commit.bias_correction1, corrections[0])
         compare("second bias correction", commit.bias_correction2, corrections[1])
         if commit.verdict == "step":
-            norm = global_norm(stage.squares for stage in commit.stages)
+            norm = _norm(commit)
             compare("norm", commit.norm, norm)
             compare("clip factor", commit.clip_factor, clip_factor(norm, run.optimizer.clip))
 
@@ -190,7 +190,7 @@ class Comparison:
         compare("tokens", commit.tokens, steps * inner_microbatches(run) * window)
         compare("outer learning rate", commit.learning_rate, run.round.outer_lr)
         if commit.verdict == "step":
-            compare("norm", commit.norm, global_norm(stage.squares for stage in commit.stages))
+            compare("norm", commit.norm, _norm(commit))
             compare("weight", commit.clip_factor, 1.0 / max(1, steps))
 
     def _scalar(self, name: str, logged: float, ours: float, where: str) -> None:
@@ -247,6 +247,12 @@ class Comparison:
         if fingerprint != entry.fingerprint:
             self.problems.append(f"{where}: the state does not have the fingerprint in its manifest")
         return state
+
+
+def _norm(commit: Commit) -> float:
+    """Norm of a step's gradient from its sums of squares; NaN if no gradient has such sums."""
+    squares = [stage.squares for stage in commit.stages]
+    return global_norm(squares) if all(map(plausible, squares)) else math.nan
 
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:

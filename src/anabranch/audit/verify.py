@@ -25,12 +25,15 @@ from anabranch.audit.replay import SequentialStepper, Stepper, replay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
 from anabranch.config import RoundSection, RunConfig
-from anabranch.errors import UserError, os_errors_named
+from anabranch.errors import UserError
 from anabranch.observe.console.progress import Advance, progress, ticking
 from anabranch.observe.wording import counted
+from anabranch.protocol.log.records import Commit
 from anabranch.protocol.rounds.plan import plan_problem
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import numerics_class
+from anabranch.train.reference.reference import Reference
+from anabranch.train.stage.state import SnapshotError
 
 
 def verify(
@@ -58,7 +61,7 @@ def verify(
         progress("taking every step again", end - begin, unit="steps") as advance,
     ):
         if begin:
-            stepper.reference.restore(_snapshots(inputs, begin))
+            _restore(stepper.reference, inputs, history.commits[begin - 1])
         # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
         with _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count:
             replay(history, stepper, [comparison] if exact else [comparison, recorded], count, end)
@@ -172,12 +175,20 @@ def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[st
     return [f"only iterations {begin + 1} to {end} were taken again, from {where}"]
 
 
-def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
-    """Contents of a checkpoint's files, in the order of stages. Raises UserError if one cannot be read."""
-    directory, stages = inputs.directory, inputs.directory.manifest(t).stages
-    paths = [directory.checkpoint_path(t) / Path(stages[stage].name).name for stage in sorted(stages)]
-    with os_errors_named(f"cannot read the checkpoint of step {t}"):
-        return [path.read_bytes() for path in paths]
+def _restore(reference: Reference, inputs: Inputs, commit: Commit) -> None:
+    """Continue from the checkpoint of the step that `commit` ended. Raises UserError if it cannot be read, or
+    is of another step."""
+    directory, t = inputs.directory, commit.t
+    try:
+        reference.restore([directory.read_stage(t, stage) for stage in range(len(reference.states))])
+    except SnapshotError as error:
+        raise UserError(f"{directory.checkpoint_path(t)}: {error}") from None
+    for stage, state in enumerate(reference.states):
+        if (state.t, state.adam_step) != (t, commit.adam_step):
+            raise UserError(
+                f"{directory.checkpoint_path(t)}: stage {stage} has the state after step {state.t} and "
+                f"{state.adam_step} steps of Adam, not {t} and {commit.adam_step}: leave --rounds out"
+            )
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
@@ -192,7 +203,7 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
             f"{run.batch.microbatches} microbatches, but the log is of a run with {log.genesis.stages} and "
             f"{log.genesis.microbatches}"
         )
-    if [commit.t for commit in history.commits] != list(range(1, history.t + 1)):
+    if history.t != len(history.commits) or any(t != c.t for t, c in enumerate(history.commits, start=1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")
     for t in range(1, history.t + 1):
         if wrong := plan_problem(rounds_of(run), t, history.plans.get(t, ())):

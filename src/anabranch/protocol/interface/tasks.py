@@ -43,9 +43,15 @@ def embed_unit(index: int) -> int:
 
 
 @cache
+def unit_count(stage: int, microbatches: int) -> int:
+    """Number of units of a step at `stage`: a head and an embedding of each microbatch at stage 0, else one
+    unit of each."""
+    return 2 * microbatches if stage == 0 else microbatches
+
+
 def full_cover(stage: int, microbatches: int) -> frozenset[int]:
     """Units that a committed step counts at `stage`, each exactly once (invariant I1)."""
-    return frozenset(range(2 * microbatches if stage == 0 else microbatches))
+    return frozenset(range(unit_count(stage, microbatches)))
 
 
 class _TaskOfIteration(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def counted(owners: Sequence[int]) -> tuple[int, ...]:
 def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
     """Slots (number -> plan) that counted in the round that `commit` ended, if it had this plan. If the round
     was skipped: all that took part. Empty if the iteration is no round."""
-    slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
+    slots = counted(commit.stages[1].owners) if plan and len(commit.stages) > 1 else active(plan)
     return {slot: plan[slot] for slot in slots if slot < len(plan)}
 
 
