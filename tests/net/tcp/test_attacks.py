@@ -63,11 +63,13 @@ class RawCaller:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, server: Peer) -> RawCaller:
+    async def connect(cls, server: Peer, own_host: str = "127.0.0.1") -> RawCaller:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        reader, writer = await soon(asyncio.open_connection(server.host, server.port, ssl=context))
+        here = (own_host, 0)
+        connecting = asyncio.open_connection(server.host, server.port, ssl=context, local_addr=here)
+        reader, writer = await soon(connecting)
         return cls(server, reader, writer)
 
     def handshake(self, lane: str, link_id: bytes, incarnation: int) -> ClientHandshake:
@@ -435,6 +437,28 @@ def test_more_callers_than_can_be_heard_at_once(backend: Backend) -> None:
             writer.transport.abort()
         await until(lambda: server.transport.refusals.total() == 3)
         await (await world.peer("anna")).dial(server)
+
+    backend.run(scenario)
+
+
+def test_links_that_stay_half_open_keep_nobody_out(backend: Backend) -> None:
+    """Control connections without their bulk connection: the oldest of the network with most of them go."""
+
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert", limits=Limits(max_pending_handshakes=3, max_pending_of_host=3))
+        alone = await RawCaller.connect(server)
+        await alone.admit()
+        flood = []
+        for number in range(4):
+            flood.append(await RawCaller.connect(server, "127.0.9.1"))
+            await flood[-1].admit(link_id=bytes([number]) * 16)
+        for dropped in flood[:2]:
+            assert await soon(dropped.reader.read()) == b""
+        assert dict(server.transport.refusals) == {errors.BUSY: 2}
+        await (await world.peer("anna")).dial(server)
+        assert await soon(flood[2].reader.read()) == b""
+        bulk = await RawCaller.connect(server)
+        await bulk.admit(BULK)
 
     backend.run(scenario)
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -278,16 +279,25 @@ class Listener:
         end = self._end
         if key in self._half_open:
             raise Refused(errors.LANE, "this link has a control connection already")
-        if len(self._half_open) >= end.limits.max_pending_handshakes:
-            raise Refused(errors.BUSY, "too many links are waiting for their bulk connection; try again")
         if (reason := end.gate.authorize(hello)) is not None:
             raise Refused(errors.NOT_AUTHORIZED, reason)
         end.fence.note(hello.peer_id, hello.incarnation)
+        while len(self._half_open) >= end.limits.max_pending_handshakes:
+            self._make_room()
         loop = asyncio.get_running_loop()
         expiry = loop.call_later(end.limits.handshake_timeout_s, self._expire, key)
         self._half_open[key] = _HalfOpen(lane, hello, caller, expiry)
         lane.hold()
         lane.write((ServerHandshake.accept(),))
+
+    def _make_room(self) -> None:
+        """Drop the oldest half-open link of the network (`block_of`) that has most of them: the bulk
+        connection of an honest caller comes within a round trip, and nobody fills the table for all."""
+        blocks = [block_of(half.caller.host) for half in self._half_open.values()]
+        fullest = Counter(blocks).most_common(1)[0][0]
+        oldest = list(self._half_open.values())[blocks.index(fullest)]
+        self._refuse(errors.BUSY, oldest.caller.host, "too many links wait for their bulk connection")
+        self._drop_half_open(oldest)
 
     def _expire(self, key: tuple[str, bytes]) -> None:
         half = self._half_open[key]
