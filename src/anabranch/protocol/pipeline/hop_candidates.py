@@ -58,15 +58,15 @@ class HopCandidates:
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
         for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
         long, or is `doubted`, is eligible if there is no other, or once the microbatch has waited for
-        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and its loss to the data node
-        that began it.
+        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and from the last stage back to
+        the data node that began it.
         """
-        plan = self.ctx.run.plan(self.t) if item.train else ()
-        if plan and self.ctx.run.stage:
+        plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
+        if plan and stage and self.ctx.run.next_stage() == 0:
             home = item.path[0]
             if self.ctx.reachable(home) and self._is_preferred(item, home):
                 return [home], math.inf
-        elif plan and (holder := plan[item.index].peer):
+        elif plan and stage == 0 and (holder := plan[item.index].peer):
             if plan[item.index].carried:
                 return self._only(holder), math.inf
             return self._of_slot(item, holder, sets_of(plan).peers)
