@@ -265,6 +265,18 @@ def test_a_dead_carrier_takes_what_it_carries_and_nothing_else() -> None:
     assert net.lost == {"a": 1}
 
 
+def test_a_line_that_narrows_slows_what_is_in_flight_until_it_is_wide_again() -> None:
+    """8 Mbit/s for 0.5 s, then a tenth for 1 s, then 8 again for the 3.2 Mbit that are left."""
+    net = Net(SharedLink(0.0, 9e6), {"c": Line(8e6, 16e6)})
+    net.send("carried", "a", "b", MB, via="c")
+    net.send("direct", "a", "d", MB)
+    net.clock.at(0.5, lambda: net.traffic.scale_line("c", 0.1))
+    net.clock.at(1.5, lambda: net.traffic.scale_line("c", 10.0))
+    assert net.run() == pytest.approx({"carried": 1.5 + 3.2 / 8.0, "direct": 8.0 / 9.0}, abs=TINY)
+    line = net.traffic.line("c")
+    assert (line.up_bps, line.down_bps) == pytest.approx((8e6, 16e6))
+
+
 def test_a_carried_burst_takes_the_share_of_the_longer_round_trip() -> None:
     """Each half of the way is a connection of its own, with its own loss: half of 0.6 s, and 0.4 s to go."""
     net = Net(SharedLink(0.1, 1e12, burst_trips=0.5), c_b=SharedLink(0.3, 1e12, burst_trips=0.5))

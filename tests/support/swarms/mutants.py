@@ -27,6 +27,7 @@ from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.context.carriers import CarrierChoice
+from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
 from anabranch.protocol.coordinator import audit_cases, island_rounds
@@ -77,6 +78,7 @@ from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
+from anabranch.sim.network.fair_share import Traffic, _Lane
 from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
@@ -520,6 +522,52 @@ def carriers_never_left(patch: Patch) -> None:
     patch.setattr(CarrierChoice, "ways", as_ever)
 
 
+def dead_carrier_kept(patch: Patch) -> None:
+    """A pair that met at a carrier dials no other one, although that one has died."""
+    ways, opened = CarrierChoice.ways, LinkTable.opened
+    met: dict[tuple[int, str], str] = {}  # (id of a table of links, peer) -> carrier
+
+    def remember(self: LinkTable, peer: str, incarnation: int, via: str = "") -> None:
+        opened(self, peer, incarnation, via)
+        if via:
+            met.setdefault((id(self), peer), via)
+
+    def the_same(self: CarrierChoice, peer: str) -> list[str]:
+        carrier = met.get((id(self.links), peer))
+        return [way for way in ways(self, peer) if carrier in (None, way.rpartition("/")[2])]
+
+    patch.setattr(LinkTable, "opened", remember)
+    patch.setattr(CarrierChoice, "ways", the_same)
+
+
+def carried_work_given_up(patch: Patch) -> None:
+    """Microbatches that were under way over a carrier that died are not sent again."""
+    link_down = Repairs.link_down
+
+    def unless_carried(self: Repairs, peer: str, reason: str) -> None:
+        if reason != "the carrier is gone":
+            link_down(self, peer, reason)
+
+    patch.setattr(Repairs, "link_down", unless_carried)
+
+
+def line_not_shared(patch: Patch) -> None:
+    """Carried payloads take nothing from the carrier's line, in the simulated network."""
+    patch.setattr(Traffic, "_wires_of_carrier", lambda self, via, up, down: ())
+
+
+def carried_twice(patch: Patch) -> None:
+    """A carrier hands on each payload twice, in the simulated network."""
+    departs = Traffic._departs
+
+    def twice(self: Traffic, lane: _Lane, plan: int) -> None:
+        if lane.plan == plan and lane.key[2]:
+            self.clock.after(lane.link.latency_s, lane.waiting[0].arrived)
+        departs(self, lane, plan)
+
+    patch.setattr(Traffic, "_departs", twice)
+
+
 def audits_pass(patch: Patch) -> None:
     """Auditors find nothing."""
     report = Auditor._report
@@ -842,6 +890,10 @@ MUTANTS: dict[str, Mutant] = {
     "the initial state unproven": Mutant(initial_state_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
     "carriers never left": Mutant(carriers_never_left, "hostile", ("G5",)),
+    "a dead carrier is kept": Mutant(dead_carrier_kept, "carriers", ("C1",)),
+    "work under way over a dead carrier is given up": Mutant(carried_work_given_up, "carriers", ("C2", "I4")),
+    "a carrier's line is not shared": Mutant(line_not_shared, "carriers", ("C3",)),
+    "carried bytes arrive twice": Mutant(carried_twice, "carriers", ("C3",)),
     "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
     "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),
     "a conviction without a return": Mutant(no_return, "hostile", ("I3",)),

@@ -404,6 +404,30 @@ def test_a_source_out_of_reach_withholds_nothing() -> None:
     assert under_test.sent(FetchWork)[-1].peer == "d0"
 
 
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_work_that_was_lost_with_a_link_is_asked_for_once_more(breaks: int) -> None:
+    """The auditor waited 30 s for it, called the work withheld, and the log went back. After a second break
+    it goes on to the next source; that one was out of reach, so nothing was withheld."""
+    under_test = AuditorUnderTest()
+    links, clock = under_test.ctx.links.up, under_test.ctx.clock
+    first = under_test.sent(FetchWork)[-1]
+    for number in range(breaks):
+        assert under_test.auditor.deadline() > clock.now
+        lost = links.pop(first.peer)
+        assert under_test.auditor.deadline() <= clock.now
+        under_test.auditor.tick()
+        links[first.peer] = lost
+        clock.now += 1.0
+        under_test.auditor.tick()
+        asked = under_test.sent(FetchWork)[-1]
+        assert asked is not first and (asked.peer == first.peer) == (number == 0)
+        assert asked.message == first.message and not under_test.sent(Audited)
+    for _ in range(3):
+        clock.now += 31.0
+        under_test.auditor.tick()
+    assert under_test.sent(Audited)[-1].message.verdict == ("withheld" if breaks == 1 else "unable")
+
+
 def test_two_seals_of_a_microbatch_convict_nobody() -> None:
     """A liar upstream sends another activation, takes the microbatch back, and sends the right one: both
     seals of the honest relay are valid, and its receipt contradicts one of them."""

@@ -96,16 +96,18 @@ def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Itera
 class _Job:
     """Audit in progress, whose inputs ("pieces") are fetched one by one from peers ("sources"). sources:
     peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
-    piece that were not asked yet; the first one is being asked. silent: sources that did not answer.
-    linked_by: time by which a source that is being dialled must be linked; infinite if none is. apart: True
-    if a source was out of reach. data: the signed receipt. again: True while pieces are fetched again that
-    their senders gave falsely. checks: computations to come. got: all pieces so far. wanted: pieces of the
-    present computation that are still missing. due_at: time when the next source is asked."""
+    piece that were not asked yet; the first one is being asked. silent: sources that did not answer. broke:
+    sources whose link broke while they were asked. linked_by: time by which a source that is being dialled
+    must be linked; infinite if none is. apart: True if a source was out of reach. data: the signed receipt.
+    again: True while pieces are fetched again that their senders gave falsely. checks: computations to come.
+    got: all pieces so far. wanted: pieces of the present computation that are still missing. due_at: time
+    when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
     asked: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
+    broke: set[str] = field(default_factory=set)
     linked_by: float = math.inf
     apart: bool = False
     data: bytes = b""
@@ -203,15 +205,27 @@ class Auditor(Timer):
         return able[0] if able else None
 
     def _due_at(self, job: _Job) -> float:
-        """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
+        """Time (s) at which the next source is asked: at once if the present one was removed from the run, or
+        the link over which it was asked broke."""
         fetches = job.due_at < math.inf and bool(job.asked)
-        gone = fetches and job.asked[0] not in self._ctx.run.membership.members
+        gone = fetches and (job.asked[0] not in self._ctx.run.membership.members or self._lost(job))
         return self._ctx.clock.now if gone else job.due_at
 
+    def _lost(self, job: _Job) -> bool:
+        """True if the link over which a source was asked broke, and the answer with it."""
+        return job.linked_by == math.inf and job.asked[0] not in self._ctx.links.up
+
     def _overdue(self, job: _Job) -> None:
-        """Go on if a wait has ended: ask a dialled source that is linked now; give up a source that did not
-        answer in time, or was removed from the run."""
+        """Go on if a wait has ended: ask a dialled source that is linked now, or once more one whose link
+        broke; give up a source that did not answer in time, broke its link again, or was removed from the
+        run."""
         member = job.asked[0] in self._ctx.run.membership.members
+        if member and self._lost(job):
+            if job.asked[0] not in job.broke:
+                job.broke.add(job.asked[0])
+                self._ask(job)
+                return
+            job.apart = True
         dialled = self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
         if job.linked_by < math.inf and member and dialled:
             self._ask(job)

@@ -26,9 +26,9 @@ from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
-from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
-from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
+from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
+from anabranch.sim.network.fair_share import SETUP_TRIPS, SharedLink
+from anabranch.sim.network.lined_world import LinedWorld
 from anabranch.sim.workers import integer_world
 from anabranch.sim.workers.integer_arithmetic import PIECES
 from anabranch.sim.workers.integer_worker import IntegerWorker
@@ -72,20 +72,17 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 @dataclass
 class SentCounts:
-    """Numbers and bytes of sent control messages (kinds: number by class name) and payloads. carried_bytes:
-    bytes of both, by the host that carries them for others."""
+    """Numbers and bytes of sent control messages (kinds: number by class name) and payloads."""
 
     messages: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
     payloads: int = 0
     payload_bytes: float = 0.0
-    carried_bytes: dict[str, float] = field(default_factory=dict)
 
 
-class ModelledWorld(World):
-    """World of a fleet. sent: counts of messages and payloads. under_way: for each host, seconds in which it
-    had a payload in flight."""
+class ModelledWorld(LinedWorld):
+    """World of a fleet. sent: counts of messages and payloads."""
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
@@ -95,19 +92,18 @@ class ModelledWorld(World):
         def make(stage: int) -> TaskExecutor:
             return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay)
 
-        super().__init__(seed, settings, integer_world.genesis_of(settings, leader.id), make)
+        genesis = integer_world.genesis_of(settings, leader.id)
+        super().__init__(seed, settings, genesis, make, fleet.line, machine=fleet.machine)
         self.unheard = SAME_EVERYWHERE
         self.work = work
         self._parameters = [work.parameters(stage) for stage in range(work.stages + 1)]
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._links: dict[tuple[str, str], SharedLink] = {}
-        self.traffic = Traffic(self.clock, self._link, fleet.line, fleet.machine)
         self._beside = fleet.beside()
         self.sent = SentCounts()
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
         self._task_s: dict[tuple[str, int, type[Task], int], float] = {}
-        self.under_way = InFlightTime(self.clock)
         self._parked = OffloadedActivations(work)
         schedule = integer_world.schedule_of(settings, work.tokens)
         member = member_of(fleet, leader.id)
@@ -184,19 +180,10 @@ class ModelledWorld(World):
     def _bulk_s(
         self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
-        """Count a control message, and return the seconds that its bytes take on the link. Payloads are
-        modelled by `traffic` instead."""
         self.sent.messages += 1
         self.sent.kinds[type(message).__name__] += 1
         self.sent.message_bytes += size
-        if not via:
-            return 8.0 * size / self._link(sender, receiver).rate_bps
-        self._carry(via, size)
-        return 8.0 * size / min(self._link(sender, via).rate_bps, self._link(via, receiver).rate_bps)
-
-    def _carry(self, via: str, size: float) -> None:
-        """Count bytes that the host `via` carries for others."""
-        self.sent.carried_bytes[via] = self.sent.carried_bytes.get(via, 0.0) + size
+        return super()._bulk_s(sender, receiver, message, size, bulky, via)
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
@@ -211,16 +198,12 @@ class ModelledWorld(World):
         size = self.payload_bytes(sender, message)
         self.sent.payloads += 1
         self.sent.payload_bytes += size
-        if link.via:
-            self._carry(link.via, size)
-        self.under_way.begin(sender.id)
 
         def arrived() -> None:
-            self.under_way.end(sender.id)
             if link.open and receiver.links.get(sender.id) is link:
                 receiver.handle(ev.Received(sender.id, message, payload))
 
-        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(message)], link.via)
+        self._put_on_line(sender, link, peer, message, size, arrived)
 
     def _size(self, message: msg.AnyMessage) -> int:
         """Bytes of an encoded message, cached while the same message is sent to several peers."""
@@ -269,34 +252,6 @@ class ModelledWorld(World):
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.all_reduce.reduce
         return reduce.count if reduce is not None else 1
-
-    # --- faults --------------------------------------------------------------------------------
-
-    def crash(self, peer: str) -> None:
-        for other, link in list(self.nodes[peer].links.items()):
-            self._forget(peer, other, link)
-        super().crash(peer)
-
-    def end_circuits(self, carrier: str) -> None:
-        for link in self._carried.get(carrier, ()):
-            one, other = link.nodes
-            self._forget(one, other, link)
-        super().end_circuits(carrier)
-
-    def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
-        self._forget(one, other, self.nodes[one].links.get(other))
-        return super().cut(one, other, seconds)
-
-    def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        link = node.links.get(peer)
-        super().hang_up(node, peer, reason)
-        self._forget(node.id, peer, link)
-
-    def _forget(self, one: str, other: str, link: Link | None) -> None:
-        """Drop the payloads in flight between two hosts, on their link if they have one."""
-        via = link.via if link is not None else ""
-        for sender, count in self.traffic.drop(one, other, via).items():
-            self.under_way.end(sender, count)
 
 
 def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:

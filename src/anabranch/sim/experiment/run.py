@@ -114,7 +114,7 @@ class Simulation:
             self.world.run(PATIENCE_S * self.fleet.scenario.run.iterations, EVENTS_MAX)
         except TimeoutError as error:
             self.outcome.failure = str(error)
-        self.outcome.carried_bytes = dict(sorted(self.world.sent.carried_bytes.items()))
+        self.outcome.carried_bytes = dict(sorted(self.world.carried_bytes.items()))
         wrong = wrong_states(self.world)
         if wrong:
             self.outcome.failure = f"wrong states: {wrong}"

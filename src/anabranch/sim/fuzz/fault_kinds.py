@@ -58,6 +58,13 @@ KINDS = {
     )
 }
 
+#: Kinds of faults of a carrier, which hit it while it carries payloads of an iteration. Seeds with access
+#: lines draw them apart, so that all others draw what they drew.
+CARRIER_KINDS = {
+    "carrier crash": FaultKind("carrier crash", _ALL, loses=True),
+    "slow carrier": FaultKind("slow carrier", _ALL),
+}
+
 _PROCESSES = ("crash", "vanish", "restart", "data crash", "leader crash", "leave", "join")
 _WIRES = ("slow link", "cut", "partition", "one way", "duplication", "reordering")
 _BYTES = ("corrupt bytes", "garbage", "flood", "replay", "copied key")
@@ -69,7 +76,8 @@ class FaultProfile:
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
     (`guest_deeds.OPEN`). islands: True if its seeds take rounds. delayed: True if all of its seeds have two
-    iterations in flight, instead of some."""
+    iterations in flight, instead of some. carriers: True if all of its seeds have relays that nobody can
+    dial, access lines and faults of carriers, instead of some."""
 
     name: str
     kinds: tuple[str, ...]
@@ -79,6 +87,7 @@ class FaultProfile:
     undefended: bool = False
     islands: bool = False
     delayed: bool = False
+    carriers: bool = False
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -103,13 +112,21 @@ UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
 #: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
 DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
+#: Profile of runs over carriers with shared lines, in which only carriers fail; no turn comes to it, since
+#: others have some such seeds.
+CARRIERS = FaultProfile("carriers", (), (0, 0), carriers=True)
 #: Profiles that are run by name only.
-BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED)}
+BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED, CARRIERS)}
 
 
 def profile_named(name: str) -> FaultProfile:
     """Fault profile with this name. Raises KeyError if there is none."""
     return BY_NAME.get(name) or PROFILES[name]
+
+
+def kind_named(name: str) -> FaultKind:
+    """Kind of fault with this name."""
+    return KINDS.get(name) or CARRIER_KINDS[name]
 
 
 def reachable(kind: str, phase: str) -> bool:
@@ -124,7 +141,7 @@ def reachable(kind: str, phase: str) -> bool:
 
 def of_leading_relays(kind: str, phase: str) -> bool:
     """True if the only peer that a fault of this kind can hit in this phase is a relay that leads."""
-    return KINDS[kind].roles == _LEADER and phase in OF_RELAYS
+    return kind_named(kind).roles == _LEADER and phase in OF_RELAYS
 
 
 #: Shares of the planned faults that find a victim in the planned phase, measured over some hundred seeds:

@@ -10,6 +10,7 @@ from anabranch.protocol.messages import MessageError, decode, encode
 from anabranch.sim.fuzz import byzantine_messages as hostile
 from anabranch.sim.fuzz.swarm_under_test import SwarmUnderTest
 from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.network.lined_world import LinedWorld
 
 #: Duration of duplicated or reordered messages (s; a choice).
 DISORDER_S = 5.0
@@ -175,6 +176,21 @@ def copied_key(swarm: SwarmUnderTest, victim: Node) -> Injected:
     return f"a second process starts with the key of {victim.id}", 0.0
 
 
+def carrier_crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
+    done = crash(swarm, victim)
+    return done and (f"{done[0]}; it carried for others", done[1])
+
+
+def slow_carrier(swarm: SwarmUnderTest, victim: Node) -> Injected:
+    """Fault: narrow the victim's line for a while, so that all that it carries crawls."""
+    assert isinstance(swarm.world, LinedWorld)
+    traffic, share, seconds = swarm.world.traffic, swarm.rng.choice([0.1, 0.02]), swarm.rng.choice(_LASTING_S)
+    traffic.scale_line(victim.id, share)
+    swarm.world.clock.after(seconds, lambda: traffic.scale_line(victim.id, 1.0 / share))
+    text = f"the line of {victim.id}, which carries for others, has {share:.0%} of its rate for {seconds:g} s"
+    return text, seconds
+
+
 INJECTORS: dict[str, Injector] = {
     "crash": crash,
     "restart": restart,
@@ -198,4 +214,6 @@ INJECTORS: dict[str, Injector] = {
     "flood": hostile.flood,
     "replay": hostile.replay,
     "copied key": copied_key,
+    "carrier crash": carrier_crash,
+    "slow carrier": slow_carrier,
 }

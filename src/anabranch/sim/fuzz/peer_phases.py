@@ -23,6 +23,9 @@ DOWNLOAD = "download"
 ELECTION = "election"
 """The peer is a voter and knows no leader."""
 IDLE = "idle"
+CARRYING = "carrying"
+"""Payloads of an iteration are under way over the peer, which is a carrier. Only faults of carriers are aimed
+at it; they count at the phase of the peer's own work."""
 
 PHASES = (
     EMBED, FORWARD, LOSS, BACKWARD, ACKNOWLEDGED, REDUCE, PREPARED, CHOSEN, APPLY, DOWNLOAD, ELECTION, IDLE

@@ -16,18 +16,21 @@ from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import NEIGHBOURS, NEWCOMER_S, Settings
 from anabranch.sim.fuzz.fault_kinds import (
+    CARRIER_KINDS,
     KINDS,
     PROFILES,
     FaultProfile,
     Role,
+    kind_named,
     of_leading_relays,
     profile_named,
     weights,
 )
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import GuestPlan, draw_guests
-from anabranch.sim.fuzz.peer_phases import ELECTION, OF_DATA_NODES
+from anabranch.sim.fuzz.peer_phases import CARRYING, ELECTION, OF_DATA_NODES
 from anabranch.sim.kernel.swarm_world import Model
+from anabranch.sim.workers.integer_arithmetic import PIECES
 from anabranch.sim.workers.integer_world import Machine
 
 #: Most nodes of a swarm (a choice).
@@ -45,6 +48,12 @@ NEWCOMERS = 0.5
 SPREAD = 0.3
 #: Share of seeds in which nobody can dial some relays, and share of their relays: they need carriers.
 UNREACHABLE, HIDDEN = 0.25, 0.6
+#: Share of the seeds with such relays in which hosts have access lines, and the beginning of the text that
+#: seeds their lots: one with which they miss all seeds that tests kept before.
+LINED, LINES_SALT = 0.3, "lines 144"
+#: Bandwidths (bits per second) of the slowest lines of a seed, and bytes of an activation on them: alone on a
+#: line it takes from 21 to 336 ms. Choices.
+LINES_BPS, ON_LINES_BYTES = (4e8, 1e8, 2.5e7), 1 << 20
 #: Share of seeds with random standbys.
 SPARED = 0.2
 #: Every so many seeds one has a large swarm: small swarms find most bugs, at a tenth of the cost.
@@ -95,7 +104,7 @@ class FaultTarget:
     @property
     def of_voting_relays(self) -> bool:
         """True if the victim must be a relay that is a voter."""
-        roles = KINDS[self.kind].roles
+        roles = kind_named(self.kind).roles
         return self.of_leading_relays or (self.phase == ELECTION and roles == {Role.RELAY})
 
     @property
@@ -106,7 +115,7 @@ class FaultTarget:
     @property
     def needs_voters(self) -> bool:
         """True if the run needs several voters for this fault."""
-        return self.elects or KINDS[self.kind].roles == {Role.LEADER}
+        return self.elects or kind_named(self.kind).roles == {Role.LEADER}
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,8 @@ class DrawnSeed:
     """Swarm and faults that a seed draws. torch: True if the workers compute with tensors. slow: (machine,
     machine, factor on the delays between them). aims: planned faults. first_t: committed steps before the
     first fault. guests: hostile guests; seeds that draw some draw no other faults.
-    auditors: machines that only audit, which join after the start."""
+    auditors: machines that only audit, which join after the start. line_bps: bandwidth of the slowest access
+    lines (bits per second), which what a carrier forwards shares with its own payloads; 0: no lines."""
 
     seed: int
     profile: FaultProfile
@@ -127,6 +137,12 @@ class DrawnSeed:
     first_t: int = 0
     guests: tuple[GuestPlan, ...] = ()
     auditors: tuple[Machine, ...] = ()
+    line_bps: float = 0.0
+
+    @property
+    def payload_s(self) -> float:
+        """Seconds that a payload takes alone on the slowest line; 0 without lines."""
+        return 8.0 * self.settings.activation_bytes / self.line_bps if self.line_bps else 0.0
 
     def describe(self) -> str:
         settings, relays = self.settings, [m for m in self.machines if m.stage]
@@ -135,11 +151,14 @@ class DrawnSeed:
         numbers = "tensors" if self.torch else "whole numbers"
         start = settings.delay.start
         delay = f"; two iterations in flight from {start + 1} on" if start else ""
+        hidden = sum(not machine.reachable for machine in self.machines)
+        lines = f"; nobody can dial {hidden} nodes" if hidden else ""
+        lines += f"; lines from {1e-6 * self.line_bps:.0f} Mbit/s on" if self.line_bps else ""
         return (
             f"seed {self.seed}, profile {self.profile.name}: {len(self.machines)} nodes, "
             f"{len(self.machines) - len(relays)} of them data nodes, replicas by stage {by_stage}; "
             f"{settings.microbatches} microbatches of {numbers}, policy {settings.policy}, messages take "
-            f"{1e3 * low:.0f} to {1e3 * high:.0f} ms{delay}"
+            f"{1e3 * low:.0f} to {1e3 * high:.0f} ms{delay}{lines}"
         )
 
 
@@ -194,14 +213,15 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     rng = random.Random(f"{profile_name} {seed}")
     lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would correlate with the profile
     torch, planned = lots.random() * TORCH_EVERY < 1.0, lots.random() * PLANNED_EVERY < 1.0
-    torch = torch and not profile.islands
-    crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch
+    torch = torch and not profile.islands and not profile.carriers
+    crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch and not profile.carriers
     large = lots.random() * LARGE_EVERY < 1.0 and not torch and not planned
     first_t = PLANNED_STEPS if planned and profile.kinds else LEAST_START if profile.delayed else 0
     aims = _aims(seed, profile, rng, first_t)
     machines = _machines(rng, aims, torch, crowded, large)
+    machines = _doubled(machines) if profile.carriers else machines
     if not torch and not any(aim.of_voting_relays for aim in aims):
-        machines = _hidden(seed, machines)
+        machines = _hidden(seed, machines, profile.carriers)
     stages = max(machine.stage for machine in machines)
     windows = rng.choice([0, 0, 2])
     returns: list[Return] = ["any", "any", "own"]
@@ -241,7 +261,27 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
     task_s = dict.fromkeys(_COMPUTING, computing_s)
     model = Model(latency, rng.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
-    return DrawnSeed(seed, profile, torch, settings, machines, model, _regions(rng, machines), aims, first_t)
+    regions = _regions(rng, machines)
+    return _lined(DrawnSeed(seed, profile, torch, settings, machines, model, regions, aims, first_t))
+
+
+def _lined(drawn: DrawnSeed) -> DrawnSeed:
+    """The same seed; with access lines, and faults of carriers if it has faults, if it draws them."""
+    profile, rng = drawn.profile, random.Random(f"{LINES_SALT} {drawn.seed}")
+    hides = any(not machine.reachable for machine in drawn.machines)
+    if not hides or (rng.random() >= LINED and not profile.carriers):
+        return drawn
+    line_bps, size = rng.choice(LINES_BPS), ON_LINES_BYTES
+    faults = []
+    for _ in range(rng.randint(2, 4) if profile.carriers else min(1, len(profile.kinds))):
+        kind, after_t = rng.choice(sorted(CARRIER_KINDS)), drawn.first_t + rng.choice([0, 1, 1, 2, 3])
+        faults.append(FaultTarget(kind, CARRYING, after_t, rng.choice([0, 1, 3, 8]), 0.0))
+    settings = replace(
+        drawn.settings, activation_bytes=size, piece_bytes=size, state_bytes=(PIECES + 1) * size
+    )
+    model = replace(drawn.model, bulk_s=0.0)
+    aims = (*drawn.aims, *faults)
+    return replace(drawn, settings=settings, model=model, aims=aims, line_bps=line_bps)
 
 
 def _audit_share(seed: int, profile: FaultProfile) -> float:
@@ -326,12 +366,23 @@ def _machines(
     return tuple(machines)
 
 
-def _hidden(seed: int, machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
-    """The same machines; in a share of the seeds nobody can dial some of the relays."""
+def _doubled(machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
+    """The same machines, and another one beside each that is alone, so that any carrier may be lost."""
+    alone = [m for m in machines if sum(other.stage == m.stage for other in machines) == 1]
+    more = [replace(m, id=f"r{m.stage}.1" if m.stage else "d1") for m in alone]
+    return (*machines, *more)
+
+
+def _hidden(seed: int, machines: tuple[Machine, ...], always: bool) -> tuple[Machine, ...]:
+    """The same machines; in a share of the seeds nobody can dial some of the relays. always: in this seed two
+    or more, so that some need carriers."""
     rng = random.Random(f"unreachable {seed}")
-    if rng.random() >= UNREACHABLE:
+    if rng.random() >= UNREACHABLE and not always:
         return machines
-    hidden = [machine.stage > 0 and rng.random() < HIDDEN for machine in machines]
+    share = rng.choice([HIDDEN, 0.8, 1.0]) if always else HIDDEN
+    hidden = [machine.stage > 0 and rng.random() < share for machine in machines]
+    if always and sum(hidden) < 2:
+        hidden = [machine.stage > 0 for machine in machines]
     return tuple(replace(m, reachable=not hides) for m, hides in zip(machines, hidden, strict=True))
 
 

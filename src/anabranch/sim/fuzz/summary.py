@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from anabranch.sim.fuzz.fault_kinds import KINDS, matrix_cells
+from anabranch.sim.fuzz.fault_kinds import CARRIER_KINDS, KINDS, matrix_cells
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.peer_phases import PHASES
 from anabranch.sim.metrics.trial_result import Outcome
 
 VERSION = 1
 #: All kinds of faults, in the order of the table.
-_KINDS = (*KINDS, *DEEDS)
+_KINDS = (*KINDS, *CARRIER_KINDS, *DEEDS)
 
 
 class Cell(msgspec.Struct):

@@ -10,13 +10,14 @@ from functools import partial
 
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
+from anabranch.sim.checks.carried_links import CarriedLinks
 from anabranch.sim.checks.invariants import Invariants
-from anabranch.sim.fuzz.fault_kinds import KINDS, Role
+from anabranch.sim.fuzz.fault_kinds import Role, kind_named
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import PACE_S, HostileGuests
 from anabranch.sim.fuzz.injectors import INJECTORS
 from anabranch.sim.fuzz.liveness_conditions import can_be_lost, unmet
-from anabranch.sim.fuzz.peer_phases import CHOSEN, DOWNLOAD, phase_for
+from anabranch.sim.fuzz.peer_phases import CARRYING, CHOSEN, DOWNLOAD, phase_for
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed, FaultTarget
 from anabranch.sim.fuzz.swarm_under_test import SwarmUnderTest
 from anabranch.sim.fuzz.world_builder import build
@@ -24,6 +25,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.violation import Violation
 from anabranch.sim.metrics.trial_result import DeliveredFaults, Outcome
 from anabranch.sim.metrics.wasted_compute import WastedCompute
+from anabranch.sim.network.lined_world import LinedWorld
 
 #: Steps that must be committed after the last fault is over, and virtual seconds that each may take (more
 #: if every message takes long).
@@ -63,7 +65,10 @@ class SeedTrial:
         self.story: list[tuple[float, str]] = []
         self.outcome = Outcome(drawn.seed, drawn.profile.name, drawn.torch, len(drawn.machines))
         self._hostile = drawn.profile.guests or drawn.profile.name == "storm"
-        self._slower = 1.0 + 20.0 * drawn.model.latency_s[1]
+        self._slower = 1.0 + 20.0 * drawn.model.latency_s[1] + 5.0 * drawn.payload_s
+        self.carried: CarriedLinks | None = None
+        if isinstance(self.world, LinedWorld):
+            self.carried = CarriedLinks(self.world, drawn.profile.carriers, self._slower)
         rng, pace_s = self.swarm.rng, PACE_S * self._slower
         self.guests = HostileGuests(self.world, drawn.guests, rng, self._deed_begun, pace_s)
         self.world.strict = not self._hostile
@@ -100,6 +105,7 @@ class SeedTrial:
         while clock.step():
             done = not self._pending and not self._churning and self.steps >= self._quiet_t + STEPS_AFTER
             done = done and clock.now >= self._busy_until and self.guests.done(self.steps)
+            done = done and (self.carried is None or self.carried.done())
             if done and self._is_true():
                 self.guests.check_end()
                 return
@@ -175,7 +181,7 @@ class SeedTrial:
         """True if a fault of this kind may hit this peer now."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
-        wanted = KINDS[kind]
+        wanted = kind_named(kind)
         if self.role(node) not in wanted.roles:
             return False
         return not wanted.loses or can_be_lost(self.world, node, self.invariants.t)
@@ -316,7 +322,9 @@ class _PendingFault:
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)
 
     def _meets(self, trial: SeedTrial, node: Node) -> bool:
-        phase = self.aim.phase
+        phase, world = self.aim.phase, trial.world
+        if phase == CARRYING:
+            return isinstance(world, LinedWorld) and world.carries_work(node.id)
         return self._waited(trial) >= 1.0 or phase_for(node, trial.invariants.t, phase) == phase
 
     def _inject(self, trial: SeedTrial, node: Node) -> None:

@@ -1,5 +1,5 @@
-"""Model of links: bandwidth shared among payloads, paced connections, drift of speeds.
+"""Model of links: bandwidth shared among payloads, paced connections, drift, a world with access lines.
 Not here: network faults (sim.kernel) and control messages (sim.experiment).
 
-Imported by: sim.baselines, sim.cluster, sim.experiment, sim.metrics.
+Imported by: sim.baselines, sim.checks, sim.cluster, sim.experiment, sim.fuzz, sim.metrics.
 """

@@ -364,6 +364,28 @@ class Traffic:
                 self._end(self._lanes[key])
         return lost
 
+    def line(self, host: str) -> Line:
+        """Access line of a host as it is now."""
+        machine = self._machine(host)
+        return Line(self._wire(self._up, machine).most_bps, self._wire(self._down, machine).most_bps)
+
+    def scale_line(self, host: str, factor: float) -> None:
+        """Multiply the bandwidth of a host's line by `factor`; payloads in flight go on at the new rates."""
+        for wires in (self._up, self._down):
+            wire = self._wire(wires, self._machine(host))
+            wire.most_bps *= factor
+            wire.narrow = None
+            self._unsettle(*wire.lanes)
+
+    def carried(self) -> list[tuple[str, int]]:
+        """(carrier, priority of the payload that goes first) of each direction that is carried now."""
+        return [(key[2], lane.waiting[0].priority) for key, lane in self._lanes.items() if key[2]]
+
+    def rates(self) -> dict[tuple[str, str, str], float]:
+        """Bits per second of each direction: (sender, receiver, carrier or "") -> rate. Empty while they are
+        still to be computed."""
+        return {} if self._unsettled else {key: lane.rate_bps for key, lane in self._lanes.items()}
+
     # --- inside --------------------------------------------------------------------------------
 
     def _pace(self, lane: _Lane, payload: _Payload) -> None:

@@ -5,7 +5,7 @@ Not here: their tasks (`integer_worker`), and the arithmetic (`integer_arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,11 +15,13 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis, Member
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.sim.kernel.founder import populate
+from anabranch.sim.kernel.simulated_peer import TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_arithmetic import fingerprint, initial, states_after
 from anabranch.sim.workers.integer_worker import IntegerWorker
 
 ONE_CLASS = "whole numbers"
+MakeWorld = Callable[[int, Settings, Genesis, Callable[[int], TaskExecutor], Model | None], World]
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,18 @@ def counting_world(
     seed: int = 0,
     model: Model | None = None,
     disks: Mapping[str, str] = MappingProxyType({}),
+    make_world: MakeWorld = World,
 ) -> World:
     """World of these machines, not yet running, whose workers compute with integers instead of tensors
     (`integer_worker`).
 
     machines: the first one, of stage 0, founds the run. disks: machine -> disk ("": none for the log).
+    make_world: class of the world, or what makes it of the same arguments.
     """
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker
-    world = World(seed, settings, genesis_of(settings, machines[0].id), make, model)
+    world = make_world(seed, settings, genesis_of(settings, machines[0].id), make, model)
     populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
     return world
 
