@@ -368,11 +368,13 @@ class NatRun:
         carried: dict[frozenset[str], str] = {}
         for event in self._events:
             text = getattr(event, "text", "")
-            found = re.search(r"^(\w{8}) is (?:linked|reached) through (carrier|iroh directly|iroh by)", text)
+            how = "linked directly|(?:linked|reached) through (?:carrier|iroh directly|iroh by)"
+            found = re.search(rf"^(\w{{8}}) is ({how})", text)
             if isinstance(event, Note) and found:
                 pair = frozenset((names.get(event.peer, ""), short.get(found[1], "")))
+                last = found[2].rpartition("through ")[2]
                 ways = {"carrier": "carried", "iroh directly": "punched", "iroh by": "iroh's relay"}
-                carried[pair] = ways[found[2]]
+                carried[pair] = ways.get(last, "")
         return {
             (one, other): self._way(one, other, carried)
             for one in self.hosts

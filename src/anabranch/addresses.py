@@ -88,6 +88,12 @@ def direct_addresses(text: str) -> str:
     return ",".join(one for one in text.split(",") if one and "/" not in one)
 
 
+def own_addresses(text: str) -> str:
+    """The addresses in `text`, TCP or iroh, that lead through no carrier, joined by commas; "": none."""
+    through = set(carrier_ways(text))
+    return ",".join(one for one in text.split(",") if one and one not in through)
+
+
 def carrier_ways(text: str) -> list[str]:
     """The addresses in `text` that lead through carriers."""
     found = [one for one in text.split(",") if "/" in one]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import PeerJoined, Step
+from anabranch.observe.events import PeerJoined, Step, Vitals
 from benchmarks.reach.nat_pairs import KINDS, NatRun, Setting, internet, measure
 
 #: Seconds for which the laptop sleeps.
@@ -49,6 +51,53 @@ def test_a_machine_whose_address_changes_goes_on(tmp_path: Path) -> None:
     """Its connections are dead without a word, as when a laptop moves to another network; no step is lost."""
     found = measure(tmp_path, steps=12, kill=False, move="r22")
     assert found.exact and found.steps == 12
+
+
+class Opening(NatRun):
+    """Run in which a relay with a public address lets only leader and carrier in, until one behind a NAT is
+    linked with it through a carrier; stopped once both have a direct link and three more steps are made."""
+
+    open_name, nat_name = "2: public", "1: symmetric"
+    opened = False
+    more = 3
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        known = ", ".join(host.address for host in (self._leader, *self._carriers.values()))
+        let_in = f"ct state established,related accept; ip saddr {{ {known} }} accept;"
+        hook = "type filter hook input priority 0; policy drop;"
+        self._nft(f"table ip guard {{ chain in {{ {hook} {let_in} }}\n}}")
+
+    def _nft(self, rules: str) -> None:
+        words = ["ip", "netns", "exec", self.hosts[self.open_name].namespace, "nft", rules]
+        subprocess.run(words, check=True)
+
+    def is_direct(self) -> bool:
+        """True if both ends have told of a way that is no carrier, and are connected."""
+        ids = {e.name: e.subject for e in self._events if isinstance(e, PeerJoined)}
+        last = {event.peer: event.ways for event in self._events if isinstance(event, Vitals)}
+        one, other = ids[self.nat_name], ids[self.open_name]
+        told = {one, other} <= last.keys() and other not in last[one] and one not in last[other]
+        return told and self._connected(self.nat_name, self.open_name)
+
+    def after_step(self, event: Step) -> None:
+        if not self.opened and self._ways()[self.nat_name, self.open_name] == "carried":
+            assert not self._connected(self.nat_name, self.open_name)
+            self._nft("flush ruleset")
+            self.opened = True
+        elif self.opened and self.is_direct():
+            self.more -= 1
+            if self.more == 0:
+                self.swarm.leader.signal(signal.SIGINT)
+
+
+def test_a_carried_link_becomes_direct_once_a_firewall_is_opened(tmp_path: Path) -> None:
+    """No step is lost, and nothing is counted twice (I1, I3)."""
+    with internet() as made, Supervisor(1) as supervisor:
+        setting = Setting(100_000, {kind: kind for kind in KINDS}, once=False)
+        run = Opening(made, tmp_path, supervisor, setting)
+        found = run.run(kill=False)
+    assert run.opened and run.more <= 0 and found.exact
 
 
 class Nap(NatRun):

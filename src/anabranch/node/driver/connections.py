@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.addresses import MOST_DIALLED, foreign_block_of, parse_addresses
+from anabranch.addresses import MOST_DIALLED, carrier_ways, foreign_block_of, parse_addresses
 from anabranch.background import background
 from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
@@ -238,7 +238,9 @@ class Connections:
             link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 
     def dial(self, peer: str, address: str) -> None:
-        if peer in self._links or peer in self._dialling:
+        """Carry out the effect Dial; nothing is done while the peer is being dialled, or linked as well as
+        `address` permits."""
+        if peer in self._dialling or not self._betters(peer, bool(carrier_ways(address))):
             return
         self._dialling[peer] = background(self._dial(peer, address))
 
@@ -260,11 +262,17 @@ class Connections:
                 self._handle(LinkDown(peer, reason, refused=refused))
             return
         self._dialling.pop(peer, None)
-        if peer in self._links:
+        if not self._betters(peer, bool(link.way.via)):
             link.start(lambda message, blob: None, lambda reason: None)
             link.close("there is a connection already")
         else:
             self.accept(link)
+
+    def _betters(self, peer: str, carried: bool) -> bool:
+        """True if a new link to a peer, through a carrier or not (`carried`), is better than what there is:
+        no link, or a carried one where the new one is not."""
+        held = self._links.get(peer)
+        return held is None or (bool(held.way.via) and not carried)
 
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
         """Test which addresses of a peer (joined by commas) answer with its key, by connections that are

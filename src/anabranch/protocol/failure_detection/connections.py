@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from anabranch.addresses import own_addresses
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
 from anabranch.protocol.failure_detection.verdict import Overdue, Verdict
-from anabranch.protocol.interface.events import HangUp
+from anabranch.protocol.interface.events import Dial, HangUp
 from anabranch.protocol.messages import Ping, Pong
 from anabranch.protocol.telemetry.adaptive_timeout import DOUBT, AdaptiveTimeout
 
@@ -26,6 +27,9 @@ PINGS_KEPT = 32
 #: ones in a row after which the carrier is left. A choice: a satellite takes 0.6 s, and payloads of other
 #: links delay some heartbeats, but not eight.
 SLOW_S, SLOW_PINGS = 1.0, 8
+#: Seconds until a member whose link a carrier forwards is dialled directly again, and longest such wait; it
+#: doubles with each try. A choice: a try costs a few packets, and a success what was under way on the link.
+DIRECT_S, DIRECT_MAX_S = 60.0, 960.0
 
 
 class Connections:
@@ -43,6 +47,8 @@ class Connections:
         self._next_index = 0
         self._slow: dict[str, int] = {}
         """Number of successive slow round trips of the present link to a peer, which a carrier forwards."""
+        self._direct: dict[str, tuple[float, float]] = {}
+        """Member that a carrier linked -> time (s) of the next direct dial, and wait (s) after it."""
         self._known: dict[str, AdaptiveTimeout] = {}
         self._at_beat: Callable[[], object] | None = None
         """Action to run once, with the next heartbeat."""
@@ -309,6 +315,24 @@ class Connections:
             if ctx.run.membership.dials(ctx.me, peer):
                 ctx.dialer.reach(peer)
 
+    def seek_direct(self) -> None:
+        """Dial members whose links a carrier forwards at their own addresses again, where that is due; called
+        when an iteration begins, as little is under way then. The driver replaces a link if one answers."""
+        ctx, now = self.ctx, self.ctx.clock.now
+        for peer, via in ctx.links.carriers.items():
+            member = ctx.run.membership.members.get(peer)
+            address = "" if member is None or via == "iroh" else own_addresses(member.address)
+            if not address or not ctx.run.membership.dials(ctx.me, peer):
+                continue
+            at, wait_s = self._direct.setdefault(peer, (now + DIRECT_S, 2.0 * DIRECT_S))
+            if now >= at:
+                self._direct[peer] = now + wait_s, min(2.0 * wait_s, DIRECT_MAX_S)
+                ctx.outbox.emit(Dial(peer, address))
+
+    def was_carried(self, peer: str) -> bool:
+        """True if `seek_direct` has found a carried link to this member before."""
+        return peer in self._direct
+
     def _wanted(self) -> Iterable[str]:
         """Members that this peer wants a link with, in the order of joining: members of its own and adjacent
         stages, and voters; for a voter all members; in a large swarm neighbours and voters that are not
@@ -376,6 +400,7 @@ class Connections:
         self.ctx.dialer.cancel(peer)
         self.ctx.links.forget_carriers(peer)
         self._known.pop(peer, None)
+        self._direct.pop(peer, None)
         if self._listened is not None:
             self._listened.pop(peer, None)
         self.indirect_probes.forget(peer)

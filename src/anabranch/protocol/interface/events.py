@@ -208,7 +208,8 @@ class Send(Effect, frozen=True):
 
 class Dial(Effect, frozen=True):
     """Connect to a peer at the first of its addresses (`anabranch.addresses`) that answers; answered by
-    LinkUp or LinkDown."""
+    LinkUp or LinkDown. Where a carrier forwards a link to the peer already, and none of the addresses leads
+    through one, a link that is made replaces it (LinkDown, LinkUp), and a failure is not reported."""
 
     peer: str
     address: str

@@ -85,6 +85,8 @@ class LinkEvents(Timer):
         if event.via:
             how = "iroh" if event.via == "iroh" else f"carrier {event.via[:8]}"
             ctx.outbox.note("note", text=f"{peer[:8]} is linked through {how}")
+        elif self.connections.was_carried(peer):
+            ctx.outbox.note("note", text=f"{peer[:8]} is linked directly")
         for observer in self._on_up:
             observer(peer)
 

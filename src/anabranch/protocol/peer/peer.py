@@ -193,6 +193,7 @@ class Peer:
 
     def _iteration_opened(self, iteration: Iteration) -> None:
         self.connections.trim()
+        self.connections.seek_direct()
         first = self.iterations.in_flight[0]
         self.shared.early.forget(lambda message: message.fence.t < first.t)
         self.reception.take_early(first)
