@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from anabranch.errors import UserError
+from anabranch.net.iroh.engine import installed
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerJoined, Step, Vitals
 from benchmarks.reach.nat_pairs import KINDS, NatRun, Setting, internet, measure
@@ -38,12 +39,30 @@ def test_every_pair_is_linked_by_the_way_that_the_docs_promise(tmp_path: Path) -
         if "failed: mount" in str(error) or "Operation not permitted" in str(error):
             pytest.skip(str(error))
         raise
-    expected = {
-        (f"1: {one}", f"2: {other}"): "direct" if "public" in (one, other) else "carried"
-        for one in KINDS
-        for other in KINDS
+    assert len(found.ways) == 16 and found.ways == promised(0)
+    assert found.exact and found.steps == 6
+
+
+def promised(number: int) -> dict[tuple[str, str], str]:
+    """Way of each pair by table `number` (0: TCP alone, 1: with iroh) of `lend-behind-a-router.md`."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "lend-behind-a-router.md").read_text("utf-8")
+    tables = [part.partition("\n\n")[0] for part in page.split("\n| | public address |")[1:]]
+    lines = tables[number].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    names = {"public address": "public", "only TCP out": "TCP out only"}
+    kinds = [names.get(row[0], row[0].removeprefix("NAT, ")) for row in rows]
+    return {
+        (f"1: {kind}", f"2: {other}"): way
+        for kind, (_, *ways) in zip(kinds, rows, strict=True)
+        for other, way in zip(kinds, ways, strict=True)
     }
-    assert found.ways == expected
+
+
+@pytest.mark.skipif(not installed(), reason="needs iroh")
+def test_every_pair_is_linked_with_iroh_by_the_way_that_the_docs_promise(tmp_path: Path) -> None:
+    """25 cells, none of them carried; zero bits differ (I3)."""
+    found = measure(tmp_path, steps=6, kill=False, iroh=True)
+    assert len(found.ways) == 25 and found.ways == promised(1)
     assert found.exact and found.steps == 6
 
 
