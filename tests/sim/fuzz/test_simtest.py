@@ -55,6 +55,12 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
     assert not run_seed(331, "islands").violation
 
 
+def test_a_relay_that_floods_activations_that_cannot_be_decoded_keeps_no_right_one_out() -> None:
+    """Nearly always a false one was held at the only data node when the right one came, which was dropped
+    then; no step came for 99 s (G1)."""
+    assert not run_seed(9400762, "hostile").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
