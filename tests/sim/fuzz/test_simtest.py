@@ -12,7 +12,7 @@ from msgspec import structs
 
 from anabranch.cli.main import main
 from anabranch.executors import Processes
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, decode_entry
 from anabranch.sim.fuzz.fault_kinds import PROFILES, matrix_cells
 from anabranch.sim.fuzz.narrative import story
 from anabranch.sim.fuzz.runner import run_seed, run_seeds
@@ -55,16 +55,20 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
     assert not run_seed(331, "islands").violation
 
 
-def test_a_relay_that_floods_activations_that_cannot_be_decoded_keeps_no_right_one_out() -> None:
-    """Nearly always a false one was held at the only data node when the right one came, which was dropped
-    then; no step came for 99 s (G1)."""
-    assert not run_seed(9400762, "hostile").violation
-
-
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
     assert not outcome.violation
+
+
+def test_a_seed_with_tensors_has_the_audits_that_it_draws() -> None:
+    """They were drawn, and such seeds ran without them: a guest that computed falsely kept its seat."""
+    trial = SeedTrial(draw(10001097, "hostile"))
+    outcome = trial.run()
+    assert outcome.torch and not outcome.violation
+    steps = [r for line in trial.world.log if isinstance(r := decode_entry(line).record, Commit)]
+    assert trial.world.settings.audit_share == trial.drawn.settings.audit_share == 0.3
+    assert any(receipt for step in steps for stage in step.stages for receipt in stage.receipts)
 
 
 @pytest.mark.soak
