@@ -41,6 +41,11 @@ def test_guests_are_survived(seed: int) -> None:
     assert outcome.faults
 
 
+def test_a_snapshot_that_a_guest_keeps_may_arrive_after_it_was_moved() -> None:
+    """It served, the leader had it keep the states of two stages, and moved it while these were under way."""
+    assert not run_seed(10000005, "hostile").violation
+
+
 @pytest.mark.parametrize(
     ("seed", "deed"),
     [
