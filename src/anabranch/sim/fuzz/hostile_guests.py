@@ -132,6 +132,8 @@ class HostileGuests:
         self._audits: list[tuple[int, str, set[str], int]] = []
         """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
         it; without those that left or moved while the work could be audited."""
+        self._had_states: set[tuple[str, int]] = set()
+        """(guest, incarnation) that had its stage's state once; after a missed step it may fetch a later one."""
         self._keeps: set[tuple[str, int, int]] = set()
         """(guest, stage, iteration) of states that the leader had it keep while it served."""
         self._log_read, self._committed_at = 0, 0.0
@@ -250,6 +252,8 @@ class HostileGuests:
         stranger that applies may have been admitted, and serve, before it began its deed: what the leader has
         it keep then may still arrive after it was moved to another stage."""
         message = event.message if isinstance(event, ev.Received) else None
+        if node.id in self.world.liars and node.peer.joining.step is Step.READY:
+            self._had_states.add((node.id, node.member.incarnation))
         if not isinstance(message, Keep | Piece):
             return
         members = self.world.leading().peer.ctx.run.membership.members
@@ -322,7 +326,9 @@ class HostileGuests:
         the leader hears an honest replica that could say so (G4)."""
         context = self.world.leading().peer.ctx
         for guest in self.guests:
-            if guest.name not in record.active_from or guest.node.peer.joining.step is not Step.FETCHING:
+            node = guest.node
+            had = (node.id, node.member.incarnation) in self._had_states
+            if had or node.id not in record.active_from or node.peer.joining.step is not Step.FETCHING:
                 continue
             honest = set(context.run.membership.serving(guest.stage)) - self.world.liars
             if steps and any(peer == context.me or context.reachable(peer) for peer in honest):
