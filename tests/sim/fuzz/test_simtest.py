@@ -55,6 +55,17 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
     assert not run_seed(331, "islands").violation
 
 
+def test_rounds_of_several_stages_complete() -> None:
+    """Every stage sent the slots of a round to their data node, not only the last one (I4)."""
+    assert not run_seed(10100010, "islands").violation
+
+
+def test_the_loss_of_a_slot_goes_to_another_data_node_if_its_own_serves_later() -> None:
+    """Its data node crashed and came back as a new process, which serves from the next round; the machine of
+    the slot waited for a credit of it (I4)."""
+    assert not run_seed(10100057, "islands").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
