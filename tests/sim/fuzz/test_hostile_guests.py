@@ -41,6 +41,17 @@ def test_guests_are_survived(seed: int) -> None:
     assert outcome.faults
 
 
+def test_a_snapshot_that_a_guest_keeps_may_arrive_after_it_was_moved() -> None:
+    """It served, the leader had it keep the states of two stages, and moved it while these were under way."""
+    assert not run_seed(10000005, "hostile").violation
+
+
+def test_a_guest_that_proved_its_state_and_fetches_a_later_one_may_serve() -> None:
+    """It was ready after step 3, and nobody had the gradient of step 4 for it yet (a guest is honest before
+    its deed)."""
+    assert not run_seed(10000314, "hostile").violation
+
+
 @pytest.mark.parametrize(
     ("seed", "deed"),
     [

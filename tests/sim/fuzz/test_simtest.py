@@ -12,7 +12,7 @@ from msgspec import structs
 
 from anabranch.cli.main import main
 from anabranch.executors import Processes
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, decode_entry
 from anabranch.sim.fuzz.fault_kinds import PROFILES, matrix_cells
 from anabranch.sim.fuzz.narrative import story
 from anabranch.sim.fuzz.runner import run_seed, run_seeds
@@ -55,10 +55,31 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
     assert not run_seed(331, "islands").violation
 
 
+def test_rounds_of_several_stages_complete() -> None:
+    """Every stage sent the slots of a round to their data node, not only the last one (I4)."""
+    assert not run_seed(10100010, "islands").violation
+
+
+def test_the_loss_of_a_slot_goes_to_another_data_node_if_its_own_serves_later() -> None:
+    """Its data node crashed and came back as a new process, which serves from the next round; the machine of
+    the slot waited for a credit of it (I4)."""
+    assert not run_seed(10100057, "islands").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
     assert not outcome.violation
+
+
+def test_a_seed_with_tensors_has_the_audits_that_it_draws() -> None:
+    """They were drawn, and such seeds ran without them: a guest that computed falsely kept its seat."""
+    trial = SeedTrial(draw(10001097, "hostile"))
+    outcome = trial.run()
+    assert outcome.torch and not outcome.violation
+    steps = [r for line in trial.world.log if isinstance(r := decode_entry(line).record, Commit)]
+    assert trial.world.settings.audit_share == trial.drawn.settings.audit_share == 0.3
+    assert any(receipt for step in steps for stage in step.stages for receipt in stage.receipts)
 
 
 @pytest.mark.soak

@@ -64,7 +64,8 @@ class HopCandidates:
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and stage and self.ctx.run.next_stage() == 0:
             home = item.path[0]
-            if self.ctx.reachable(home) and self._is_preferred(item, home):
+            serves = self.ctx.run.membership.is_live(home, 0, self.t)  # not if it came back since
+            if serves and self.ctx.reachable(home) and self._is_preferred(item, home):
                 return [home], math.inf
         elif plan and stage == 0 and (holder := plan[item.index].peer):
             if plan[item.index].carried:

@@ -35,9 +35,9 @@ class IncomingMicrobatch:
     its forward is computed again. forward_done: True once that was computed. gradient_in, gradient_out:
     gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
     for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
-    -> gradient last sent to it. sender_of_last: peer that sent the activation, then the gradient. others:
-    further upstream peers that wait for the gradient -> number of their transmission. spoilt: True if its
-    forward overflowed: it waits for the input of another peer.
+    -> gradient last sent to it. sender, gradient_sender: peers that sent the activation and the gradient.
+    others: further upstream peers that wait for the gradient -> number of their transmission. spoilt: True if
+    its forward overflowed: it waits for the input of another peer.
     """
 
     index: int
@@ -56,8 +56,14 @@ class IncomingMicrobatch:
     sent_back_at: float | None = None
     back: dict[str, ReturnedGradient] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
-    sender_of_last: str = ""
+    sender: str = ""
+    gradient_sender: str = ""
     spoilt: bool = False
+
+    @property
+    def sender_of_last(self) -> str:
+        """Peer that sent the last input used: the activation, then the gradient."""
+        return self.gradient_sender if self.forward_done and self.gradient_sender else self.sender
 
     def rank(self, usual: TaskPriority) -> TaskPriority:
         """Priority of a task of this microbatch: EVALUATION in an evaluation, REDO (more urgent than that) if

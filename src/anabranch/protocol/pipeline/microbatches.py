@@ -8,7 +8,7 @@ gradient). Not here: microbatches that begin at a data node (`source`), sending 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -51,6 +51,10 @@ NEXT = -1
 #: Transmissions of a microbatch from one upstream peer that are remembered, to ignore repeated messages.
 #: Plain choice.
 TRANSMISSIONS_KEPT = 16
+#: Unusable activations of a microbatch after which no further one of the same sender is taken: they would
+#: keep out the right one of another sender, as one at a time is held. Plain choice: the error may be of this
+#: peer.
+UNUSABLE_MAX = 3
 
 
 class Iteration:
@@ -84,6 +88,8 @@ class Iteration:
         self._received_transmissions: dict[tuple[str, int], deque[int]] = defaultdict(
             lambda: deque(maxlen=TRANSMISSIONS_KEPT)
         )
+        self._unusable: Counter[tuple[str, int]] = Counter()
+        """(sender, microbatch) -> number of its activations that could not be used."""
         prepare = None if ctx.run.stage else lambda index: self.source.embed(index)
         self.sender = Sender(ctx, t, base, prepare, planned, self.seals)
         self.repairs = Repairs(ctx, self.sender)
@@ -148,27 +154,27 @@ class Iteration:
         """Take an activation, use its sender's credit, and submit its forward task (at a data node: head,
         loss and gradient); return why it is refused, or None.
 
-        A repeated message is ignored. If the microbatch is here already, `peer` becomes its upstream peer and
-        gets the gradient. An activation of a sender of false inputs is given up (`Lack`).
+        A repeated message is ignored. So is the activation of a peer that sent UNUSABLE_MAX unusable ones of
+        this microbatch: without an answer the peer waits longer each time before it sends another. If the
+        microbatch is here already, `peer` becomes its upstream peer and gets the gradient. An activation of a
+        sender of false inputs is given up (`Lack`).
         """
         if payload is None:
             return "forward without its activation"
-        if message.train and not (self.training and self.source.trains(message.index)):
-            return f"no microbatch {message.index} to train in iteration {self.t}"
-        if not self.source.exists(message.index):
-            return f"no microbatch {message.index} in iteration {self.t}"
-        if message.train != self.source.trains(message.index):
-            return f"microbatch {message.index} of iteration {self.t} is one to train"
-        if len(message.path) != (self.ctx.run.stage or self.ctx.run.settings.stages + 1):
-            return "a path that is not one"  # a path has one peer of each stage before
+        if (refusal := self._misfit(message)) is not None:
+            return refusal
         received = self._received_transmissions[peer, message.index]
         if message.way in received:
             return None  # a repeated message
         if not self.credits.ledger.receive(peer):
             return f"forward of microbatch {message.index} without a slot"
         received.append(message.way)
+        if self._unusable[peer, message.index] >= UNUSABLE_MAX:
+            self.credits.release(peer)
+            self.ctx.outbox.refuse(peer, "Forward", f"{UNUSABLE_MAX} of its activations could not be used")
+            return None
         known = self.units.get(message.index)
-        if known is not None and known.spoilt and peer != known.sender_of_last:
+        if known is not None and known.spoilt and peer != known.sender:
             self._refuse(known, "another peer sends its input")
             known = None
         if known is not None:
@@ -185,7 +191,7 @@ class Iteration:
             peer,
             message.way,
         )
-        unit.kept, unit.sender_of_last = self._has_room(), peer
+        unit.kept, unit.sender = self._has_room(), peer
         self.units[message.index] = unit
         if unit.train:
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
@@ -200,6 +206,18 @@ class Iteration:
             self._waiting.append(unit)
         else:
             self._begin(unit)
+        return None
+
+    def _misfit(self, message: Forward) -> str | None:
+        """Reason why a forward does not fit this iteration and stage, or None."""
+        if message.train and not (self.training and self.source.trains(message.index)):
+            return f"no microbatch {message.index} to train in iteration {self.t}"
+        if not self.source.exists(message.index):
+            return f"no microbatch {message.index} in iteration {self.t}"
+        if message.train != self.source.trains(message.index):
+            return f"microbatch {message.index} of iteration {self.t} is one to train"
+        if len(message.path) != (self.ctx.run.stage or self.ctx.run.settings.stages + 1):
+            return "a path that is not one"  # a path has one peer of each stage before
         return None
 
     def _begin(self, unit: IncomingMicrobatch) -> None:
@@ -241,6 +259,7 @@ class Iteration:
             return self._in_range(unit, result)
         if not result.error and (unit.kept or not self.ctx.run.stage):
             self._discard(unit)
+        self._unusable[unit.sender, unit.index] += 1
         self._refuse(unit, refusal)
         return False
 
@@ -290,7 +309,7 @@ class Iteration:
             return
         unit = self.units[index]
         if unit.train:
-            unit.gradient_in, unit.sender_of_last = payload, peer
+            unit.gradient_in, unit.gradient_sender = payload, peer
             if unit.forward_done:
                 self._input_gradient(unit)
         else:
@@ -389,7 +408,7 @@ class Iteration:
             self.credits.ledger.useless(unit.granted)
         self._finish(unit)
         self._release_slot(unit)
-        self.ctx.outbox.refuse(unit.upstream, "Forward", reason)
+        self.ctx.outbox.refuse(unit.sender, "Forward", reason)
         for peer, transmission in {**unit.others, unit.upstream: unit.transmission}.items():
             self.replies.lack(peer, unit.index, transmission, refused=True)
 
@@ -399,7 +418,7 @@ class Iteration:
         """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
         the gradient once it is ready. A spoilt one is not here for another peer than its sender."""
         known = self.units.get(message.index)
-        if known is not None and known.spoilt and peer != known.sender_of_last:
+        if known is not None and known.spoilt and peer != known.sender:
             known = None
         self.replies.on_want(known, peer, message)
 

@@ -21,7 +21,7 @@ from anabranch.protocol.audit.draw import convicts
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
-from anabranch.protocol.messages import Piece
+from anabranch.protocol.messages import Keep, Piece
 from anabranch.protocol.peer.shared_state import Step
 from anabranch.sim.fuzz.guest_deeds import (
     DEEDS,
@@ -132,6 +132,10 @@ class HostileGuests:
         self._audits: list[tuple[int, str, set[str], int]] = []
         """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
         it; without those that left or moved while the work could be audited."""
+        self._had_states: set[tuple[str, int]] = set()
+        """(guest, incarnation) that had its stage's state once; after a missed step it may fetch a later one."""
+        self._keeps: set[tuple[str, int, int]] = set()
+        """(guest, stage, iteration) of states that the leader had it keep while it served."""
         self._log_read, self._committed_at = 0, 0.0
         if plans:
             world.watchers.append(self._heard)
@@ -245,15 +249,23 @@ class HostileGuests:
 
     def _heard(self, node: Node, event: ev.Event) -> None:
         """Raise Violation if a guest that serves nothing gets a piece of the state of another stage (G4). A
-        stranger that applies may have been admitted, and serve, before it began its deed."""
-        if not isinstance(event, ev.Received) or not isinstance(event.message, Piece):
+        stranger that applies may have been admitted, and serve, before it began its deed: what the leader has
+        it keep then may still arrive after it was moved to another stage."""
+        message = event.message if isinstance(event, ev.Received) else None
+        if node.id in self.world.liars and node.peer.joining.step is Step.READY:
+            self._had_states.add((node.id, node.member.incarnation))
+        if not isinstance(message, Keep | Piece):
             return
         members = self.world.leading().peer.ctx.run.membership.members
-        for guest in self.guests:
+        for guest in (guest for guest in self.guests if guest.name == node.id):
+            state = guest.name, message.stage, message.t
+            if isinstance(message, Keep):
+                self._keeps |= {state} if guest.serves else set()
+                continue
             admitted = guest.role is GuestRole.ADMITTED or guest.name in members
-            needs = guest.serves or (admitted and event.message.stage == guest.stage)
-            if guest.name == node.id and guest.role in APART and not needs:
-                raise Violation("G4", f"{node.id} gets the state of stage {event.message.stage}")
+            needs = guest.serves or (admitted and message.stage == guest.stage) or state in self._keeps
+            if guest.role in APART and not needs:
+                raise Violation("G4", f"{node.id} gets the state of stage {message.stage}")
 
     def _note_audits(self, commit: Commit) -> None:
         """Note which guests lied in a committed step that counts their work, and who may audit it."""
@@ -314,7 +326,9 @@ class HostileGuests:
         the leader hears an honest replica that could say so (G4)."""
         context = self.world.leading().peer.ctx
         for guest in self.guests:
-            if guest.name not in record.active_from or guest.node.peer.joining.step is not Step.FETCHING:
+            node = guest.node
+            had = (node.id, node.member.incarnation) in self._had_states
+            if had or node.id not in record.active_from or node.peer.joining.step is not Step.FETCHING:
                 continue
             honest = set(context.run.membership.serving(guest.stage)) - self.world.liars
             if steps and any(peer == context.me or context.reachable(peer) for peer in honest):

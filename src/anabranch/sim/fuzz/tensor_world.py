@@ -130,6 +130,7 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
         policy=wanted.policy,
         returns=wanted.returns,
         voters=wanted.voters,
+        audit_share=wanted.audit_share,
     )
 
     def machines(rng: random.Random) -> Iterator[tuple[Member, float]]:
