@@ -45,6 +45,17 @@ dist: $(READY)  ## wheel and sdist in build/dist, for those who install without 
 	rm -rf build/dist
 	$(BIN)/python -m build --no-isolation --outdir build/dist
 
+# In an environment of its own; constraints.txt holds all of `dev`. Folders are not named: a conftest that imports torch
+# is skipped where pytest finds it, not where it is told of it.
+OTHER := build/python-$(notdir $(PYTHON))
+test-python:  ## unit tests with PYTHON=python3.13 and without torch: for a Python of which no build of torch is at hand
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	grep -vE '^(torch|peft|accelerate)==' constraints.txt > $(OTHER)/requirements.txt
+	$(OTHER)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OTHER)/requirements.txt --editable .
+	$(OTHER)/bin/python -m compileall -q src
+	$(OTHER)/bin/anabranch --help > /dev/null
+	$(OTHER)/bin/python -m pytest -m "not soak and not slow" --without-torch
+
 wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty folder; two minutes and a download
 	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install
 

@@ -268,9 +268,11 @@ async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, ti
     handshake. `outer` hands its incoming bytes over before the first await, so that none are lost. Raises
     DialError on Python before 3.11 without uvloop, and OSError if the connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
-    if type(below).__module__ == "asyncio.sslproto":
+    abort = getattr(type(below).abort, "__code__", None)
+    if type(below).__module__ == "asyncio.sslproto" and abort and "_force_close" not in abort.co_names:
         # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until
-        # Python 3.11.8 and 3.12.2): a carrier that damages bytes could end this process with it.
+        # Python 3.11.8 and 3.12.2): a carrier that damages bytes could end this process with it. Later ones
+        # do not, and their abort() calls _force_close, so that this would recurse.
         below._force_close = lambda error: below.abort()  # type: ignore[attr-defined]
     if sys.version_info < (3, 11) and "uvloop" not in type(loop).__module__:
         raise DialError("circuits need Python 3.11 or uvloop: install either (pip install uvloop)")
