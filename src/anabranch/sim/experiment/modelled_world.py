@@ -223,7 +223,7 @@ class ModelledWorld(LinedWorld):
             seconds += between.retransmit_s()
         if self.slow:
             seconds *= self.trouble.factor(sender, peer)
-        planned = self.trouble.open_at(sender, peer, self.clock.now) + (seconds + 8.0 * size / between.rate_bps)
+        planned = self._arrival(sender, peer, seconds + 8.0 * size / between.rate_bps)
         deliver = partial(self._delivered, sender, link, link.nodes[peer], message, None)
         self.clock.at(link.arrival(sender, False, planned), deliver)
 

@@ -200,7 +200,7 @@ class World(Environment):
     def _delivered(
         sender: str, link: Link, receiver: Node, decoded: AnyMessage, payload: Payload | None
     ) -> None:
-        arrives = link.open or link.cut_by == sender  # what is in flight from a killed process still does
+        arrives = link.open or link.cut_by == sender  # messages in flight from a killed process still do
         if arrives and receiver.links.get(sender) is link:
             receiver.handle(ev.Received(sender, decoded, payload))
 
