@@ -322,6 +322,28 @@ def test_rates_of_many_lanes_are_those_of_few(monkeypatch: pytest.MonkeyPatch, c
     assert exact_s <= max(at.values()) < 1.05 * exact_s
 
 
+@pytest.mark.parametrize("carried", [0, 3])
+def test_rates_are_those_of_filling_by_levels_to_the_last_bit(carried: int) -> None:
+    """All lanes are looked at at every level here, as the definition says; `_share` looks at each once."""
+    net = tangle(12, carried)
+    net.rate_bps("h00", "h01")
+    rising = list(net.traffic._lanes.values())
+    room = {wire: wire.most_bps for lane in rising for wire in lane.wires}
+    levels = 0
+    while rising:
+        count = {wire: sum(wire in lane.wires for lane in rising) for wire in room}
+        share = {wire: room[wire] / count[wire] for wire in room if count[wire]}
+        level = min([*share.values(), *(lane.most_bps for lane in rising)])
+        for lane in rising[:]:
+            if lane.most_bps <= level or any(share[wire] <= level for wire in lane.wires):
+                assert lane.rate_bps == level, lane.key
+                rising.remove(lane)
+                for wire in lane.wires:
+                    room[wire] -= level
+        levels += 1
+    assert levels > 10
+
+
 def test_loss_bounds_what_a_connection_reaches() -> None:
     lossy = SharedLink(0.05, 1e9, loss=1e-4)
     assert lossy.rate_bps == pytest.approx(1460 * 8 / 0.1 * math.sqrt(1.5e4))

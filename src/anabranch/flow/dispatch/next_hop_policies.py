@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 #: Share of a mean pass in a microbatch's compute time at a peer: a pass is the mean of forward and backward,
@@ -24,8 +23,7 @@ HOLD_MIN_S = 0.001
 HOLD_PASSES = 2.0
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A live peer of the next stage as the sender sees it.
 
     link_s: seconds of one activation over the link (latency and transfer), mean of both directions.
@@ -111,12 +109,12 @@ class Dispatch(Policy):
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
-        ranked = self._ranked(candidates)
-        free = next(((cost, peer) for cost, peer in ranked if peer.free), None)
-        if free is None:
+        costs = self._costs(candidates)
+        free = [pair for pair in costs if pair[1].free]
+        if not free:
             return None
-        cost, peer = free
-        least, best = ranked[0]
+        cost, peer = min(free, key=_rank)
+        least, best = min(costs, key=_rank)
         ahead = best.outstanding + best.others + 1
         slowest_s = max(best.compute_s * ahead, best.line_s * (best.outstanding + 1))
         patience_s = best.link_s + HOLD_PASSES * slowest_s
@@ -124,13 +122,14 @@ class Dispatch(Policy):
         return Choice(best.peer, hold_s) if self._hold and hold_s >= HOLD_MIN_S else Choice(peer.peer)
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
-        return next((candidate.peer for _, candidate in self._ranked(candidates)), None)
+        costs = self._costs(candidates)
+        return min(costs, key=_rank)[1].peer if costs else None
 
-    def _ranked(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
+    def _costs(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
+        """Cost of each candidate, with the candidate."""
         known = [candidate.price for candidate in candidates if candidate.price < math.inf]
         unknown = max(known, default=0.0)  # an unknown price counts as the highest known one
-        costs = [(self._cost(candidate, unknown), candidate) for candidate in candidates]
-        return sorted(costs, key=lambda pair: (pair[0], pair[1].outstanding, pair[1].peer))
+        return [(self._cost(candidate, unknown), candidate) for candidate in candidates]
 
     def _cost(self, candidate: Candidate, unknown: float) -> float:
         # As in the link cost d_ij, half of a pass at the receiver. The receiver's queue makes the cost convex
@@ -141,6 +140,12 @@ class Dispatch(Policy):
         if self._price:
             cost += candidate.price if candidate.price < math.inf else unknown
         return cost
+
+
+def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
+    """Order of candidates with their costs, the best first; no two are equal."""
+    cost, candidate = pair
+    return cost, candidate.outstanding, candidate.peer
 
 
 class Static(Policy):

@@ -92,7 +92,8 @@ class PeerContext:
         run = self.run
         fellows = set(run.near.active_neighbours(run.stage, run.stage, ALL_TIMES))
         if run.near.crowded:
-            fellows |= set(run.membership.live(run.stage, ALL_TIMES)).intersection(self.links.in_use())
+            is_live, stage = run.membership.is_live, run.stage
+            fellows.update(peer for peer in self.links.in_use() if is_live(peer, stage, ALL_TIMES))
         return tuple(sorted(peer for peer in fellows if not self.reachable(peer)))
 
 

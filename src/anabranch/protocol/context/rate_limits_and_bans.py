@@ -104,7 +104,12 @@ class RateLimits:
     def charge(self, peer: str, allowance: Allowance, now: float, amount: float = 1.0) -> bool:
         """Charge `amount` of `allowance` to `peer`, and to its ticket and address block if it is a stranger;
         False, without a charge, if one of these is exhausted."""
-        bucket = self._bucket(peer, allowance, now, 1.0)
+        buckets = self._buckets.get(allowance)
+        bucket = None if buckets is None else buckets.get(peer)
+        if bucket is None:
+            bucket = self._bucket(peer, allowance, now, 1.0)
+        else:
+            bucket.fill(allowance.burst, allowance.per_s, now)
         if peer in self._came_with and (names := self._shared(peer)):
             shared = [self._bucket(name, allowance, now, SHARED) for name in names]
             return charge_all([bucket, *shared], amount)

@@ -18,7 +18,7 @@ from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
 from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
-from anabranch.protocol.reduce.partial_sums import ReduceAccount
+from anabranch.protocol.reduce.partial_sums import ReduceAccount, sets_of
 
 #: Least time (s) without progress after which the leader asks for missing units, and factor on the last
 #: step's duration.
@@ -46,6 +46,11 @@ def _comparable(digest: str, squares: Mapping[str, float]) -> tuple[object, ...]
 def _result(message: Prepared) -> tuple[object, ...]:
     """Result of a reduce as a PREPARED report states it."""
     return _comparable(message.digest, message.squares)
+
+
+def _alike(one: Prepared, other: Prepared) -> bool:
+    """True if two PREPARED reports state the same result: as `_result`, without a sort for each report."""
+    return one.digest == other.digest and one.squares == other.squares
 
 
 class ReduceAttempts:
@@ -223,9 +228,10 @@ class ReduceAttempts:
             return None
         if not self._cases.complete(attempt, prepared):
             return None
-        if len({_result(message) for message in agreeing}) > 1:
+        if any(not _alike(message, agreeing[0]) for message in agreeing):
             return self._contradicted(current, attempt, prepared)
-        members = [peer for peer in live if peer in attempt.members]
+        there = sets_of(attempt).positions
+        members = [peer for peer in live if peer in there]
         doubted = summed is not None and _result(agreeing[0]) != _comparable(*summed)
         if doubted and not self._all_reported(current, attempt, prepared):
             return None  # nobody has confirmed the sum that this peer made yet

@@ -166,9 +166,9 @@ class Connections:
         self._number += 1
         self._pings[self._number] = self.ctx.clock.now
         self._pings.pop(self._number - PINGS_KEPT, None)
-        epoch = self.ctx.run.settings.epoch
+        ping = Ping(self._number, self._next_index, self.ctx.log.leads, self.ctx.run.settings.epoch)
         for peer in peers:
-            self.ctx.outbox.send(peer, Ping(self._number, self._next_index, self.ctx.log.leads, epoch))
+            self.ctx.outbox.send(peer, ping)
 
     def overdue(self, peer: str, silence_s: float, patience_s: float) -> Overdue:
         """Make the evidence about a member that has been silent for `silence_s`, from which its verdict
@@ -250,15 +250,17 @@ class Connections:
         silence = self.ctx.links.up.get(peer)
         if silence is None:
             return False
-        ctx = self.ctx
-        if ctx.clock.now >= self._none_silent_before:
+        ctx, now = self.ctx, self.ctx.clock.now
+        if now >= self._none_silent_before:
             links = self._listening()
-            if len(links) > 1 and all(ctx.clock.now >= s.doubted_at() for s in links.values()):
+            if len(links) > 1 and all(now >= s.doubted_at() for s in links.values()):
                 for link in links.values():  # this peer was cut off
-                    link.last_heard = ctx.clock.now
-        silent_s, doubted = ctx.clock.now - silence.last_heard, ctx.clock.now >= silence.doubted_at()
-        silence.heard(ctx.clock.now)
-        self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
+                    link.last_heard = now
+        silent_s, doubted = now - silence.last_heard, now >= silence.doubted_at()
+        silence.heard(now)
+        doubted_at = silence.doubted_at()
+        if doubted_at < self._none_silent_before:
+            self._none_silent_before = doubted_at
         self.indirect_probes.heard(peer)
         if doubted:
             self.indirect_probes.forget(peer)

@@ -106,11 +106,10 @@ class Overlay:
         Unless the swarm is `crowded` these are all peers active there, at its own stage the peer itself
         included."""
         membership = self._current()
-        live = membership.live(stage, t)
         if not self._crowded:
-            return live
+            return membership.live(stage, t)
         neighbours = self.neighbours_at(stage, peer or self.me, own, t)
-        return [other for other in live if other in neighbours]
+        return sorted([other for other in neighbours if membership.is_live(other, stage, t)])
 
     def all(self, own: int, peer: str = "") -> frozenset[str]:
         """All neighbours of a peer ("": `me`) of stage `own`, at its own and both adjacent stages."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.kept_work import RECEIPT
-from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.rate_limits_and_bans import LINES
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import REVOKE
@@ -34,7 +33,7 @@ from anabranch.protocol.reduce.all_reduce import AllReduce
 from anabranch.protocol.reduce.helper import ReduceHelper
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MessageHandlers:
     """Parts of one peer that messages are handed to, and the handlers that do so.
 
@@ -53,9 +52,8 @@ class MessageHandlers:
     report_buffer: ReportBuffer
     report_budget: ReportBudget = field(default_factory=ReportBudget)
 
-    @property
-    def _ctx(self) -> PeerContext:
-        return self.shared.ctx
+    def __post_init__(self) -> None:
+        self._ctx = self.shared.ctx
 
     # --- open iteration: microbatches and reduces ------------------------------------------------
 

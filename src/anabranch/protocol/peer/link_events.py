@@ -47,12 +47,14 @@ class LinkEvents(Timer):
 
     def observes(self, peer: str) -> bool:
         """True if `peer` is an observer, which only reads the run's event log."""
+        if peer in self._ctx.run.membership.members:  # nearly all senders
+            return peer in self._event_log_server.asked_at
         return self._only_watches(peer) or peer in self._event_log_server.asked_at
 
     def _only_watches(self, peer: str) -> bool:
         """True if `peer` showed a ticket to watch last, and is no member: a member's owner may look on with
         the member's key."""
-        if peer in self._ctx.run.membership.members:  # nearly all senders
+        if peer in self._ctx.run.membership.members:
             return False
         known = self.credentials.get(peer)
         return known is not None and known.role == ROLE

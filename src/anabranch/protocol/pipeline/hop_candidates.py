@@ -104,8 +104,12 @@ class HopCandidates:
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         if drops and self.keeps_slot(holder) and holder not in item.refused_by:
             return [holder], math.inf  # the round ends without it if it takes too long
-        live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
+        serves = ctx.run.membership.is_live(holder, ctx.run.next_stage(), self.t)
+        if serves and not drops and holder not in item.refused_by and ctx.clock.now < all_at:
+            ctx.dialer.reach(holder)  # nearly always: no look at all other machines
+            return [holder] if ctx.reachable(holder) else [], all_at
+        live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
         new = set(live) - set(ctx.run.membership.live(ctx.run.next_stage(), self.t - 1)) if drops else set()
         new = set() if new.issuperset(able) else new

@@ -30,7 +30,6 @@ from anabranch.protocol.messages import (
 from anabranch.protocol.pipeline.link_sampling import sampled
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.reduce.attempt import ReduceAttempt
-from anabranch.protocol.reduce.coverage import refused_cover
 from anabranch.protocol.reduce.deferred_delivery import DeferredDelivery
 from anabranch.protocol.reduce.hierarchy import FLAT, cells_of, in_order
 from anabranch.protocol.reduce.partial_sums import (
@@ -38,7 +37,7 @@ from anabranch.protocol.reduce.partial_sums import (
     PartialSums,
     ReduceAccount,
     account_of,
-    misdealt,
+    sets_of,
     witnessed,
 )
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
@@ -108,14 +107,15 @@ class AllReduce:
         current = self._announced
         if current is not None and message.attempt <= current.attempt:
             return None
-        if self.ctx.me not in message.members:
+        sets = sets_of(message)
+        if self.ctx.me not in sets.positions:
             return "a reduce that I am not a member of"
         settings = self.ctx.run.settings
         cover = self.ctx.run.cover(self.ctx.run.stage, iteration.t)
         slots = settings.rounds.slots if iteration.source.slots else 0
-        if wrong := refused_cover(message, cover, slots) or misdealt(message):
+        if wrong := sets.refusal(cover, slots):
             return wrong
-        mine = self._owned(message)
+        mine = sets.units_of(self.ctx.me)
         if not mine <= iteration.claims.held:
             iteration.claims.send()
             return f"units {sorted(mine - iteration.claims.held)} are assigned to me and I do not hold them"
@@ -131,10 +131,9 @@ class AllReduce:
         if self._announced is not None and self._announced.attempt.term > term:
             self._announced = self.reduce = self.prepared = None
 
-    def _owned(self, message: Attempt) -> set[int]:
+    def _owned(self, message: Attempt) -> frozenset[int]:
         """Units that an attempt assigns to this replica."""
-        position = message.members.index(self.ctx.me)
-        return {unit for unit, owner in enumerate(message.owners) if owner == position}
+        return sets_of(message).units_of(self.ctx.me)
 
     def resume(self) -> None:
         """Begin the announced attempt if no weight gradient is being added: subtract units that other members
@@ -158,7 +157,7 @@ class AllReduce:
         count = len(message.members)
         cells = cells_of(count, count if message.sums else FLAT * self.ctx.run.settings.neighbours)
         receipt = WorkReceipt(self.ctx, iteration.seals, message, flat=len(cells.bounds) == 1)
-        reduce = ReduceAttempt(message, receipt, message.members.index(self.ctx.me), cells)
+        reduce = ReduceAttempt(message, receipt, sets_of(message).positions[self.ctx.me], cells)
         self.reduce = reduce
         reduce.first = self._deferred.first(reduce, self._committed(message.fence.t))
         reduce.told_late = reduce.position not in reduce.first
@@ -259,11 +258,11 @@ class AllReduce:
                 reduce.receipt.came(REDUCED, message.part, peer, message.seal)
                 self._assemble(reduce)
             return None
-        if peer not in reduce.members:
+        sender = reduce.positions.get(peer)
+        if sender is None:
             return "a part from a peer that is no member of the attempt"
         if message.part not in reduce.mine:
             return "a part that another member sums"
-        sender = reduce.members.index(peer)
         if sender in reduce.senders:
             reduce.receipt.came(PART, message.part, peer, message.seal)
             reduce.summing.add(message.part, sender, payload)
@@ -299,7 +298,7 @@ class AllReduce:
             return
         unsealed = reduce.receipt.summed(part, reduce.senders, inputs, result.hashes)
         if unsealed is not None:
-            summing.unusable.add(reduce.members.index(unsealed))
+            summing.unusable.add(reduce.positions[unsealed])
             self._unsealed(unsealed, "ReducePart")
             return
         self._summed(reduce, part, result)
@@ -420,9 +419,9 @@ class AllReduce:
         for part, collector in enumerate(reduce.collectors):
             if collector == peer and reduce.position in reduce.senders:
                 self._send_part(reduce, part, peer, reduce.parts[part])
-        if peer not in reduce.members:
+        to = reduce.positions.get(peer)
+        if to is None:
             return
-        to = reduce.members.index(peer)
         if to in reduce.fellows:
             for part in reduce.mine:
                 if part in reduce.reduced:

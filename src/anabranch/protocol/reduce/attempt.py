@@ -7,13 +7,14 @@ large stage uses `hierarchy`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.reduce.hierarchy import ReduceCells
-from anabranch.protocol.reduce.partial_sums import PartialSums, collectors, contributors
+from anabranch.protocol.reduce.partial_sums import PartialSums, collectors, contributors, sets_of
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
 
@@ -27,9 +28,10 @@ class ReduceAttempt:
     collects. reduced: part -> reduced part. added: True once all cells' sums of its part are being added up.
     assembled: True if all reduced parts are here.
 
-    Computed: collectors: peer that sums each part for this replica. mine: parts that this replica sums.
-    senders: positions in this replica's cell that send parts. first: positions that get the reduced parts at
-    once. told_late: True if this replica is a standby, which gets the reduced parts later.
+    Computed: positions: member -> its position. collectors: peer that sums each part for this replica. mine:
+    parts that this replica sums. senders: positions in this replica's cell that send parts. first: positions
+    that get the reduced parts at once. told_late: True if this replica is a standby, which gets the reduced
+    parts later.
     """
 
     message: Attempt
@@ -45,6 +47,7 @@ class ReduceAttempt:
 
     def __post_init__(self) -> None:
         self.cell = self.cells.of(self.position)
+        self.positions: Mapping[str, int] = sets_of(self.message).positions
         cells, dealt = self.cells, collectors(self.message)
         of_cell = [self.members[cells.collector(self.cell, part)] for part in range(cells.parts)]
         self.collectors: Sequence[str] = dealt or of_cell
@@ -66,7 +69,7 @@ class ReduceAttempt:
         this replica included."""
         return self.cells.fellows(self.cell)
 
-    @property
+    @cached_property
     def partners(self) -> list[str]:
         """Peers that this replica exchanges parts with."""
         collectors = list(dict.fromkeys(self.collectors))

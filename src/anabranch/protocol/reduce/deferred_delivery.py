@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.reduce.attempt import ReduceAttempt
-from anabranch.protocol.reduce.partial_sums import contributors
+from anabranch.protocol.reduce.partial_sums import sets_of
 
 #: Longest wait for the commit before the delivery to standbys: DELAY_S seconds plus DELAY_FACTOR times the
 #: expected transfer time. Plain choices.
@@ -52,11 +52,11 @@ class DeferredDelivery:
         step is `committed` already."""
         spared, again = self.ctx.standby_view.waits, self._tried or committed
         self._tried = True
-        owners = contributors(reduce.message)
-        members = enumerate(reduce.members)
-        first = {at for at, peer in members if at in owners or peer not in spared}
-        several = len(reduce.cells.bounds) > 1
-        if several or again or len(first) < 2:
+        if again or len(reduce.cells.bounds) > 1:
+            return reduce.fellows
+        owners = sets_of(reduce.message).units
+        first = {at for at, peer in enumerate(reduce.members) if at in owners or peer not in spared}
+        if len(first) < 2:
             return reduce.fellows
         later = sorted(set(reduce.fellows) - first, key=lambda at: (spared[reduce.members[at]], at))
         if len(later) > len(first):

@@ -11,10 +11,13 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.tasks import Assemble, Payload, Result, SumPart
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
+from anabranch.protocol.reduce.coverage import refused_cover
 
 #: Number of parts into which a gradient is cut if helpers sum some of them; also the most parts that a peer
 #: may send. Plain choice.
 PARTS = 16
+#: Attempts whose sets are kept: members of a simulated swarm share the message. A choice.
+ATTEMPTS_CACHED = 8
 APart = ReducePart | ReducedPart
 
 
@@ -133,6 +136,48 @@ def collectors(message: Attempt) -> tuple[str, ...]:
 def contributors(message: Attempt) -> tuple[int, ...]:
     """Positions, in order, of the members that own a unit. The others only receive the result."""
     return tuple(sorted(set(message.owners) - {-1}))
+
+
+class AttemptSets:
+    """Sets that follow from an attempt; each is worked out once.
+
+    positions: member -> its position. units: position -> units that the attempt assigns to the member there.
+    """
+
+    def __init__(self, message: Attempt) -> None:
+        self.message = message
+        self.positions = {peer: position for position, peer in enumerate(message.members)}
+        units: dict[int, set[int]] = {}
+        for unit, owner in enumerate(message.owners):
+            units.setdefault(owner, set()).add(unit)
+        self.units = {owner: frozenset(owned) for owner, owned in units.items()}
+        self._refusal: tuple[frozenset[int], int, str | None] | None = None
+
+    def units_of(self, peer: str) -> frozenset[int]:
+        """Units that the attempt assigns to a member."""
+        return self.units.get(self.positions[peer], frozenset())
+
+    def refusal(self, cover: frozenset[int], slots: int) -> str | None:
+        """Reason why a member refuses the attempt, whatever it holds itself, or None. cover: units of the
+        step. slots: most slots of a round (`refused_cover`)."""
+        known = self._refusal
+        if known is None or known[0] is not cover or known[1] != slots:
+            why = refused_cover(self.message, cover, slots) or misdealt(self.message)
+            known = self._refusal = cover, slots, why
+        return known[2]
+
+
+_sets: dict[int, AttemptSets] = {}
+
+
+def sets_of(message: Attempt) -> AttemptSets:
+    """Sets of an attempt, worked out once for the object `message`."""
+    found = _sets.get(id(message))
+    if found is None or found.message is not message:
+        if len(_sets) >= ATTEMPTS_CACHED:
+            _sets.clear()
+        found = _sets[id(message)] = AttemptSets(message)
+    return found
 
 
 def misdealt(message: Attempt) -> str | None:

@@ -55,8 +55,9 @@ class AdaptiveTimeout:
 
     def _computed_s(self) -> float:
         count = len(self._sorted)
-        rank = min(max(0, count - 2), int(0.99 * count))
-        return TIMES * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
+        rank = int(0.99 * count)
+        gap_s = self._sorted[rank if rank < count - 2 else max(0, count - 2)]
+        return TIMES * (gap_s if gap_s > self._heartbeat_s else self._heartbeat_s) + MARGIN_S
 
     def doubted_at(self) -> float:
         """Time (s) from which other peers are asked about the silent peer, early enough for their answers to

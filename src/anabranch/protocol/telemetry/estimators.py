@@ -205,18 +205,19 @@ class PaddedEstimate:
     """Bandwidth of one direction of an idle link, estimated from round trips of messages with padding.
 
     Round trips jitter, so the estimate is made for slow links only, where the transfer of the padding is a
-    good part of the round trip.
+    good part of the round trip. tried: True if a probe was answered.
     """
 
-    __slots__ = ("_round_trips", "_size_bytes")
+    __slots__ = ("_round_trips", "_size_bytes", "tried")
 
     def __init__(self) -> None:
         self._round_trips = Latency()
         self._size_bytes = 0.0
+        self.tried = False
 
     def add(self, size_bytes: float, trip_s: float, now: float) -> None:
         """Add a sample: round trip (s) of a probe with `size_bytes` of padding, answered by a short reply."""
-        self._size_bytes = size_bytes
+        self._size_bytes, self.tried = size_bytes, True
         self._round_trips.add(trip_s, now)
 
     def bps(self, round_trip_s: float) -> float | None:
@@ -313,7 +314,9 @@ class LinkCost:
         """Bandwidth towards the other peer (bits per second) for payloads of `activation_bytes`, from
         transfers or else from padded messages; None: not known."""
         measured = self.out.bps(activation_bytes)
-        return measured if measured is not None else self.padded.bps(self.latency.round_trip_s() or 0.0)
+        if measured is not None or not self.padded.tried:
+            return measured
+        return self.padded.bps(self.latency.round_trip_s() or 0.0)
 
     def publish_s(
         self,

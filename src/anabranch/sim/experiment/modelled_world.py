@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
-from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
+from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.network.fair_share import SETUP_TRIPS, SharedLink
 from anabranch.sim.network.lined_world import LinedWorld
 from anabranch.sim.workers import integer_world
@@ -180,10 +181,15 @@ class ModelledWorld(LinedWorld):
     def _bulk_s(
         self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
-        self.sent.messages += 1
-        self.sent.kinds[type(message).__name__] += 1
-        self.sent.message_bytes += size
+        self._count(message, size)
         return super()._bulk_s(sender, receiver, message, size, bulky, via)
+
+    def _count(self, message: msg.AnyMessage, size: int) -> None:
+        """Count a control message of so many bytes."""
+        sent = self.sent
+        sent.messages += 1
+        sent.kinds[type(message).__name__] += 1
+        sent.message_bytes += size
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
@@ -192,7 +198,10 @@ class ModelledWorld(LinedWorld):
         if link is None or not link.open:
             return
         if payload is None:
-            self._deliver(sender, link, peer, message, self._size(message), None)
+            if link.via or self.trouble.disorders:
+                self._deliver(sender, link, peer, message, self._size(message), None)
+            else:
+                self._deliver_small(sender.id, link, peer, message)
             return
         receiver = link.nodes[peer]
         size = self.payload_bytes(sender, message)
@@ -204,6 +213,19 @@ class ModelledWorld(LinedWorld):
                 receiver.handle(ev.Received(sender.id, message, payload))
 
         self._put_on_line(sender, link, peer, message, size, arrived)
+
+    def _deliver_small(self, sender: str, link: Link, peer: str, message: msg.AnyMessage) -> None:
+        """Deliver a control message directly, in order, as `_deliver`: nearly all messages."""
+        size, between = self._size(message), self._link(sender, peer)
+        self._count(message, size)
+        seconds = between.latency_s
+        while between.loss and self.random.random() < between.loss:
+            seconds += between.retransmit_s()
+        if self.slow:
+            seconds *= self.trouble.factor(sender, peer)
+        planned = self._arrival(sender, peer, seconds + 8.0 * size / between.rate_bps)
+        deliver = partial(self._delivered, sender, link, link.nodes[peer], message, None)
+        self.clock.at(link.arrival(sender, False, planned), deliver)
 
     def _size(self, message: msg.AnyMessage) -> int:
         """Bytes of an encoded message, cached while the same message is sent to several peers."""

@@ -140,10 +140,6 @@ class Link:
             self.quiet_at = at
         return at
 
-    def carries(self, sender: str) -> bool:
-        """True if messages in flight from `sender` still arrive, although the link may be closed."""
-        return self.open or self.cut_by == sender
-
 
 @dataclass
 class Disk:
@@ -243,7 +239,7 @@ class Node:
         if more or type(event) is Finished or self.id == world.genesis.leader:
             for bookkeeper in world.bookkeepers:
                 bookkeeper(self, event)
-        if self.running:  # the event may have ended it
+        if self.alive and self.stopped is None:  # the event may have ended it
             self._plan_wake()
 
     def freeze(self) -> None:

@@ -191,7 +191,7 @@ class World(Environment):
         deliver = partial(self._delivered, here, link, receiver, decoded, payload)
         times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
         if not times:
-            self._at(link.arrival(here, bulky, planned), deliver)
+            self.clock.at(link.arrival(here, bulky, planned), deliver)
         for at in times:
             link.quiet_at = max(link.quiet_at, at)
             self._at(at, deliver)
@@ -200,7 +200,8 @@ class World(Environment):
     def _delivered(
         sender: str, link: Link, receiver: Node, decoded: AnyMessage, payload: Payload | None
     ) -> None:
-        if link.carries(sender) and receiver.links.get(sender) is link:
+        arrives = link.open or link.cut_by == sender  # messages in flight from a killed process still do
+        if arrives and receiver.links.get(sender) is link:
             receiver.handle(ev.Received(sender, decoded, payload))
 
     def _bulk_s(
@@ -438,10 +439,12 @@ class World(Environment):
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
         """Run until every live peer has stopped, or has no link to a founder that has stopped. Raises
         TimeoutError, which names what is missing, after `until_s` (virtual) or `max_events`."""
+        nodes, founder, clock = self.nodes, self.genesis.leader, self.clock
         for _ in range(max_events):
-            if self._over():
+            leader = nodes[founder]
+            if not (leader.alive and leader.stopped is None) and self._over():
                 return
-            if not self.clock.step() or self.clock.now > until_s:
+            if not clock.step() or clock.now > until_s:
                 break
         after = f"step {self.history().t + 1} is not there after {self.clock.now:.0f} virtual seconds"
         waiting = [f"{f.get('reason', f)}" for _, _, kind, f in self.notes if kind == "waiting"][-1:]

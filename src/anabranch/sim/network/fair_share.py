@@ -217,19 +217,19 @@ class _Wire:
     bandwidth (None: not computed). binds: the same, but also True within the rounding error.
 
     During progressive filling: turn and filled, last passes that visited the line; room, bandwidth not
-    assigned yet; rising, number of lanes that can take more; share_bps, share of each of them; full, True if
-    the line stops its lanes.
+    assigned yet; rising, number of lanes that can take more; share_bps, share of each of them; number, place
+    among the lines that may become full.
     """
 
-    __slots__ = ("binds", "filled", "full", "lanes", "most_bps", "narrow", "rising", "room", "share_bps",
+    __slots__ = ("binds", "filled", "lanes", "most_bps", "narrow", "number", "rising", "room", "share_bps",
                  "turn")  # fmt: skip
 
     def __init__(self, most_bps: float) -> None:
         self.lanes: dict[_Lane, None] = {}
         self.most_bps = self.room = self.share_bps = most_bps
         self.narrow: bool | None = None
-        self.binds = self.full = False
-        self.rising = self.turn = self.filled = 0
+        self.binds = False
+        self.rising = self.turn = self.filled = self.number = 0
 
     def is_narrow(self) -> bool:
         """True if the lanes of this line could take more than its bandwidth (cached in `narrow`)."""
@@ -254,17 +254,16 @@ def _by_bound(lane: _Lane) -> float:
     return lane.most_bps
 
 
+def _by_turn(lane: _Lane) -> int:
+    return lane.turn
+
+
 def _narrowest_bps(lane: _Lane) -> float:
     """Bandwidth of the narrowest of a lane's lines."""
     least_bps = min(lane.up.most_bps, lane.down.most_bps)
     for wire in lane.further:
         least_bps = min(least_bps, wire.most_bps)
     return least_bps
-
-
-def _is_full(lane: _Lane) -> bool:
-    """True if a line of the carrier stops the lane in progressive filling."""
-    return any(wire.full for wire in lane.further)
 
 
 class InFlightTime:
@@ -518,42 +517,64 @@ class Traffic:
     def _share(self, lanes: list[_Lane]) -> None:
         """Assign max-min fair rates by progressive filling.
 
-        All rates rise alike; a lane stops at its own bound, or when one of its lines is full.
+        All rates rise alike; a lane stops at its own bound, or when one of its lines is full. A lane that has
+        stopped has the negative number of that pass as its `turn`.
         """
         if len(lanes) == 1:
             lane = lanes[0]
             self._set_rate(lane, min(_narrowest_bps(lane), lane.most_bps))
             return
-        wires, rising = self._prepare_filling(lanes), lanes
-        stopped: list[_Lane] = []
-        while rising:
-            wires = [wire for wire in wires if wire.rising]
-            level = math.inf
-            for wire in wires:
-                wire.share_bps = wire.room / wire.rising
-                level = min(level, wire.share_bps)
-            for lane in rising:
-                level = min(level, lane.most_bps)
-            for wire in wires:
-                wire.full = wire.share_bps <= level
-            still = []
-            for lane in rising:
-                up, down = lane.up, lane.down
-                if lane.most_bps <= level or up.full or down.full or (lane.further and _is_full(lane)):
-                    lane.level_bps = level
-                    stopped.append(lane)
-                    up.room -= level
-                    down.room -= level
-                    up.rising -= 1
-                    down.rising -= 1
-                    for wire in lane.further:
-                        wire.room -= level
-                        wire.rising -= 1
-                else:
-                    still.append(lane)
-            rising = still
-        for lane in stopped:
-            self._set_rate(lane, lane.level_bps)
+        wires, bounded = self._prepare_filling(lanes), sorted(lanes, key=_by_bound)
+        queue = []
+        for number, wire in enumerate(wires):
+            wire.number, wire.share_bps = number, wire.room / wire.rising
+            queue.append((wire.share_bps, number))
+        heapq.heapify(queue)
+        open_turn, passed, at, left = self._turn, 0, 0, len(lanes)
+        while left:
+            while queue and not self._is_current(wires, *queue[0]):
+                heapq.heappop(queue)
+            while at < len(bounded) and bounded[at].turn != open_turn:
+                at += 1  # it has stopped
+            level = queue[0][0] if queue else math.inf
+            if at < len(bounded) and bounded[at].most_bps < level:
+                level = bounded[at].most_bps
+            stop: list[_Lane] = []
+            passed -= 1
+            while queue and queue[0][0] <= level:
+                share_bps, number = heapq.heappop(queue)
+                for lane in wires[number].lanes if self._is_current(wires, share_bps, number) else ():
+                    if lane.turn == open_turn:
+                        lane.turn = passed
+                        stop.append(lane)
+            while at < len(bounded) and bounded[at].most_bps <= level:
+                lane = bounded[at]
+                at += 1
+                if lane.turn == open_turn:
+                    lane.turn = passed
+                    stop.append(lane)
+            left -= len(stop)
+            for lane in stop:
+                lane.level_bps = level
+                for wire in lane.wires:
+                    wire.room -= level
+                    wire.rising -= 1
+            for lane in stop if left else ():
+                for wire in lane.wires:
+                    if wire.binds and wire.rising:
+                        share_bps = wire.room / wire.rising
+                        if share_bps != wire.share_bps:
+                            wire.share_bps = share_bps
+                            heapq.heappush(queue, (share_bps, wire.number))
+        for lane in sorted(lanes, key=_by_turn, reverse=True):  # those that stopped first come first
+            if lane.level_bps != lane.rate_bps:
+                self._set_rate(lane, lane.level_bps)
+
+    @staticmethod
+    def _is_current(wires: list[_Wire], share_bps: float, number: int) -> bool:
+        """True if an entry of the queue of `_share` says what its line's lanes share now."""
+        wire = wires[number]
+        return wire.rising > 0 and wire.share_bps == share_bps
 
     def _share_among_many(self, lanes: list[_Lane]) -> None:
         """Assign the rates of `_share`, but for rounding, in time that grows little faster than the lanes:
@@ -603,7 +624,7 @@ class Traffic:
                 if wire.filled == turn:
                     wire.rising += 1
                     continue
-                wire.filled, wire.room, wire.rising, wire.full = turn, wire.most_bps, 1, False
+                wire.filled, wire.room, wire.rising = turn, wire.most_bps, 1
                 wire.is_narrow()
                 if wire.binds:
                     found.append(wire)
