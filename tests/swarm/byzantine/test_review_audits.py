@@ -116,6 +116,8 @@ TOTAL = HONEST.sums[0]
         {"reduced": ()},
         {"units": HONEST.units * 2},
         {"units": ()},
+        {"units": (replace(UNIT, gradient_out=""),), "others": (UNIT,)},  # was a KeyError at the leader
+        {"units": (replace(UNIT, activation_out=""),)},
         {"others": (replace(UNIT, activation_in=replace(UNIT.activation_in, stage=1)),)},
         {"stage": -1},
         {"peer": "b"},

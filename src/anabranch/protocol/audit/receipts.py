@@ -157,6 +157,8 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
     relay, data = (owned, []) if attempt.stage else ([], owned)
     if [unit.unit for unit in receipt.units] != relay or [end.unit for end in receipt.ends] != data:
         return "a receipt of other units than it owns"
+    if not all(unit.activation_out and unit.gradient_out for unit in receipt.units):
+        return "a receipt of a unit that was not computed"
     strange = any(e.came.stage != (1 if end_of(e.unit)[0] == GRADIENT else stages) for e in receipt.ends)
     before, after = attempt.stage - 1, (attempt.stage + 1) % (stages + 1)
     if strange or any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):

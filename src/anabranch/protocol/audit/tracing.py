@@ -22,7 +22,7 @@ from anabranch.protocol.audit.receipts import (
     mismatches,
     output_of,
 )
-from anabranch.protocol.audit.seals import GRADIENT
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT
 from anabranch.protocol.interface.signatures import Signer
 
 
@@ -80,8 +80,8 @@ class _Tracer:
         """Compare the sender's result with the owner's: if the inputs are the same one of both is false,
         else go on with the inputs that are not those of their owners."""
         used = inputs_of(unit) if wrong.kind == GRADIENT else inputs_of(unit)[:1]
-        owners = dict(inputs_of(wrong.unit))
-        differ = [(kind, came) for kind, came in used if came.hash != owners[kind].hash]
+        owners = {ACTIVATION: wrong.unit.activation_in.hash, GRADIENT: wrong.unit.gradient_in.hash}
+        differ = [(kind, came) for kind, came in used if came.hash != owners[kind]]
         if differ:
             for kind, came in differ:
                 before = mismatch_of(self._owners, sender, came, kind, wrong.index)
