@@ -8,6 +8,7 @@ hash of the last Genesis, Commit or Rollback entry before it.
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 
 import msgspec
@@ -180,6 +181,14 @@ class Commit(Record, frozen=True, tag="commit"):
     evaluation: Evaluation | None = None
     witness: Witness | None = None
     slots: tuple[Slot, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def loss_total(record: Commit | Evaluation) -> float:
+    """Sum of a record's losses (nats); nan if it has none, or no finite sum: a leader may log anything."""
+    try:
+        return math.fsum(record.loss_sums) if record.loss_sums else math.nan
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def overflowed(record: Commit) -> bool:
