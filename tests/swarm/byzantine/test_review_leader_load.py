@@ -1,0 +1,41 @@
+"""Messages of a single guest that kept the leader's loop, memory or disk busy, found by review."""
+
+from __future__ import annotations
+
+from anabranch.protocol.context.peer_context import PeerContext, make_context
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.messages import FetchState
+from anabranch.protocol.state.download import State
+from anabranch.protocol.state.server import StateServer
+
+
+def leader(*relays: str, stages: int = 2) -> PeerContext:
+    """Context of the data node d0, which leads; the relays are members of stage 1."""
+    ctx = make_context("d0", 1, 0, Settings("load", 1, stages, 4, 100), "d0")
+    joined = Member("d0", 0, 1, "", 4), *(Member(relay, 1, 1, "", 4) for relay in relays)
+    ctx.run.membership.apply(Members(1, joined=joined))
+    return ctx
+
+
+def test_a_relay_that_asks_for_states_all_the_time_gets_one_read_at_a_time() -> None:
+    """Each of its requests read a stage's state from the disk, on the thread that also keeps the log."""
+    reads: list[tuple[int, int]] = []
+    server = StateServer(leader("guest", "honest"), lambda: 7, lambda t, stage: not reads.append((stage, t)))
+    for _ in range(64):
+        server.on_fetch_state("guest", FetchState(1, -1))
+    for t in range(64):
+        server.on_fetch_state("guest", FetchState(1, 1000 + t))
+    server.on_fetch_state("honest", FetchState(1, 4))
+    assert reads == [(1, -1)]
+    server.checkpoint_read(-1, State(1, 6, "fingerprint", ("piece",), ("hash",)), 1)
+    assert reads == [(1, -1), (1, 1063)]
+    server.checkpoint_read(1063, None, 1)
+    assert reads == [(1, -1), (1, 1063), (1, 4)]
+    server.checkpoint_read(4, None, 1)
+    for _ in range(64):
+        server.on_fetch_state("guest", FetchState(1, -1))
+    assert len(reads) == 3, "the newest is known until another is written"
+    server.checkpoint_written()
+    server.on_fetch_state("guest", FetchState(1, -1))
+    assert reads[3:] == [(1, -1)]
