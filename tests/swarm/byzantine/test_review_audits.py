@@ -22,7 +22,7 @@ from anabranch.protocol.audit.receipts import (
     receipt_hash,
     signed,
 )
-from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, seal_text
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, STATED_MAX, seal_text
 from anabranch.protocol.audit.tracing import traced
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
@@ -119,6 +119,8 @@ TOTAL = HONEST.sums[0]
         {"units": (replace(UNIT, gradient_out=""),), "others": (UNIT,)},  # was a KeyError at the leader
         {"units": (replace(UNIT, activation_out=""),)},
         {"others": (replace(UNIT, activation_in=replace(UNIT.activation_in, stage=1)),)},
+        {"others": (UNIT, UNIT)},  # many of them made the leader compare for minutes
+        {"others": tuple(replace(UNIT, activation_out=str(number)) for number in range(STATED_MAX + 1))},
         {"stage": -1},
         {"peer": "b"},
     ],
@@ -197,6 +199,36 @@ def test_a_new_leader_takes_seals_of_a_peer_that_was_removed_before_it_led() -> 
     receipt = msgspec.structs.replace(HONEST, units=(unit,))
     current = Round(1, "base", 0.0)
     assert cases.refused("a", prepared(receipt), ATTEMPT, current) is None
+
+
+def test_liars_of_adjacent_stages_do_not_make_the_leader_compare_for_ever() -> None:
+    """At each of eight stages a liar lists the most results that a receipt takes, all of one false input."""
+    checks, stages = 0, 8
+
+    class Counted(SimulatedSigner):
+        def verify(self, peer: str, data: bytes, signature: bytes) -> bool:
+            nonlocal checks
+            checks += 1
+            return super().verify(peer, data, signature)
+
+    def sealed(sender: str, stage: int, kind: str, payload_hash: str) -> Transfer:
+        text = seal_text("run", "base", stage, kind, "0", payload_hash)
+        return Transfer(payload_hash, sender, stage, SimulatedSigner(sender).sign(text))
+
+    def receipt(stage: int, peer: str, *units: UnitReceipt, others: tuple[UnitReceipt, ...] = ()) -> Receipt:
+        return replace(HONEST, stage=stage, peer=peer, units=units, sums=(), reduced=(), others=others)
+
+    receipts, right, false = [], sealed("d0", 0, ACTIVATION, "e"), sealed("d0", 0, ACTIVATION, "e")
+    for stage in range(1, stages + 1):
+        gradient = sealed(f"o{stage + 1}", stage + 1, GRADIENT, "g")
+        listed = (UnitReceipt(0, false, replace(NOTHING, hash=str(k)), "F", "") for k in range(STATED_MAX))
+        receipts.append(receipt(stage, f"z{stage}", others=tuple(listed)))
+        came = right if stage < stages else sealed(f"z{stage - 1}", stage - 1, ACTIVATION, "F")
+        receipts.append(receipt(stage, f"o{stage}", UnitReceipt(0, came, gradient, "h", "g")))
+        right = sealed(f"o{stage}", stage, ACTIVATION, "h")
+        false = sealed(f"z{stage}", stage, ACTIVATION, "F")
+    traced(receipts, Counted("d0"))
+    assert 0 < checks <= 2 * stages
 
 
 # --- verdicts -----------------------------------------------------------------------------------------

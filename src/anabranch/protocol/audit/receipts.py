@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from anabranch.protocol.audit.seals import (
     GRADIENT,
     PART,
     REDUCED,
+    STATED_MAX,
     Seals,
     hashes_of,
     part_name,
@@ -165,6 +167,13 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
         return "a payload that is not of an adjacent stage"
     if receipt.others and not attempt.stage:
         return "results of a relay from a data node"
+    listed = Counter(other.unit for other in receipt.others)
+    stated = {
+        (u.unit, u.activation_in.hash, u.gradient_in.hash, u.activation_out, u.gradient_out)
+        for u in receipt.others
+    }
+    if len(stated) < len(receipt.others) or any(count > STATED_MAX for count in listed.values()):
+        return "more results of a microbatch than it takes inputs of"
     for other in receipt.others:
         gradient = other.gradient_in.stage if other.gradient_out else after
         if (other.activation_in.stage, gradient) != (before, after):

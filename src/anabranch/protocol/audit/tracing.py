@@ -61,8 +61,14 @@ class _Tracer:
         self._signer = signer
         self._owners = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
         self._receipts = {(r.stage, r.peer): r for r in receipts}
+        self._followed: set[tuple[object, ...]] = set()
 
     def follow(self, wrong: Mismatch) -> None:
+        """Go on with one payload; each is followed once, however many results were made of it."""
+        key = wrong.receiver.stage, wrong.receiver.peer, wrong.kind, wrong.index, wrong.came
+        if key in self._followed:
+            return
+        self._followed.add(key)
         came, name = wrong.came, f"{wrong.kind} of microbatch {wrong.index}"
         if not is_sealed(wrong.receiver, came, wrong.kind, str(wrong.index), self._signer):
             self.found.liars.setdefault(wrong.receiver.peer, f"its receipt has a false seal of {name}")
