@@ -13,7 +13,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Witness
 from anabranch.protocol.messages import Claim, Overflow, Prepared
-from anabranch.protocol.reduce.coverage import plausible
+from anabranch.protocol.reduce.coverage import plausible, squares_bytes
 
 #: Stalls of a step after which one replica's word for an overflow is enough, if no other replica computed the
 #: microbatch. Plain choice: a replica that could has had several times a step's usual duration.
@@ -98,7 +98,8 @@ class Reports:
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:
             return None
-        if not message.digest or not plausible(message.squares):
+        most_bytes = squares_bytes(message.stage, self.ctx.run.settings.counts)
+        if not message.digest or not plausible(message.squares, most_bytes):
             return "a digest or sums of squares that no gradient has"
         prepared = current.prepared.setdefault(message.stage, {})
         if peer in prepared:
