@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.peer_context import PeerContext, make_context
+from anabranch.protocol.fleet.snapshot_catalog import HELD_PER_STAGE, SnapshotCatalog
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.messages import FetchState
+from anabranch.protocol.messages import FetchState, Held, Holds
 from anabranch.protocol.state.download import State
 from anabranch.protocol.state.server import StateServer
 
@@ -39,3 +40,14 @@ def test_a_relay_that_asks_for_states_all_the_time_gets_one_read_at_a_time() -> 
     server.checkpoint_written()
     server.on_fetch_state("guest", FetchState(1, -1))
     assert reads[3:] == [(1, -1)]
+
+
+def test_who_is_no_member_holds_nothing_that_the_leader_keeps() -> None:
+    """A report of 16,384 states took 63 ms of the leader, and 5.6 MB until its link broke."""
+    catalog = SnapshotCatalog(leader("guest"))
+    most = HELD_PER_STAGE * 3
+    report = Holds(tuple(Held(k % 3, k, "f") for k in range(most)), 1)
+    assert catalog.on_holds("stranger", report) is None and not catalog._states._of
+    assert catalog.on_holds("guest", report) is None and len(catalog._states._of["guest"]) == most
+    for peer in ("stranger", "guest"):
+        assert catalog.on_holds(peer, Holds(tuple(Held(0, k, "f") for k in range(most + 1)), 2)) is not None
