@@ -25,7 +25,7 @@ from anabranch.protocol.audit.receipts import (
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, STATED_MAX, seal_text
 from anabranch.protocol.audit.tracing import traced
 from anabranch.protocol.context.peer_context import PeerContext, make_context
-from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
+from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases, unlinked
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.round import LogTip, Round
@@ -62,9 +62,14 @@ class Removals:
 
     def __init__(self) -> None:
         self.removed: dict[str, str] = {}
+        self.banned: set[str] = set()
 
     def remove(self, peer: str, reason: str) -> None:
         self.removed[peer] = reason
+
+    def expel(self, peer: str, reason: str) -> None:
+        self.remove(peer, reason)
+        self.banned.add(peer)
 
 
 def leader() -> tuple[AuditCases, Removals]:
@@ -507,6 +512,33 @@ def test_a_peer_that_was_given_a_false_input_shows_who_sent_it() -> None:
     forged = computed(Transfer("forged", "u", 1, b"no"), out)
     receipts[2] = moved(receipt_of_none(forged))
     assert traced(receipts, SimulatedSigner("d0")).liars.keys() == {"z"}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_peer_that_lacks_the_sums_gets_them_before_it_loses_its_seat(linked: bool) -> None:
+    """A false activation that it was sent first, and a sum that another liar withheld from it alone, cost an
+    honest standby its seat. linked: True if the leader reaches it."""
+    cases, removals = leader()
+    ctx = cases.ctx
+    ctx.run.membership.apply(Members(2, (Member("z", 1, 1, "c", 4),), {"z": 1}))
+    if linked:
+        ctx.links.up["z"] = AdaptiveTimeout(0.0, 1.0)
+    current = Round(1, "base", 0.0)
+    current.attempts[1] = ATTEMPT
+
+    def waits() -> None:
+        assert not cases.consistent(current)
+        ctx.clock.now += UNLISTED_S
+        assert not cases.consistent(current)
+
+    current.receipts = {1: {"a": HONEST}, 2: {"x": stage_two_got("false", "z")}}
+    waits()
+    assert current.repeat == {1} and removals.removed == {} and not cases.returns
+    current.repeat.clear()
+    helper = {"helpers": ("d0",), "sums": (len(RELAYS),) * PARTS}
+    current.attempts[1] = msgspec.structs.replace(ATTEMPT, attempt=AttemptId(1, 2), **helper)
+    waits()
+    assert list(removals.removed) == ["z"] and removals.banned == {"z"} & {"z" * linked} and cases.returns
 
 
 def test_only_owners_of_units_sum_parts() -> None:

@@ -80,6 +80,9 @@ class ReduceAttempts:
         """Order a reduce at each stage whose units are all claimed, if none that can end is in progress."""
         if current.t > self.ctx.run.steps:
             return
+        while current.repeat:
+            self.witnessing.failed(stage := current.repeat.pop(), current.t)
+            current.give_up(stage)
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
         for stage in range(self.ctx.run.settings.stages + 1):
             look = (current.reported.get(stage, 0), version, silent)
