@@ -87,7 +87,7 @@ def squares_bytes(stage: int, blocks: Sequence[int]) -> int:
     return SQUARES_BYTES * mine // (1 + len(blocks) + sum(blocks))
 
 
-def plausible(squares: Mapping[str, float], most_bytes: int) -> bool:
+def plausible(squares: Mapping[str, float], most_bytes: int = SQUARES_BYTES) -> bool:
     """True if a peer's sums of squares (tensor name -> sum) can be logged and added up: finite, not negative,
     together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log."""
     least_odd = MOST_SQUARES / (len(squares) + 1)
