@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any, cast
 
 import msgspec
@@ -142,6 +143,55 @@ def test_a_receipt_with_garbage_is_refused(change: dict[str, Any]) -> None:
     assert cases.consistent(current)
     assert cases.refused("a", prepared(HONEST), ATTEMPT, current) is None
     assert cases.consistent(current)
+
+
+ODD: tuple[Any, ...] = ("", "h", "d0", "false", "x" * 128, 0, 1, 2, 1 << 31, b"", b"s" * 64)
+
+
+def changed(value: Any, rng: random.Random) -> Any:
+    """Copy of nested lists with one place made odd: another value, an item left out, or one repeated."""
+    if not isinstance(value, list | tuple):
+        return rng.choice([odd for odd in ODD if type(odd) is type(value)])
+    copy, at = list(value), rng.randrange(len(value) or 1)
+    if not value or rng.random() < 0.1:
+        return copy[:at] if rng.random() < 0.5 else [*copy, *copy[at : at + 1]]
+    copy[at] = changed(copy[at], rng)
+    return copy
+
+
+def test_no_receipt_ends_the_leader() -> None:
+    """Receipts that decode, with odd fields anywhere, in pairs, so that they contradict each other too."""
+    rng, tried = random.Random(1), 0
+    listed = computed(replace(UNIT.activation_in, hash="other"), "false"), replace(UNIT, gradient_out="false")
+    whole = replace(HONEST, others=listed)
+    for _ in range(1000):
+        cases, _ = leader()
+        current = Round(1, "base", 0.0, attempts={1: ATTEMPT}, served={(0, "d0")})
+        current.prepared[1] = {}
+        for peer in RELAYS:
+            cells: Any = msgspec.to_builtins(rng.choice((whole, receipt_of(peer))), builtin_types=(bytes,))
+            cells = [*cells[:4], peer, *cells[5:]]
+            for _ in range(rng.randrange(3)):
+                part = rng.choice((7, 12, rng.randrange(len(cells))))  # units and others more often
+                cells[part] = changed(cells[part], rng)
+            try:
+                odd = msgspec.convert(cells, Receipt, builtin_types=(bytes,))
+            except msgspec.ValidationError:
+                continue
+            tried += 1
+            data = signed(odd, SimulatedSigner(peer))
+            report = Prepared(ATTEMPT.fence, 1, ATTEMPT.attempt, "digest", {"w": 1.0}, data)
+            if cases.refused(peer, report, ATTEMPT, current) is None:
+                current.prepared[1][peer] = report
+        after = stage_two_got(rng.choice(("false", "h", "other")), rng.choice(RELAYS))
+        current.receipts.setdefault(2, {})["x"] = after
+        seal = seal_text("run", "base", 1, GRADIENT, "0", "false")
+        came = Transfer("false", "a", 1, SimulatedSigner("a").sign(seal))
+        current.receipts[0] = {"d0": data_receipt(EndReceipt(1, came))}
+        for _ in range(2):
+            cases.consistent(current)
+            cases.ctx.clock.now += UNLISTED_S
+    assert tried > 1000
 
 
 DATA = Attempt(msg.Fence(1, 1, 1, "base", 0), 0, AttemptId(1, 1), 1, ("d0",), (0, 0))
