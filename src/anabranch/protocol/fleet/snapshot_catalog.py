@@ -163,12 +163,14 @@ class SnapshotCatalog:
         most = HELD_PER_STAGE * (stages + 1)
         if len(message.states) > most or any(held.stage > stages for held in message.states):
             return "more than there is to hold"
-        if message.number <= self._reported.get(peer, 0) or peer not in self.ctx.run.membership.members:
+        if message.number <= self._reported.get(peer, 0):
+            return None
+        self._changed = True
+        if peer not in self.ctx.run.membership.members:
             return None
         self._reported[peer] = message.number
         self._states.told(peer, {(held.stage, held.t): held.fingerprint for held in message.states})
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
-        self._changed = True
         return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
