@@ -3,14 +3,27 @@ Steps that a peer learns of late have no duration."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.observe.event_log import events_of, read_events
-from anabranch.observe.events import Checkpoint, Note, PeerRemoved, RunFinished, Step, Vitals, encode_event
+from anabranch.observe.events import (
+    Checkpoint,
+    Evaluation,
+    Note,
+    PeerRemoved,
+    RunFinished,
+    Step,
+    Vitals,
+    encode_event,
+)
 from anabranch.protocol.log.records import Commit, Slot, Witness
+from anabranch.protocol.log.records import Evaluation as LoggedEvaluation
 from anabranch.protocol.membership.view import Membership
 from support.hand_made_logs import step
 
@@ -55,6 +68,17 @@ def test_a_step_that_is_read_from_the_log_later_has_no_duration(tmp_path: Path, 
     journal.note("step", {"record": step(6)})
     journal.close()
     assert [event.seconds for event in events_of(path, Step)] == [2.0, 3.0, 0.0, 0.0, 4.0, 5.0]
+
+
+def test_losses_that_have_no_sum_are_written(tmp_path: Path) -> None:
+    """A leader may log anything, and its log is read by all."""
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("other", True, Membership(), path, lambda lines: None)
+    for sums in ((1.7e308, 1.7e308), (math.inf, -math.inf)):
+        journal.note("step", {"record": replace(step(1), loss_sums=sums)})
+        journal.note("evaluation", {"evaluation": LoggedEvaluation(1, sums, 8)})
+    journal.close()
+    assert [event.loss for event in (*events_of(path, Step), *events_of(path, Evaluation))] == [None] * 4
 
 
 def test_a_round_that_is_skipped_is_written(tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ def test_loss_time_left_and_share_are_told_every_ten_seconds() -> None:
     ]
 
 
+def test_losses_that_have_no_sum_end_no_volunteer() -> None:
+    said: list[str] = []
+    console = VolunteerConsole("me", said.append, lambda: 10, lambda: 100.0)
+    console.on_effect(ev.Admitted(1, b""))
+    console.on_effect(ev.Note("peer_active", {"subject": "me", "from_iteration": 1}))
+    record = replace(committed(1, 1).fields["record"], loss_sums=(1.7e308, 1.7e308))
+    console.on_effect(ev.Note("step", {"record": record}))
+    assert said[-1].startswith("step 1 of 10 is committed: ")
+
+
 def test_a_pause_and_its_end_are_told() -> None:
     said: list[str] = []
     console = VolunteerConsole("me", said.append, lambda: 10)

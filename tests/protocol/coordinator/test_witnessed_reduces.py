@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.coordinator.round import Round
-from anabranch.protocol.coordinator.witnessed_reduces import WITNESSED_FOR
+from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WITNESSED_FOR
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from protocol.coordinator.test_prepared import BASE, TRUE, Stage, T
 
@@ -52,3 +52,42 @@ def test_a_report_withheld_by_all_is_asked_for_again_first() -> None:
     stalls, current = Stalls(), in_iteration(T)
     assert stalls.stall(current) == (set(), [])
     assert stalls.stall(current) == (set(), ["a", "b", "c"])
+
+
+def test_a_member_without_a_link_is_judged_by_its_parts_too() -> None:
+    """The leader does not reach it, and others hear it: it stayed in every attempt, and others lost their
+    seats for it."""
+    stalls, current = Stalls(), in_iteration(T)
+    del stalls.reduces.ctx.links.up["a"]
+    for _ in range(TRIES_LATE):
+        assert stalls.stall(current, "a") == (set(), [])
+        current.retries[1] = current.retries.get(1, 0) + 1
+    assert stalls.stall(current, "a") == ({"a"}, [])
+
+
+def test_a_member_without_a_link_is_banned_when_it_does_that_again() -> None:
+    """It may be honest and cut off the first time."""
+    for again_at, bans in ((T + 1, True), (T + WITNESSED_FOR, True), (T + WITNESSED_FOR + 1, False)):
+        stalls = Stalls()
+        ctx, witnessing = stalls.reduces.ctx, stalls.reduces.witnessing
+        del ctx.links.up["a"]
+        witnessing.take_out("a", "late", T)
+        assert list(stalls.admission.going()) == ["a"] and not ctx.rate_limits.banned("a", 0.0)
+        stalls.admission._removals.clear()  # it left, and came back
+        witnessing.take_out("a", "late", again_at)
+        assert list(stalls.admission.going()) == ["a"] and ctx.rate_limits.banned("a", 0.0) == bans
+
+
+def test_a_forger_is_judged_by_its_parts_as_others_are() -> None:
+    stalls, current = Stalls(), in_iteration(T)
+    stalls.reduces.ctx.links.forged("a")
+    current.retries[1] = 1
+    assert stalls.stall(current, "a") == ({"a"}, [])
+
+
+def test_whose_parts_came_is_not_blamed_for_a_sum_that_lacks_others() -> None:
+    stalls, current = Stalls(), in_iteration(T)
+    stalls.stall(current, "a")
+    assert stalls.reduces.witnessing.blocking(stalls.attempt, ()) == ["a"]
+    stalls.stall(current)
+    assert stalls.reduces.witnessing.blocking(stalls.attempt, ("b",)) == ["a", "c"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.fleet.unreachable_pairs import TRIES_APART, UnreachablePairs
+from anabranch.protocol.fleet.unreachable_pairs import TRIES, TRIES_APART, UnreachablePairs
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 
 
-def taken_out(served_since: dict[str, int], apart: dict[str, set[str]], t: int = 40) -> set[str]:
+def taken_out(
+    served_since: dict[str, int], apart: dict[str, set[str]], t: int = 40, tries: int = TRIES_APART
+) -> set[str]:
     """Replicas of stage 1 that leave at iteration t. served_since: replica -> its first iteration."""
     ctx = make_context("d", 1, 0, Settings("apart", 1, 1, 4, 100), "d")
     members = (Member("d", 0, 1, "", 4), *(Member(peer, 1, 1, "", 4) for peer in served_since))
@@ -19,7 +21,7 @@ def taken_out(served_since: dict[str, int], apart: dict[str, set[str]], t: int =
     pairs = UnreachablePairs(ctx)
     for peer, others in apart.items():
         pairs.told(peer, others)
-    return set(pairs.take_out(sorted(served_since), TRIES_APART, {}, ()))
+    return set(pairs.take_out(sorted(served_since), tries, {}, ()))
 
 
 @pytest.mark.parametrize("newcomers", [1, 3, 5])
@@ -33,3 +35,8 @@ def test_newcomers_do_not_talk_an_old_replica_out(newcomers: int) -> None:
 def test_who_is_cut_off_from_most_leaves() -> None:
     served = dict.fromkeys(("a", "b", "c", "e"), 1)
     assert taken_out(served, {"b": {"a"}, "c": {"a"}, "e": {"a"}}) == {"a"}
+
+
+def test_of_those_that_report_nothing_the_newest_leaves() -> None:
+    """The one with the highest id left, which says nothing about it."""
+    assert taken_out({"guest": 39, "old": 1, "other": 2}, {}, tries=TRIES) == {"guest"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any, cast
 
 import msgspec
@@ -22,10 +23,10 @@ from anabranch.protocol.audit.receipts import (
     receipt_hash,
     signed,
 )
-from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, seal_text
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, STATED_MAX, seal_text
 from anabranch.protocol.audit.tracing import traced
 from anabranch.protocol.context.peer_context import PeerContext, make_context
-from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
+from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases, unlinked
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.round import LogTip, Round
@@ -62,9 +63,14 @@ class Removals:
 
     def __init__(self) -> None:
         self.removed: dict[str, str] = {}
+        self.banned: set[str] = set()
 
     def remove(self, peer: str, reason: str) -> None:
         self.removed[peer] = reason
+
+    def expel(self, peer: str, reason: str) -> None:
+        self.remove(peer, reason)
+        self.banned.add(peer)
 
 
 def leader() -> tuple[AuditCases, Removals]:
@@ -116,7 +122,11 @@ TOTAL = HONEST.sums[0]
         {"reduced": ()},
         {"units": HONEST.units * 2},
         {"units": ()},
+        {"units": (replace(UNIT, gradient_out=""),), "others": (UNIT,)},  # was a KeyError at the leader
+        {"units": (replace(UNIT, activation_out=""),)},
         {"others": (replace(UNIT, activation_in=replace(UNIT.activation_in, stage=1)),)},
+        {"others": (UNIT, UNIT)},  # many of them made the leader compare for minutes
+        {"others": tuple(replace(UNIT, activation_out=str(number)) for number in range(STATED_MAX + 1))},
         {"stage": -1},
         {"peer": "b"},
     ],
@@ -133,6 +143,55 @@ def test_a_receipt_with_garbage_is_refused(change: dict[str, Any]) -> None:
     assert cases.consistent(current)
     assert cases.refused("a", prepared(HONEST), ATTEMPT, current) is None
     assert cases.consistent(current)
+
+
+ODD: tuple[Any, ...] = ("", "h", "d0", "false", "x" * 128, 0, 1, 2, 1 << 31, b"", b"s" * 64)
+
+
+def changed(value: Any, rng: random.Random) -> Any:
+    """Copy of nested lists with one place made odd: another value, an item left out, or one repeated."""
+    if not isinstance(value, list | tuple):
+        return rng.choice([odd for odd in ODD if type(odd) is type(value)])
+    copy, at = list(value), rng.randrange(len(value) or 1)
+    if not value or rng.random() < 0.1:
+        return copy[:at] if rng.random() < 0.5 else [*copy, *copy[at : at + 1]]
+    copy[at] = changed(copy[at], rng)
+    return copy
+
+
+def test_no_receipt_ends_the_leader() -> None:
+    """Receipts that decode, with odd fields anywhere, in pairs, so that they contradict each other too."""
+    rng, tried = random.Random(1), 0
+    listed = computed(replace(UNIT.activation_in, hash="other"), "false"), replace(UNIT, gradient_out="false")
+    whole = replace(HONEST, others=listed)
+    for _ in range(1000):
+        cases, _ = leader()
+        current = Round(1, "base", 0.0, attempts={1: ATTEMPT}, served={(0, "d0")})
+        current.prepared[1] = {}
+        for peer in RELAYS:
+            cells: Any = msgspec.to_builtins(rng.choice((whole, receipt_of(peer))), builtin_types=(bytes,))
+            cells = [*cells[:4], peer, *cells[5:]]
+            for _ in range(rng.randrange(3)):
+                part = rng.choice((7, 12, rng.randrange(len(cells))))  # units and others more often
+                cells[part] = changed(cells[part], rng)
+            try:
+                odd = msgspec.convert(cells, Receipt, builtin_types=(bytes,))
+            except msgspec.ValidationError:
+                continue
+            tried += 1
+            data = signed(odd, SimulatedSigner(peer))
+            report = Prepared(ATTEMPT.fence, 1, ATTEMPT.attempt, "digest", {"w": 1.0}, data)
+            if cases.refused(peer, report, ATTEMPT, current) is None:
+                current.prepared[1][peer] = report
+        after = stage_two_got(rng.choice(("false", "h", "other")), rng.choice(RELAYS))
+        current.receipts.setdefault(2, {})["x"] = after
+        seal = seal_text("run", "base", 1, GRADIENT, "0", "false")
+        came = Transfer("false", "a", 1, SimulatedSigner("a").sign(seal))
+        current.receipts[0] = {"d0": data_receipt(EndReceipt(1, came))}
+        for _ in range(2):
+            cases.consistent(current)
+            cases.ctx.clock.now += UNLISTED_S
+    assert tried > 1000
 
 
 DATA = Attempt(msg.Fence(1, 1, 1, "base", 0), 0, AttemptId(1, 1), 1, ("d0",), (0, 0))
@@ -195,6 +254,36 @@ def test_a_new_leader_takes_seals_of_a_peer_that_was_removed_before_it_led() -> 
     receipt = msgspec.structs.replace(HONEST, units=(unit,))
     current = Round(1, "base", 0.0)
     assert cases.refused("a", prepared(receipt), ATTEMPT, current) is None
+
+
+def test_liars_of_adjacent_stages_do_not_make_the_leader_compare_for_ever() -> None:
+    """At each of eight stages a liar lists the most results that a receipt takes, all of one false input."""
+    checks, stages = 0, 8
+
+    class Counted(SimulatedSigner):
+        def verify(self, peer: str, data: bytes, signature: bytes) -> bool:
+            nonlocal checks
+            checks += 1
+            return super().verify(peer, data, signature)
+
+    def sealed(sender: str, stage: int, kind: str, payload_hash: str) -> Transfer:
+        text = seal_text("run", "base", stage, kind, "0", payload_hash)
+        return Transfer(payload_hash, sender, stage, SimulatedSigner(sender).sign(text))
+
+    def receipt(stage: int, peer: str, *units: UnitReceipt, others: tuple[UnitReceipt, ...] = ()) -> Receipt:
+        return replace(HONEST, stage=stage, peer=peer, units=units, sums=(), reduced=(), others=others)
+
+    receipts, right, false = [], sealed("d0", 0, ACTIVATION, "e"), sealed("d0", 0, ACTIVATION, "e")
+    for stage in range(1, stages + 1):
+        gradient = sealed(f"o{stage + 1}", stage + 1, GRADIENT, "g")
+        listed = (UnitReceipt(0, false, replace(NOTHING, hash=str(k)), "F", "") for k in range(STATED_MAX))
+        receipts.append(receipt(stage, f"z{stage}", others=tuple(listed)))
+        came = right if stage < stages else sealed(f"z{stage - 1}", stage - 1, ACTIVATION, "F")
+        receipts.append(receipt(stage, f"o{stage}", UnitReceipt(0, came, gradient, "h", "g")))
+        right = sealed(f"o{stage}", stage, ACTIVATION, "h")
+        false = sealed(f"z{stage}", stage, ACTIVATION, "F")
+    traced(receipts, Counted("d0"))
+    assert 0 < checks <= 2 * stages
 
 
 # --- verdicts -----------------------------------------------------------------------------------------
@@ -497,6 +586,33 @@ def test_a_peer_that_was_given_a_false_input_shows_who_sent_it() -> None:
     forged = computed(Transfer("forged", "u", 1, b"no"), out)
     receipts[2] = moved(receipt_of_none(forged))
     assert traced(receipts, SimulatedSigner("d0")).liars.keys() == {"z"}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_peer_that_lacks_the_sums_gets_them_before_it_loses_its_seat(linked: bool) -> None:
+    """A false activation that it was sent first, and a sum that another liar withheld from it alone, cost an
+    honest standby its seat. linked: True if the leader reaches it."""
+    cases, removals = leader()
+    ctx = cases.ctx
+    ctx.run.membership.apply(Members(2, (Member("z", 1, 1, "c", 4),), {"z": 1}))
+    if linked:
+        ctx.links.up["z"] = AdaptiveTimeout(0.0, 1.0)
+    current = Round(1, "base", 0.0)
+    current.attempts[1] = ATTEMPT
+
+    def waits() -> None:
+        assert not cases.consistent(current)
+        ctx.clock.now += UNLISTED_S
+        assert not cases.consistent(current)
+
+    current.receipts = {1: {"a": HONEST}, 2: {"x": stage_two_got("false", "z")}}
+    waits()
+    assert current.repeat == {1} and removals.removed == {} and not cases.returns
+    current.repeat.clear()
+    helper = {"helpers": ("d0",), "sums": (len(RELAYS),) * PARTS}
+    current.attempts[1] = msgspec.structs.replace(ATTEMPT, attempt=AttemptId(1, 2), **helper)
+    waits()
+    assert list(removals.removed) == ["z"] and removals.banned == {"z"} & {"z" * linked} and cases.returns
 
 
 def test_only_owners_of_units_sum_parts() -> None:

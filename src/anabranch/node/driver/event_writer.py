@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from anabranch.observe import events as log
 from anabranch.observe.event_log import EventLog
 from anabranch.observe.event_texts import own_event, plain_event
-from anabranch.protocol.log.records import Commit, Evaluation, Member
+from anabranch.protocol.log.records import Commit, Evaluation, Member, loss_total
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.rounds.plan import Plan, counted
 
@@ -200,7 +200,7 @@ class EventWriter:
         seconds, self._step_at = (now - self._step_at if record.t == self.open_t else 0.0), now
         if record.witness is not None:
             self.write(self._copied(log.Skip, asdict(record.witness), t=record.t))
-        total = math.fsum(record.loss_sums) if record.loss_sums else math.nan
+        total = loss_total(record)
         size_bytes = self.iteration_bytes(record.t) if self.iteration_bytes and not plan else 0
         accepted = counted(record.stages[1].owners) if plan and record.stages else ()
         owners = {
@@ -225,7 +225,7 @@ class EventWriter:
         )
 
     def _evaluation(self, evaluation: Evaluation) -> log.Event:
-        total = math.fsum(evaluation.loss_sums)
+        total = loss_total(evaluation)
         size_bytes = 0
         if self.window_bytes is not None:
             size_bytes = sum(self.window_bytes(window) for window in range(len(evaluation.loss_sums)))

@@ -13,7 +13,7 @@ from anabranch.observe.events import Event, Note
 from anabranch.observe.wording import duration
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import PIECE_BYTES
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, loss_total
 from anabranch.protocol.messages import Audited, Piece, StateOffer, Welcome
 
 #: Seconds between lines about committed steps.
@@ -118,7 +118,7 @@ class VolunteerConsole:
 
     def _loss_and_eta(self, record: Commit) -> str:
         """Loss of a step, and time until the run's last one by the pace since this machine serves."""
-        loss = math.fsum(record.loss_sums) / record.tokens if record.tokens else math.nan
+        loss = loss_total(record) / record.tokens if record.tokens else math.nan
         text = f", loss {loss:.3f}" if math.isfinite(loss) else ""
         t, at = self._first or (record.t, 0.0)
         if record.t <= t:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from anabranch.protocol.audit.seals import (
     GRADIENT,
     PART,
     REDUCED,
+    STATED_MAX,
     Seals,
     hashes_of,
     part_name,
@@ -157,12 +159,21 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
     relay, data = (owned, []) if attempt.stage else ([], owned)
     if [unit.unit for unit in receipt.units] != relay or [end.unit for end in receipt.ends] != data:
         return "a receipt of other units than it owns"
+    if not all(unit.activation_out and unit.gradient_out for unit in receipt.units):
+        return "a receipt of a unit that was not computed"
     strange = any(e.came.stage != (1 if end_of(e.unit)[0] == GRADIENT else stages) for e in receipt.ends)
     before, after = attempt.stage - 1, (attempt.stage + 1) % (stages + 1)
     if strange or any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):
         return "a payload that is not of an adjacent stage"
     if receipt.others and not attempt.stage:
         return "results of a relay from a data node"
+    listed = Counter(other.unit for other in receipt.others)
+    stated = {
+        (u.unit, u.activation_in.hash, u.gradient_in.hash, u.activation_out, u.gradient_out)
+        for u in receipt.others
+    }
+    if len(stated) < len(receipt.others) or any(count > STATED_MAX for count in listed.values()):
+        return "more results of a microbatch than it takes inputs of"
     for other in receipt.others:
         gradient = other.gradient_in.stage if other.gradient_out else after
         if (other.activation_in.stage, gradient) != (before, after):

@@ -22,7 +22,7 @@ from anabranch.protocol.audit.receipts import (
     mismatches,
     output_of,
 )
-from anabranch.protocol.audit.seals import GRADIENT
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT
 from anabranch.protocol.interface.signatures import Signer
 
 
@@ -61,8 +61,14 @@ class _Tracer:
         self._signer = signer
         self._owners = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
         self._receipts = {(r.stage, r.peer): r for r in receipts}
+        self._followed: set[tuple[object, ...]] = set()
 
     def follow(self, wrong: Mismatch) -> None:
+        """Go on with one payload; each is followed once, however many results were made of it."""
+        key = wrong.receiver.stage, wrong.receiver.peer, wrong.kind, wrong.index, wrong.came
+        if key in self._followed:
+            return
+        self._followed.add(key)
         came, name = wrong.came, f"{wrong.kind} of microbatch {wrong.index}"
         if not is_sealed(wrong.receiver, came, wrong.kind, str(wrong.index), self._signer):
             self.found.liars.setdefault(wrong.receiver.peer, f"its receipt has a false seal of {name}")
@@ -80,8 +86,8 @@ class _Tracer:
         """Compare the sender's result with the owner's: if the inputs are the same one of both is false,
         else go on with the inputs that are not those of their owners."""
         used = inputs_of(unit) if wrong.kind == GRADIENT else inputs_of(unit)[:1]
-        owners = dict(inputs_of(wrong.unit))
-        differ = [(kind, came) for kind, came in used if came.hash != owners[kind].hash]
+        owners = {ACTIVATION: wrong.unit.activation_in.hash, GRADIENT: wrong.unit.gradient_in.hash}
+        differ = [(kind, came) for kind, came in used if came.hash != owners[kind]]
         if differ:
             for kind, came in differ:
                 before = mismatch_of(self._owners, sender, came, kind, wrong.index)

@@ -40,7 +40,7 @@ from anabranch.protocol.log.records import Commit, Dispute
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
 from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import FLAT
-from anabranch.protocol.reduce.partial_sums import PARTS
+from anabranch.protocol.reduce.partial_sums import PARTS, witnessed
 from anabranch.protocol.reduce.work_receipt import refused_sums
 
 #: Finding that the leader notes for an audit whose auditor did not report in time.
@@ -190,7 +190,7 @@ class AuditCases:
         iteration (`returns`), and peers that contradict themselves are convicted."""
         late = self.ctx.clock.now >= current.unlisted_since + UNLISTED_S
         if not self.on or self._checked == (late, *self._state(current)):
-            return not self.returns and current.unlisted_since == math.inf
+            return self._is_settled(current)
         self._checked = late, *self._state(current)
         receipts = [receipt for stage in current.receipts.values() for receipt in stage.values()]
         liars = contradictions(receipts, self.ctx.signer)
@@ -202,14 +202,18 @@ class AuditCases:
             self._trace(receipts, current, late, reason)
         elif not liars:
             current.unlisted_since = math.inf
-        return not self.returns and current.unlisted_since == math.inf
+        return self._is_settled(current)
+
+    def _is_settled(self, current: Round) -> bool:
+        return not self.returns and current.unlisted_since == math.inf and not current.repeat
 
     def _trace(self, receipts: Sequence[Receipt], current: Round, late: bool, reason: str) -> None:
         """Find who is at the end of the contradictions between receipts. A liar is convicted. Results that
         can be computed again go into the commit. A relay whose receipt is lacking, or does not list what it
         sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
-        that it gave, or else loses its seat, and the log goes back. In any other case the log goes back and
-        nobody is convicted."""
+        that it gave. One that gave none may lack a sum that another withholds: the reduce is repeated once,
+        so that it gets the sums from this peer, before it loses its seat, and the log goes back. In any other
+        case the log goes back and nobody is convicted."""
         found, t = traced(receipts, self.ctx.signer), current.t
         for peer, liar in found.liars.items():
             self._convict(peer, f"in iteration {t} {liar}", t)
@@ -220,6 +224,11 @@ class AuditCases:
             current.unlisted_since = min(current.unlisted_since, self.ctx.clock.now)
             return
         current.unlisted_since = math.inf
+        silent = {stage for stage, peer in waits if peer not in current.receipts.get(stage, {})}
+        if silent := silent - current.repeated:
+            current.repeat |= silent
+            current.repeated |= silent
+            return
         if found.unlisted:
             for stage, peer in waits:
                 self._hid(current, stage, peer, found.unlisted[stage, peer])
@@ -236,14 +245,16 @@ class AuditCases:
 
     def _hid(self, current: Round, stage: int, peer: str, name: str) -> None:
         """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed. Only
-        take the seat of one that gave no receipt, or that began to serve with this iteration: it may have
-        sealed that in a former process."""
+        take the seat of one that gave no receipt, with a ban if this peer sent it the sums of the reduce, or
+        of one that began to serve with this iteration: it may have sealed that in a former process."""
         text = f"in iteration {current.t} it sealed another {name} than its owner, "
         since = self.ctx.run.membership.active_from.get(peer, current.t)
         if peer in current.receipts.get(stage, {}) and since < current.t:
             self._convict(peer, f"{text}which its receipt does not list", current.t)
-        else:
+        elif self.ctx.reachable(peer) and witnessed(current.attempts[stage], self.ctx.me):
             self.admission.expel(peer, f"{text}and gave no receipt of it")
+        else:  # it may be cut off from those that have the sums
+            self.admission.remove(peer, f"{text}and gave no receipt of it")
 
     @staticmethod
     def _state(current: Round) -> tuple[object, ...]:

@@ -85,6 +85,9 @@ class ReduceAttempts:
         """Order a reduce at each stage whose units are all claimed, if none that can end is in progress."""
         if current.t > self.ctx.run.steps:
             return
+        while current.repeat:
+            self.witnessing.failed(stage := current.repeat.pop(), current.t)
+            current.give_up(stage)
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
         for stage in range(self.ctx.run.settings.stages + 1):
             look = (current.reported.get(stage, 0), version, silent)
@@ -398,14 +401,14 @@ class ReduceAttempts:
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
         for peer, reason in at_fault.items():
-            self.admission.expel(peer, reason)
+            self.witnessing.take_out(peer, reason, current.t)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
         if not at_fault and self.witnessing.plan(stage, current.t, attempt.members, attempt.owners) is None:
             held = current.claims.get(stage, {})
             out = self.admission.parted.take_out(attempt.members, tries, held, prepared)
         elif not at_fault and tries >= TRIES:
-            out = self.admission.parted.unprepared(attempt.members, tries, prepared)
+            out = self.admission.parted.unprepared(self.witnessing.blocking(attempt, prepared), tries)
         else:
             out = {}
         for peer, reason in out.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Witness
 from anabranch.protocol.messages import Claim, Overflow, Prepared
-from anabranch.protocol.reduce.coverage import plausible
+from anabranch.protocol.reduce.coverage import plausible, squares_bytes
 
 #: Stalls of a step after which one replica's word for an overflow is enough, if no other replica computed the
 #: microbatch. Plain choice: a replica that could has had several times a step's usual duration.
@@ -22,6 +21,10 @@ UNANSWERED_STALLS = 2
 #: The same if all who report the overflow had their input from one relay, and others could have sent it. A
 #: choice: within this the microbatch was overdue at the peer before that relay, and came another way.
 ONE_SOURCE_STALLS = 4
+#: Largest loss sum (nats) of a microbatch or window. What float32 values add up to is far below (an honest
+#: replica reports a loss that is not finite as an overflow), and as many of these as a log line holds have a
+#: finite sum. A plain choice.
+MOST_LOSS = 1e200
 #: Overflows reported by one peer and found by no other after which it is removed. Plain choice: one may be a
 #: fault of its hardware.
 FALSE_WITNESSES = 3
@@ -51,6 +54,10 @@ class Reports:
         wrong = self._contradiction(current, message, units)
         if wrong is not None:
             return wrong
+        losses = *message.losses.values(), *message.evaluations.values()
+        if not all(abs(loss) < MOST_LOSS for loss in losses):
+            self.admission.expel(peer, f"it claimed a loss in iteration {current.t} that no microbatch has")
+            return "a loss that no microbatch has"
         claims = current.claims.setdefault(message.stage, {})
         known = claims.get(peer, frozenset())
         if units - known:
@@ -71,8 +78,7 @@ class Reports:
         return None
 
     def _contradiction(self, current: Round, message: Claim, units: frozenset[int]) -> str | None:
-        """Reason why no honest replica would send this claim, or None. (An honest replica reports a loss that
-        is not finite as an overflow.)"""
+        """Reason why no honest replica would send this claim, or None."""
         if len(units) < len(set(message.units)):
             return "units that are not in the batch"
         losses, evaluations = message.losses, message.evaluations
@@ -83,8 +89,6 @@ class Reports:
             return "losses that are not those of the microbatches claimed"
         if not evaluations.keys() <= set(self.tip.windows(current)):
             return "windows that are not evaluated"
-        if not all(map(math.isfinite, [*losses.values(), *evaluations.values()])):
-            return "a loss that is not finite"
         return None
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
@@ -94,7 +98,8 @@ class Reports:
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:
             return None
-        if not message.digest or not plausible(message.squares):
+        most_bytes = squares_bytes(message.stage, self.ctx.run.settings.counts)
+        if not message.digest or not plausible(message.squares, most_bytes):
             return "a digest or sums of squares that no gradient has"
         prepared = current.prepared.setdefault(message.stage, {})
         if peer in prepared:

@@ -49,6 +49,10 @@ class Round:
     """Results that the receipts of two relays contradict."""
     unlisted_since: float = math.inf
     """Time (s) since which a receipt is lacking that a contradiction leads to."""
+    repeat: set[int] = field(default_factory=set)
+    """Stages whose reduce is to be repeated, all parts summed by the leader, as a member lacks a receipt."""
+    repeated: set[int] = field(default_factory=set)
+    """Stages for which that was decided before."""
     served: set[tuple[int, str]] = field(default_factory=set)
     """(stage, peer) of those that served in the iteration, removed ones too."""
     manifest: str = ""

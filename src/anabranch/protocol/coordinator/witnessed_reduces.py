@@ -46,6 +46,8 @@ class WitnessedReduces:
     """Stage -> iteration up to which it is reduced in this way."""
     _late: dict[str, int] = field(default_factory=dict)
     """Member that was given more time -> iteration up to which it gets no more."""
+    _cut_off: dict[str, int] = field(default_factory=dict)
+    """Member that was removed without a link -> iteration up to which it is expelled for the same."""
 
     def failed(self, stage: int, t: int) -> None:
         """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
@@ -84,8 +86,8 @@ class WitnessedReduces:
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> tuple[dict[str, str], list[str]] | None:
         """Members that block a stalled witnessed attempt: those to remove, with reasons, and those that are
-        given more time; None if this attempt is not witnessed. Members that are silent to this peer are
-        judged elsewhere."""
+        given more time; None if this attempt is not witnessed. Members that nobody hears are judged
+        elsewhere. Those that others hear and this peer cannot reach are given TRIES_LATE attempts."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage
@@ -93,12 +95,12 @@ class WitnessedReduces:
         if account is None:
             return {}, []
         silent, has_last = self.admission.absent.silent(), self.admission.has_last
-        heard = [p for p in attempt.members if p not in silent and self.ctx.reachable(p) and has_last(p)]
         others, gone, late = bool(prepared.keys() - {self.ctx.me}), dict[str, str](), dict[str, str]()
-        for peer in heard:
-            if peer == self.ctx.me:
+        for peer in attempt.members:
+            came, linked = account.lacking.get(peer), self._linked(peer)
+            judged = (linked and has_last(peer)) or (came is not None and tries > TRIES_LATE)
+            if peer == self.ctx.me or peer in silent or not judged:
                 continue
-            came = account.lacking.get(peer)
             if peer in account.unusable:
                 gone[peer] = f"its sum in iteration {current.t} is no gradient of stage {stage}"
             elif came is not None and (not came or tries >= TRIES_LATE):
@@ -109,3 +111,24 @@ class WitnessedReduces:
         first = [] if current.retries.get(stage) else sorted(late.keys() - self._late.keys())
         self._late.update(dict.fromkeys(first, current.t + WITNESSED_FOR))
         return gone | {peer: why for peer, why in late.items() if peer not in first}, first
+
+    def take_out(self, peer: str, reason: str, t: int) -> None:
+        """Expel a member that blocks a witnessed reduce of iteration t. Without a link to this peer it may be
+        cut off: it is only removed, the first time in WITNESSED_FOR iterations."""
+        if self._linked(peer) or self._cut_off.get(peer, -1) >= t:
+            self.admission.expel(peer, reason)
+        else:
+            self._cut_off[peer] = t + WITNESSED_FOR
+            self.admission.remove(peer, reason)
+
+    def _linked(self, peer: str) -> bool:
+        """True if this peer hears `peer` itself; a forger, to which it sends no work, included."""
+        return peer in self.ctx.links.up and peer not in self.ctx.links.suspects
+
+    def blocking(self, attempt: Attempt, prepared: Collection[str]) -> list[str]:
+        """Members of a stuck attempt that did not do their part: those whose parts lack, if this peer sums
+        all of them and has not summed them yet; else those that did not report PREPARED."""
+        account = self.account(attempt) if witnessed(attempt, self.ctx.me) else None
+        if account is not None and not account.summed:
+            return list(account.lacking)
+        return [peer for peer in attempt.members if peer not in prepared]

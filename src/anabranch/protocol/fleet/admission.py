@@ -16,7 +16,7 @@ import msgspec
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.context.rate_limits_and_bans import TokenBucket
+from anabranch.protocol.context.rate_limits_and_bans import TokenBucket, charge_all
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.failure_detection.verdict import LAST, Overdue, Verdict
 from anabranch.protocol.fleet import auditors
@@ -40,6 +40,11 @@ VOTE_S = 15.0
 #: Records that admit joiners: at once, and per second; each admits all that wait. A choice: while guests come
 #: and leave all the time, most entries of the log are still steps.
 ADMISSIONS = Allowance(32.0, 0.5)
+#: Searches for the best stage of a joiner, at once and per second; beyond them it gets the neediest stage. A
+#: search takes 0.2 s in the largest swarm that is searched (64 members at 8 stages). A choice: as ADMISSIONS.
+SEARCHES = Allowance(32.0, 0.5)
+#: Time (s) for which a joiner that asks again before it is admitted gets the same stage. A plain choice.
+CHOSEN_S = 60.0
 #: States that are not the run's with which a joiner keeps its seat: a liar may have given it one. A choice:
 #: it asks others each time, so as many liars that answer first are needed to keep an honest joiner out.
 FALSE_STATES = 3
@@ -100,6 +105,9 @@ class Admission:
         self.credentials, self._hang_up = credentials, hang_up
         self._unproven: dict[str, Ready] = {}
         self._admits = TokenBucket(ADMISSIONS.burst, ctx.clock.now)
+        self._searches = TokenBucket(SEARCHES.burst, ctx.clock.now)
+        self._chosen: dict[str, tuple[int, float]] = {}
+        """Joiner that asked for any stage, and is not admitted -> stage chosen for it, until when (s)."""
         self._false: dict[str, set[tuple[int, str]]] = {}
         """Joiner -> states that it reported and that are not the run's: iteration, fingerprint."""
         self._joining: dict[str, Member] = {}
@@ -158,7 +166,7 @@ class Admission:
             stage = self._stage_to_audit(peer) if asked is None else asked.stage
         elif stage < 0:
             self.anywhere.add(peer)
-            stage = self._stage_for(member) if asked is None else asked.stage
+            stage = self._chosen_stage(member) if asked is None else asked.stage
         self._joining[peer] = msgspec.structs.replace(member, stage=stage)
         return None
 
@@ -247,10 +255,18 @@ class Admission:
             "serve now: wait, or ask the owner for a ticket of your own"
         )
 
+    def _chosen_stage(self, joiner: Member) -> int:
+        """Stage for a joiner that asked for any: the one chosen before, if it asked lately."""
+        now = self.ctx.clock.now
+        self._chosen = {peer: choice for peer, choice in self._chosen.items() if choice[1] > now}
+        if joiner.id not in self._chosen:
+            self._chosen[joiner.id] = self._stage_for(joiner), now + CHOSEN_S
+        return self._chosen[joiner.id][0]
+
     def _stage_for(self, joiner: Member) -> int:
         """Stage for a joiner that asked for any. It is chosen by measured links if some are measured, every
-        stage has KEPT_FIRST replicas and the swarm has at most SEARCHED members; else by the stages'
-        rates."""
+        stage has KEPT_FIRST replicas, the swarm has at most SEARCHED members and few others came lately
+        (SEARCHES); else by the stages' rates."""
         settings = self.ctx.run.settings
         blocks = settings.counts
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -261,6 +277,9 @@ class Admission:
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
         link = self.ways.between({member.id: member.region for member in [*members, joiner]})
         if link is None or min(stage_counts(members, blocks)) < KEPT_FIRST:
+            return neediest_stage(members, blocks)
+        self._searches.fill(SEARCHES.burst, SEARCHES.per_s, self.ctx.clock.now)
+        if not charge_all([self._searches], 1.0):
             return neediest_stage(members, blocks)
         return best_stage(joiner, members, blocks, batch_of(settings), link)
 
@@ -535,6 +554,7 @@ class Admission:
         elif self._may_admit():
             self._admits.left -= 1.0
             self._joining, self._coming = {}, {member.id: member for member in joined}
+            self._chosen = {p: choice for p, choice in self._chosen.items() if p not in self._coming}
             return Members(number, joined=tuple(joined))
         found = {peer: begins(m.stage, self._ready_t.get(peer, -1)) for peer, m in self.ready.items()}
         serving = {peer: t for peer, t in found.items() if t is not None}

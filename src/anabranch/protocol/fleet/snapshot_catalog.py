@@ -34,8 +34,9 @@ ORDERED_POINTS = KEPT_PER_STAGE
 #: Most restore points for which a keeper is passed over that did not deliver a copy: 1, then twice as many
 #: each further time. Plain choice.
 LONGEST_PASS = 64
-#: Most states in a peer's report.
-HELD_MAX = 16384
+#: Most states of each stage in a peer's report: far more than KEPT_PER_STAGE, and copies for which it had no
+#: room. A plain choice.
+HELD_PER_STAGE = 32
 #: Greatest age (iterations) of a checkpoint whose write to disk ends.
 RECENT_KEPT = 64
 #: Filter of peers.
@@ -156,17 +157,20 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Enter a peer's report of the snapshots that it holds, unless a later one came; returns why it is
-        refused, or None."""
+        """Enter a member's report of the snapshots that it holds, unless a later one came; returns why it is
+        refused, or None. What a peer holds that is no member does not count."""
+        stages = self.ctx.run.settings.stages
+        most = HELD_PER_STAGE * (stages + 1)
+        if len(message.states) > most or any(held.stage > stages for held in message.states):
+            return "more than there is to hold"
         if message.number <= self._reported.get(peer, 0):
             return None
-        stages = [held.stage for held in message.states]
-        if len(stages) > HELD_MAX or max(stages, default=0) > self.ctx.run.settings.stages:
-            return "more than there is to hold"
+        self._changed = True
+        if peer not in self.ctx.run.membership.members:
+            return None
         self._reported[peer] = message.number
         self._states.told(peer, {(held.stage, held.t): held.fingerprint for held in message.states})
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
-        self._changed = True
         return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:

@@ -58,14 +58,16 @@ class UnreachablePairs:
             peer = max(able, key=lambda peer: (weight[peer], -len(held.get(peer, ())), peer))
             others = " and ".join(other[:8] for other in sorted(apart[peer]))
             gone[peer] = f"it and {others} of its stage cannot reach each other, and cannot reduce together"
-        return gone or (self.unprepared(members, tries, prepared) if tries >= TRIES else {})
+        slow = [peer for peer in members if peer not in prepared]
+        return gone or (self.unprepared(slow, tries) if tries >= TRIES else {})
 
-    def unprepared(self, members: Sequence[str], tries: int, prepared: Collection[str]) -> dict[str, str]:
+    def unprepared(self, slow: Collection[str], tries: int) -> dict[str, str]:
         """Member to remove (with the reason) if a reduce is stuck after many attempts and no unreachable pair
-        is reported: one that has not reported PREPARED. Empty if all have."""
-        slow = [peer for peer in members if peer not in prepared and peer != self.ctx.me]
+        is reported: of those that have not done their part (`slow`) the one with the shortest service. Empty
+        if there is none but the coordinator."""
+        slow = [peer for peer in slow if peer != self.ctx.me]
         why = f"its stage's reduce was tried {tries} times, and it was PREPARED in none"
-        return dict.fromkeys(sorted(slow)[-1:], why)
+        return dict.fromkeys(sorted(slow, key=lambda peer: (-self._service(peer), peer))[-1:], why)
 
     def _service(self, peer: str) -> int:
         """Number of iterations that a replica has served, the open one included."""

@@ -8,6 +8,7 @@ hash of the last Genesis, Commit or Rollback entry before it.
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 
 import msgspec
@@ -182,9 +183,25 @@ class Commit(Record, frozen=True, tag="commit"):
     slots: tuple[Slot, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
+def loss_total(record: Commit | Evaluation) -> float:
+    """Sum of a record's losses (nats); nan if it has none, or no finite sum: a leader may log anything."""
+    try:
+        return math.fsum(record.loss_sums) if record.loss_sums else math.nan
+    except (OverflowError, ValueError):
+        return math.nan
+
+
 def overflowed(record: Commit) -> bool:
     """True if the step was skipped for an overflow."""
     return record.witness is not None and record.witness.tensor != STRANDED
+
+
+def found_by(record: Commit, before: frozenset[tuple[int, str]]) -> frozenset[tuple[int, str]]:
+    """Stage and peer of the witnesses of the steps that an overflow skipped in a row, up to this record.
+    before: of those up to the last record."""
+    if record.witness is None or not overflowed(record):
+        return frozenset()
+    return before | {(record.witness.stage, record.witness.peer)}
 
 
 class Closing(Record, frozen=True, tag="closing"):

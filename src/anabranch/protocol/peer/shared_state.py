@@ -19,7 +19,7 @@ from anabranch.protocol.coordinator.operator_control import FounderRequests
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Commit, Genesis, Rollback, overflowed
+from anabranch.protocol.log.records import AnyRecord, Commit, Genesis, Rollback, found_by, overflowed
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.protocol.state.download import Download
 from anabranch.protocol.state.server import StateServer
@@ -82,13 +82,15 @@ class LogSummary:
     """Facts from the log's past that a new leader needs.
 
     adam_step: step count of the optimizer. fingerprints: state hashes of all stages after the last step
-    (empty: not known yet). skips: number of consecutive steps that an overflow had skipped.
+    (empty: not known yet). skips: number of consecutive steps that an overflow had skipped. finders: stage
+    and peer of their witnesses, of those steps that this peer has seen.
     """
 
     def __init__(self) -> None:
         self.adam_step = 0
         self.fingerprints: tuple[str, ...] = ()
         self.skips = 0
+        self.finders: frozenset[tuple[int, str]] = frozenset()
         self._points: dict[int, RestorePoint] = {}
         self._checkpoint: RestorePoint | None = None
 
@@ -121,12 +123,14 @@ class LogSummary:
                 self._checkpoint = None
             self._points[t] = RestorePoint(t, record.fingerprints, record.adam_step)
             self.start(record.adam_step, record.fingerprints)
+            self.finders = frozenset()
         elif isinstance(record, Commit):
             if record.stages and snapshots_before:
                 before = tuple(stage.fingerprint_before for stage in record.stages)
                 self._points[record.t - 1] = RestorePoint(record.t - 1, before, self.adam_step)
                 self._points.pop(min(self._points) if len(self._points) > POINTS_KEPT else -1, None)
             self.start(record.adam_step, (), self.skips + 1 if overflowed(record) else 0)
+            self.finders = found_by(record, self.finders)
 
 
 class Exit:

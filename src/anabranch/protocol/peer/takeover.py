@@ -147,7 +147,8 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        lead.take_over(t, progress.base, adam_step, fingerprints, summary.skips, progress.closed)
+        skipped = summary.skips, summary.finders
+        lead.take_over(t, progress.base, adam_step, fingerprints, *skipped, progress.closed)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)

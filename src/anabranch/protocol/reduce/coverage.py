@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from anabranch.protocol.messages import Attempt
+import msgspec
+
+from anabranch.protocol.messages import MAX_MESSAGE_BYTES, Attempt
 
 
 def missing(cover: frozenset[int], claims: Mapping[str, Iterable[int]]) -> set[int]:
@@ -73,18 +75,24 @@ def refused_cover(message: Attempt, cover: frozenset[int], slots: int = 0) -> st
 #: Largest total of the sums of squares. Chosen below the float64 maximum (1.8e308), so that the norm is
 #: finite.
 MOST_SQUARES = 1e300
-#: Most tensors of a stage and most bytes of their names. They stand in the log, and a log line fits a
-#: message.
-MOST_TENSORS, NAMES_BYTES = 1 << 13, 1 << 18
+#: Most bytes of all stages' sums of squares in a log line, half of the message that the line has to fit in. A
+#: model of 500 blocks needs as many.
+SQUARES_BYTES = MAX_MESSAGE_BYTES // 2
 
 
-def plausible(squares: Mapping[str, float]) -> bool:
+def squares_bytes(stage: int, blocks: Sequence[int]) -> int:
+    """Bytes that a stage's sums of squares may take in a log line: its part of SQUARES_BYTES by its model
+    blocks, counting one more at each stage. blocks: of stages 1 to S."""
+    mine = 1 + (blocks[stage - 1] if stage else 0)
+    return SQUARES_BYTES * mine // (1 + len(blocks) + sum(blocks))
+
+
+def plausible(squares: Mapping[str, float], most_bytes: int = SQUARES_BYTES) -> bool:
     """True if a peer's sums of squares (tensor name -> sum) can be logged and added up: finite, not negative,
-    together below MOST_SQUARES, with printable names, and not too many or too long for the log."""
-    if len(squares) > MOST_TENSORS or sum(len(name.encode()) for name in squares) > NAMES_BYTES:
-        return False
+    together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log."""
     least_odd = MOST_SQUARES / (len(squares) + 1)
-    return all(name.isprintable() and 0.0 <= value < least_odd for name, value in squares.items())
+    fit = all(name.isprintable() and 0.0 <= value < least_odd for name, value in squares.items())
+    return fit and len(msgspec.json.encode(squares)) <= most_bytes
 
 
 def global_norm(squares: Iterable[Mapping[str, float]]) -> float:

@@ -23,7 +23,7 @@ class StateServer:
     """Server of this replica's state and of pinned snapshots; on the leader also of the checkpoint on disk.
     pinned: snapshots kept until their owner (`snapshots`) removes them. state_t: function that returns the
     iteration of this replica's state, -1 without one. read_checkpoint: starts to read the state of (t, stage)
-    from disk; False if there is none."""
+    from disk, which `checkpoint_read` ends; False if there is none."""
 
     def __init__(
         self, ctx: PeerContext, state_t: Callable[[], int], read_checkpoint: Callable[[int, int], bool]
@@ -35,6 +35,11 @@ class StateServer:
         self._state_t = state_t
         self._read_checkpoint = read_checkpoint
         self._recent: dict[Key, State] = {}
+        self._newest: dict[int, int] = {}
+        """Stage -> iteration of the newest checkpoint, where that was read."""
+        self._reading = False
+        self._wanted: dict[tuple[str, int], int] = {}
+        """(peer, stage) -> iteration of the state to read next: the last that the peer asked for."""
         self._waiting: dict[Key, set[str]] = {}
         self._taking: set[Key] = set()
         self._ahead: dict[int, set[str]] = {}
@@ -81,10 +86,28 @@ class StateServer:
             self.snapshot()
         elif stage == self.ctx.run.stage and t == mine + 1 and mine >= 0:
             self._ahead.setdefault(t, set()).add(peer)  # another replica has applied this step already
-        elif self._read_checkpoint(message.t, stage):
-            self._waiting.setdefault((stage, message.t), set()).add(peer)
         else:
-            self._lack(peer, stage, message.t)
+            self._from_disk(peer, stage, message.t)
+
+    def _from_disk(self, peer: str, stage: int, t: int) -> None:
+        """Answer a request for a state of a checkpoint (t = -1: of the newest). One state is read at a time,
+        as the leader's log is kept by the same thread."""
+        known = self.find(stage, self._newest.get(stage, -1)) if t < 0 else None
+        if known is not None:
+            self._offer(peer, known)
+        elif (stage, t) in self._waiting:
+            self._waiting[stage, t].add(peer)
+        elif self._reading:
+            self._wanted[peer, stage] = t
+        elif self._read_checkpoint(t, stage):
+            self._reading = True
+            self._waiting[stage, t] = {peer}
+        else:
+            self._lack(peer, stage, t)
+
+    def checkpoint_written(self) -> None:
+        """Note that there is a newer checkpoint than those that were read."""
+        self._newest.clear()
 
     def applied(self, t: int) -> None:
         """Offer the state after step t, which was just applied, to the peers that asked for it early."""
@@ -129,11 +152,17 @@ class StateServer:
         iteration that they asked for (-1: the newest)."""
         if state is not None:
             self._keep(state)
+            if asked_t < 0:
+                self._newest[stage] = state.t
         for peer in sorted(self._waiting.pop((stage, asked_t), set())):
             if state is not None:
                 self._offer(peer, state)
             else:
                 self._lack(peer, stage, asked_t)
+        self._reading, wanted = False, self._wanted
+        self._wanted = {}
+        for (peer, of_stage), t in wanted.items():
+            self.on_fetch_state(peer, FetchState(of_stage, t))
 
     def rolled_back(self, t: int) -> None:
         """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
