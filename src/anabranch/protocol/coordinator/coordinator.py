@@ -192,6 +192,8 @@ class Coordinator:
         if current is None:
             return
         current.losses.pop(peer, None)
+        for senders in current.senders.values():
+            senders.pop(peer, None)
         for stage, claims in current.claims.items():
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)
@@ -459,7 +461,8 @@ class Coordinator:
 
     def _committed(self, record: Commit, base: str) -> None:
         if self.round is not None and record.verdict == "step":
-            for peer, reason in self.reports.false_witnesses(self.round).items():
+            found = self.reports.false_witnesses(self.round) | self.reducing.doubles.false_claims(self.round)
+            for peer, reason in found.items():
                 self.admission.remove(peer, reason)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             took_s = self.ctx.clock.now - self.round.opened_at

@@ -59,6 +59,7 @@ class Reports:
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
             current.took(message.stage, units - known)
         claims[peer] = units | known
+        self.reducing.doubles.entered(current, peer, message, units - known)
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
         if message.stage == 0:
@@ -75,6 +76,9 @@ class Reports:
         is not finite as an overflow.)"""
         if len(units) < len(set(message.units)):
             return "units that are not in the batch"
+        sent = [index for indices in message.senders.values() for index in indices]
+        if len(sent) > len(set(sent)) or (sent and max(sent) >= self.ctx.run.settings.microbatches):
+            return "senders of microbatches that are not in the batch, or several of one"
         losses, evaluations = message.losses, message.evaluations
         if message.stage != 0:
             return "losses from a relay" if losses or evaluations else None

@@ -92,6 +92,11 @@ class Round:
     agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
+    doubted: dict[int, bool] = field(default_factory=dict)
+    """Stage whose claims need the word of the next stage (`DoubleClaims`) -> True while its reduce waits for
+    that."""
+    senders: dict[int, dict[str, dict[int, str]]] = field(default_factory=dict)
+    """Stage -> replica of the next stage -> microbatch -> peer of the stage that sent it its activation."""
     claimed: dict[int, set[int]] = field(default_factory=dict)
     """Stage -> units of a round that any member claims."""
     complete: set[int] = field(default_factory=set)

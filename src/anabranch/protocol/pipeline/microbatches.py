@@ -188,6 +188,7 @@ class Iteration:
         unit.kept, unit.sender_of_last = self._has_room(), peer
         self.units[message.index] = unit
         if unit.train:
+            self.claims.senders[unit.index] = peer
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
         if self.ctx.links.is_forger(peer):
