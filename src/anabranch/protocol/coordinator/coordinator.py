@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from anabranch.protocol.consensus import voter_selection as electorate
+from anabranch.protocol.consensus.broadcast import Broadcast
 from anabranch.protocol.consensus.lead_offers import LeadOffers
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
-from anabranch.protocol.coordinator.broadcast import Broadcast
 from anabranch.protocol.coordinator.checkpoints import Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
