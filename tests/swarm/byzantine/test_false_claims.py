@@ -101,7 +101,7 @@ def test_a_liar_gets_no_slots_of_a_round() -> None:
     assert all(units["r1.0"] <= 1 for units in owned(world)[2:])
 
 
-def test_nobody_is_asked_for_senders_in_a_calm_run() -> None:
+def test_nobody_is_asked_for_holders_in_a_calm_run() -> None:
     settings = Settings("calm", 1, 2, 8, STEPS, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(2))]
     world = counting_world(settings, machines, 1)
@@ -109,7 +109,7 @@ def test_nobody_is_asked_for_senders_in_a_calm_run() -> None:
 
     def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
         said = msg.decode(message)
-        if isinstance(said, msg.Missing) or (isinstance(said, msg.Claim) and said.senders):
+        if isinstance(said, msg.Missing) or (isinstance(said, msg.Claim) and said.holders):
             asked.append(said)
         carry(sender, peer, message, payload)
 

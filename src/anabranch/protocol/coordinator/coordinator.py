@@ -192,8 +192,8 @@ class Coordinator:
         if current is None:
             return
         current.losses.pop(peer, None)
-        for senders in current.senders.values():
-            senders.pop(peer, None)
+        for holders in current.holders.values():
+            holders.pop(peer, None)
         for stage, claims in current.claims.items():
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)

@@ -76,9 +76,10 @@ class Reports:
         is not finite as an overflow.)"""
         if len(units) < len(set(message.units)):
             return "units that are not in the batch"
-        sent = [index for indices in message.senders.values() for index in indices]
-        if len(sent) > len(set(sent)) or (sent and max(sent) >= self.ctx.run.settings.microbatches):
-            return "senders of microbatches that are not in the batch, or several of one"
+        given = [index for each, _ in message.holders.values() for index in each]
+        named = [index for each in message.holders.values() for part in each for index in part]
+        if len(given) > len(set(given)) or max(named, default=0) >= self.ctx.run.settings.microbatches:
+            return "holders of microbatches that are not in the batch, or that several gave back first"
         losses, evaluations = message.losses, message.evaluations
         if message.stage != 0:
             return "losses from a relay" if losses or evaluations else None

@@ -77,7 +77,7 @@ class Iteration:
         self.t = t
         self.base = base
         self.units: dict[int, IncomingMicrobatch] = {}
-        self.claims = Claims(ctx, t, base)
+        self.claims = Claims(ctx, t, base, lambda: self.sender.holders())
         self.seals = Seals(ctx, base)
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
         self._sampling = LinkSampling(ctx, t, base)
@@ -188,7 +188,6 @@ class Iteration:
         unit.kept, unit.sender_of_last = self._has_room(), peer
         self.units[message.index] = unit
         if unit.train:
-            self.claims.senders[unit.index] = peer
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
         if self.ctx.links.is_forger(peer):
