@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from anabranch.protocol.consensus import voter_selection as electorate
+from anabranch.protocol.consensus.broadcast import Broadcast
 from anabranch.protocol.consensus.lead_offers import LeadOffers
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
-from anabranch.protocol.coordinator.broadcast import Broadcast
 from anabranch.protocol.coordinator.checkpoints import Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
@@ -207,6 +207,8 @@ class Coordinator:
         if current is None:
             return
         current.losses.pop(peer, None)
+        for holders in current.holders.values():
+            holders.pop(peer, None)
         for stage, claims in current.claims.items():
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)
@@ -474,7 +476,8 @@ class Coordinator:
 
     def _committed(self, record: Commit, base: str) -> None:
         if self.round is not None and record.verdict == "step":
-            for peer, reason in self.reports.false_witnesses(self.round).items():
+            found = self.reports.false_witnesses(self.round) | self.reducing.doubles.false_claims(self.round)
+            for peer, reason in found.items():
                 self.admission.remove(peer, reason)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             took_s = self.ctx.clock.now - self.round.opened_at

@@ -23,6 +23,10 @@ from anabranch.protocol.telemetry.estimators import plausible
 #: has not left. Plain choice: a median machine may still be among those before it. After fewer the others
 #: have the more time.
 READY = 0.75
+#: Times the expected duration of the longest slot, and the time after which the last other slot was ready,
+#: after which a run that waits for late slots removes the machine of one. Plain choice: a machine that became
+#: half as fast since it was measured, and computes, stays.
+OVERDUE = 6.0
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
@@ -52,6 +56,8 @@ class IslandRounds:
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
+        self._overdue: set[str] = set()
+        """Peers that were removed since they were overdue with a slot."""
 
     @property
     def _of_inner_step(self) -> int:
@@ -151,12 +157,13 @@ class IslandRounds:
     def drop_late(self, current: Round, settled: bool) -> None:
         """Leave late slots out of the round (`Round.dropped`), once it has waited long enough; none if its
         result is PREPARED already (`settled`). In a run that waits for late slots these are only the ones
-        that nobody can fill any more."""
+        that nobody can fill any more; a machine that is overdue with its slot is removed there."""
         if not current.slots or settled:
             return
         slots, ready = sets_of(current.slots).slots, self._ready(current)
         if not self.ctx.run.settings.rounds.drops:
             self._drop(current, self._hopeless(current, ready) if ready else frozenset())
+            self._remove_overdue(current)
             return
         there = len(slots) - len(self._left(current) - ready)
         share = min(1.0, len(ready) / (READY * there)) if there else 0.0
@@ -172,6 +179,28 @@ class IslandRounds:
         late = slots - ready - current.dropped
         if over or self._away(current, late):
             self._drop(current, late)
+
+    def _remove_overdue(self, current: Round) -> None:
+        """Remove the machines that are overdue with their slots in a run that waits for late slots: they may
+        be heard, and never compute. Their slots are filled by others then, or hopeless. A machine that comes
+        back and is overdue again is expelled."""
+        ready = self._ready(current)
+        if (share := len(ready) / len(current.slots)) > current.ready_share:
+            current.ready_at, current.ready_share = self.ctx.clock.now, share
+        if self.ctx.clock.now < self.deadline(current):
+            return
+        for peer in sorted(self._waited_for(current)):
+            late = f"{OVERDUE:g} times what a slot takes are over"
+            reason = f"it is overdue with its slot of round {current.t}: {late}"
+            (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
+            self._overdue.add(peer)
+
+    def _waited_for(self, current: Round) -> set[str]:
+        """Machines whose bound slots are not ready, but those that left or are being removed."""
+        ready, membership = self._ready(current), self.ctx.run.membership
+        late = [slot for slot in sets_of(current.slots).slots if slot not in ready | current.dropped]
+        peers = {current.slots[slot].peer for slot in late}.difference(self._admission.going(), [self.ctx.me])
+        return peers.intersection(membership.live(1, current.t))
 
     def _drop(self, current: Round, late: frozenset[int]) -> None:
         if not late:
@@ -221,10 +250,14 @@ class IslandRounds:
         return current.left[1]
 
     def deadline(self, current: Round) -> float:
-        """Time (s) from which slots that are not ready are late; infinite if that is not known yet."""
+        """Time (s) from which slots that are not ready are late, or in a run that waits for late slots their
+        machines are removed; infinite if that is not known yet."""
         rounds = self.ctx.run.settings.rounds
-        if not current.slots or not rounds.drops or current.ready_at == math.inf:
+        if not current.slots or current.ready_at == math.inf:
             return math.inf
+        if not rounds.drops:
+            longest_s = max(self._longest_s(current), current.ready_at - current.opened_at)
+            return current.opened_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf

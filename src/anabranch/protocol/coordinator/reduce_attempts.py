@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
+from anabranch.protocol.coordinator.double_claims import DoubleClaims
 from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReduceSchedule
 from anabranch.protocol.coordinator.round import Look, Round
 from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WitnessedReduces
@@ -70,6 +71,7 @@ class ReduceAttempts:
         self._cases = cases
         self.log = log
         self.admission = admission
+        self.doubles = DoubleClaims(ctx)
         self.step_s = 0.0
         self._late = 0.0
         """Steps with late claims, less those forgiven."""
@@ -104,8 +106,9 @@ class ReduceAttempts:
         attempt = current.attempts.get(stage)
         if attempt is not None:
             whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
-            if current.slots and current.covers[stage] != current.counts(stage):
-                current.give_up(stage)  # a slot was dropped since
+            dropped = current.slots and current.covers[stage] != current.counts(stage)
+            if dropped or self.doubles.wrong(current, attempt):
+                current.give_up(stage)
                 self._decide(current, stage, look)
                 return
             if (whole and stage not in current.torn) or self.prepared(current, stage):
@@ -124,15 +127,19 @@ class ReduceAttempts:
             current.looked[stage] = look
             self._redo(current, stage, here, claims)
             return
+        if self.doubles.awaits(current, stage, cover, claims, here):
+            current.looked[stage] = look
+            return
         if attempt is not None:
             if look[2].intersection(attempt.helpers):  # a silent helper may be heard, and fall silent again
                 current.even.add(stage)
             current.give_up(stage)
         members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)
+        named = self.doubles.named(current, stage)
         if current.slots:
-            owners = settle_slots(stage, len(current.slots), cover, claims, members)
+            owners = settle_slots(stage, len(current.slots), cover, claims, members, named)
         else:
-            owners = settle(cover, claims, members)
+            owners = settle(cover, claims, members, named)
         self._order(current, stage, members, owners)
 
     def _lacks(self, current: Round, stage: int, cover: frozenset[int], look: Look) -> bool:
@@ -375,6 +382,8 @@ class ReduceAttempts:
                 lacking[stage] = tuple(sorted(units))
             elif (attempt := current.attempts.get(stage)) and self.prepared(current, stage) is None:
                 self._reduce_again(current, attempt)
+            else:
+                self.doubles.stalled(current, stage)
         if len(current.attempts) == tried:
             current.stalls += 1
         if lacking:

@@ -66,6 +66,7 @@ class Reports:
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
             current.took(message.stage, units - known)
         claims[peer] = units | known
+        self.reducing.doubles.entered(current, peer, message, units - known)
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
         if message.stage == 0:
@@ -81,6 +82,10 @@ class Reports:
         """Reason why no honest replica would send this claim, or None."""
         if len(units) < len(set(message.units)):
             return "units that are not in the batch"
+        given = [index for each, _ in message.holders.values() for index in each]
+        named = [index for each in message.holders.values() for part in each for index in part]
+        if len(given) > len(set(given)) or max(named, default=0) >= self.ctx.run.settings.microbatches:
+            return "holders of microbatches that are not in the batch, or that several gave back first"
         losses, evaluations = message.losses, message.evaluations
         if message.stage != 0:
             return "losses from a relay" if losses or evaluations else None

@@ -11,7 +11,7 @@ from anabranch.protocol.audit.tracing import DisputedResult
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Witness
-from anabranch.protocol.messages import Attempt, AttemptId, Prepared
+from anabranch.protocol.messages import Attempt, AttemptId, Prepared, SentOn
 from anabranch.protocol.rounds.plan import Plan, sets_of, units_of
 
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
@@ -96,6 +96,11 @@ class Round:
     agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
+    doubted: dict[int, bool] = field(default_factory=dict)
+    """Stage whose claims need the word of the stage before (`DoubleClaims`) -> True while its reduce waits
+    for that."""
+    holders: dict[int, dict[str, SentOn]] = field(default_factory=dict)
+    """Stage -> peer of the stage before -> who has the microbatches that it sent on (`Claim.holders`)."""
     claimed: dict[int, set[int]] = field(default_factory=dict)
     """Stage -> units of a round that any member claims."""
     complete: set[int] = field(default_factory=set)

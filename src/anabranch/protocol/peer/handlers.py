@@ -89,6 +89,7 @@ class MessageHandlers:
         if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.sender.reported()
+        iteration.claims.names_holders = True
         repairs = iteration.repairs
         units = message.units.get(following, ())
         if following == 0:

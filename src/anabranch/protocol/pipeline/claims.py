@@ -6,18 +6,22 @@ A claim lists units: a microbatch at a relay stage; its head, or its embedding, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Result, head_unit
-from anabranch.protocol.messages import Claim, Overflow
+from anabranch.protocol.messages import Claim, Overflow, SentOn
 
 
 class Claims:
     """Results of iteration t at one replica, reported to the leader in cumulative claims. held: units whose
     weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its losses, in
     training and in evaluation. overflows: microbatch index -> its last overflow here. changed: True if
-    something is not reported yet."""
+    something is not reported yet. names_holders: True once the leader asked who has the microbatches that
+    this replica sent on."""
 
-    def __init__(self, ctx: PeerContext, t: int, base: str) -> None:
+    def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
+        """holders: returns what `Claim.holders` says."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -26,6 +30,8 @@ class Claims:
         self.evaluations: dict[int, float] = {}
         self.overflows: dict[int, Overflow] = {}
         self.changed = False
+        self.names_holders = False
+        self._holders = holders
         self._manifest = ""
 
     def hold(self, unit: int, half: bool = False) -> None:
@@ -76,5 +82,6 @@ class Claims:
             dict(self.evaluations),
             self._manifest,
             apart,
+            self._holders() if self.names_holders else {},
         )
         self.ctx.outbox.send(self.ctx.log.leader, claim)

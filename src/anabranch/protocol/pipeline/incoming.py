@@ -15,13 +15,14 @@ class ReturnedGradient(NamedTuple):
 
     transmission: the upstream peer's number of the transmission that the gradient answers. tensor: True if it
     had a payload. at: send time (s). ahead_bytes: bytes queued on the link when it was sent, its own
-    included.
+    included. tensors: payloads sent to that peer over its present link.
     """
 
     transmission: int
     tensor: bool
     at: float
     ahead_bytes: float
+    tensors: int
 
 
 @dataclass

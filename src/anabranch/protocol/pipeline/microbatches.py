@@ -81,7 +81,7 @@ class Iteration:
         self.t = t
         self.base = base
         self.units: dict[int, IncomingMicrobatch] = {}
-        self.claims = Claims(ctx, t, base)
+        self.claims = Claims(ctx, t, base, lambda: self.sender.holders())
         self.seals = Seals(ctx, base)
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
         self._sampling = LinkSampling(ctx, t, base)

@@ -41,11 +41,11 @@ class OutgoingMicrobatch:
     replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
     until when. asked_at: time since which it waits for credits that it asked for. sent_at: time of its last
     transmission. kept_since: peer that kept it too long -> time of the first such transmission to it.
-    overdue: how often it was kept, or left waiting for a credit, too long. ahead_bytes: bytes queued on the
-    link when it was last sent, its own included. probe_at: time of the next inquiry after it. probes:
-    inquiries so far. unclaimed: how often the leader missed the claim of the peer that gave its gradient
-    back. unacknowledged: peer -> time of the first transmission to it over its present link that it has not
-    acknowledged.
+    given_by: peer that gave its gradient ("": none yet). overdue: how often it was kept, or left waiting
+    for a credit, too long. ahead_bytes: bytes queued on the link when it was last sent, its own included.
+    probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the leader
+    missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
+    transmission to it over its present link that it has not acknowledged.
     """
 
     index: int
@@ -55,6 +55,7 @@ class OutgoingMicrobatch:
     leg: OutgoingState = OutgoingState.WAITING
     repair: bool = False
     returned: bool = False
+    given_by: str = ""
     redoing: bool = False
     peer: str | None = None
     transmission: int = 0

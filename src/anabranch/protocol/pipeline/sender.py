@@ -13,7 +13,7 @@ from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.audit.seals import ACTIVATION, Seals
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, Slots, Want
+from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, SentOn, Slots, Want
 from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.hop_candidates import HopCandidates
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
@@ -120,7 +120,7 @@ class Sender:
             return False, None
         if item.train and payload is None:
             return False, f"backward of microbatch {index} without its gradient"
-        item.returned = True
+        item.returned, item.given_by = True, peer
         item.probe_at = math.inf
         self._due_at = None
         self.ctx.run.policy.returned(index)
@@ -134,6 +134,15 @@ class Sender:
             self.ctx.costs.returned(peer, took_s, self._usual_s)
             self._most_s = self._most_usual_s()
         return True, None
+
+    def holders(self) -> SentOn:
+        """Peer of the next stage -> microbatches of the batch that it gave back first, and others that it was
+        sent or asked after."""
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for index, item in sorted(self.items.items()):
+            for peer in sorted(item.told | {item.given_by} - {""}) if item.train else ():
+                found.setdefault(peer, ([], []))[item.given_by != peer].append(index)
+        return {peer: (tuple(given), tuple(sent)) for peer, (given, sent) in found.items()}
 
     def forget(self, index: int) -> None:
         """Forget a microbatch that this peer gave up, because its input or its own result cannot be used."""

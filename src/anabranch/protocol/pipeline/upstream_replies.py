@@ -7,6 +7,10 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Backward, Forward, Have, Lack, Want
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch, ReturnedGradient
 
+#: Times that the gradient of a microbatch is sent to one upstream peer over one link. Plain choice: a link
+#: that holds delivers the first, and a peer that asks on and on must not take up the line.
+MOST_SENT = 2
+
 
 class UpstreamReplies:
     """Replies to upstream peers about the incoming microbatches of iteration t."""
@@ -26,7 +30,8 @@ class UpstreamReplies:
         now = unit.sent_back_at = self.ctx.clock.now
         for peer, transmission in ((unit.upstream, unit.transmission), *unit.others.items()):
             ahead_bytes = self.ctx.costs.hand(peer, now) if payload is not None else 0.0
-            unit.back[peer] = ReturnedGradient(transmission, payload is not None, now, ahead_bytes)
+            tensors = (unit.back[peer].tensors if peer in unit.back else 0) + (payload is not None)
+            unit.back[peer] = ReturnedGradient(transmission, payload is not None, now, ahead_bytes, tensors)
             self.ctx.outbox.send(peer, message, payload)
         unit.others.clear()
 
@@ -43,11 +48,15 @@ class UpstreamReplies:
             self.send_back(unit)
 
     def _on_its_way_back(self, unit: IncomingMicrobatch) -> bool:
-        """True if the gradient is being sent to the upstream peer already, perhaps over a slow link."""
-        back = unit.back.get(unit.upstream)
-        if back is None or back.transmission != unit.transmission:
+        """True if the gradient is being sent to the upstream peer already, perhaps over a slow link, or was
+        sent to it MOST_SENT times. A tensor counts for whatever transmission it was sent: an upstream peer
+        takes any."""
+        back, tensor = unit.back.get(unit.upstream), unit.train and unit.gradient_needed
+        if back is None or (tensor and not back.tensors):
             return False
-        if unit.train and unit.gradient_needed and not back.tensor:
+        if tensor and back.tensors >= MOST_SENT:
+            return True
+        if not tensor and back.transmission != unit.transmission:
             return False
         return self.ctx.clock.now - back.at < self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
 

@@ -7,11 +7,15 @@ cover of a stage is the set of units 0 to n-1 that a step has to count, each onc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from anabranch.protocol.messages import MAX_MESSAGE_BYTES, Attempt
+
+#: No peer is named for any unit.
+NO_NAMES: Mapping[int, Collection[str]] = MappingProxyType({})
 
 
 def missing(cover: frozenset[int], claims: Mapping[str, Iterable[int]]) -> set[int]:
@@ -20,20 +24,25 @@ def missing(cover: frozenset[int], claims: Mapping[str, Iterable[int]]) -> set[i
 
 
 def settle(
-    cover: frozenset[int], claims: Mapping[str, Iterable[int]], members: Sequence[str]
+    cover: frozenset[int],
+    claims: Mapping[str, Iterable[int]],
+    members: Sequence[str],
+    named: Mapping[int, Collection[str]] = NO_NAMES,
 ) -> tuple[int, ...]:
     """Owner of every unit as a position in `members`, in unit order (R7).
 
-    A unit with several claims goes to the lowest peer id. Raises ValueError if no member claims a unit.
+    A unit with several claims goes to a peer that is `named` for it (unit -> peers), and of several to the
+    lowest peer id. Raises ValueError if no member claims a unit.
     """
     sets = {member: set(claims.get(member, ())) for member in members}
     by_id = sorted(range(len(members)), key=lambda position: members[position])
     owners = []
     for unit in sorted(cover):
-        holder = next((position for position in by_id if unit in sets[members[position]]), None)
-        if holder is None:
+        holders = [position for position in by_id if unit in sets[members[position]]]
+        if not holders:
             raise ValueError(f"unit {unit} is claimed by none of {list(members)}")
-        owners.append(holder)
+        names = named.get(unit, ())
+        owners.append(next((each for each in holders if members[each] in names), holders[0]))
     return tuple(owners)
 
 
@@ -43,10 +52,11 @@ def settle_slots(
     counts: frozenset[int],
     claims: Mapping[str, Iterable[int]],
     members: Sequence[str],
+    named: Mapping[int, Collection[str]] = NO_NAMES,
 ) -> tuple[int, ...]:
     """Owner of every unit of a round of at most `slots` slots, as a position in `members` (see `settle`); -1
     for units that do not count. counts: units that do. Raises ValueError if no member claims one of those."""
-    found = dict(zip(sorted(counts), settle(counts, claims, members), strict=True))
+    found = dict(zip(sorted(counts), settle(counts, claims, members, named), strict=True))
     return tuple(found.get(unit, -1) for unit in range(slots if stage else 2 * slots))
 
 

@@ -28,6 +28,9 @@ WINDOW = 2
 AT_ONCE = 4
 #: Number of times that each source is asked before the download fails.
 ROUNDS = 3
+#: Pieces that an offer may have, as a multiple of the stage's weights and moments, and some for the smallest
+#: stages. Plain choice: covers what delayed iterations keep of the next step.
+PIECES_SHARE, PIECES_MORE = 2.0, 8
 #: Source of the pieces that this machine kept; no peer has this id.
 _DISK = ""
 
@@ -103,6 +106,8 @@ class Download:
         self._chosen: StateOffer | None = None
         self._pieces: dict[int, tuple[Payload, str]] = {}
         self._pending: deque[int] = deque()
+        self._until = math.inf
+        """Time (s) at which the chosen bytes are given up if another source offers others."""
         self._reason = "no source offers it"
         self._on_done = on_done
         self._on_fail = on_fail
@@ -140,12 +145,19 @@ class Download:
             busy += 1
         if busy:
             return
-        others = [s for s in self.sources.values() if s.status is SourceStatus.IDLE and s.offer is not None]
-        if others:
+        if others := self._others():
             self._choose_anew(others)
         else:
             self.over = True
             self._on_fail(f"the state of stage {self.stage} could not be fetched: {self._reason}")
+
+    def _others(self) -> list[Source]:
+        """Sources that offered other bytes than those being downloaded."""
+        return [
+            source
+            for source in self.sources.values()
+            if source.status is SourceStatus.IDLE and source.offer not in (None, self._chosen)
+        ]
 
     def _ask_source(self, source: Source) -> None:
         source.tries -= 1
@@ -178,7 +190,7 @@ class Download:
             source.offer = offer
             first = self._chosen is None
             if first:
-                self._choose(offer)
+                self._choose(peer, offer)
             if offer == self._chosen:
                 source.status = SourceStatus.PULLED
                 source.patience_s = max(source.patience_s, self._pieces_s(source))
@@ -191,9 +203,11 @@ class Download:
                 self._put_aside(source, SourceStatus.IDLE, tries=0)
             self._ask()
 
-    def _choose(self, offer: StateOffer) -> None:
-        """Download the bytes of `offer`, but for the pieces that this machine has on disk."""
+    def _choose(self, peer: str, offer: StateOffer) -> None:
+        """Download the bytes of the `offer` of a peer, but for the pieces that this machine has on disk."""
         self._chosen, kept = offer, self._kept
+        whole_s = self.ctx.costs.coming_s(peer, self.ctx.run.settings.state_bytes_of(self.stage))
+        self._until = self.ctx.clock.now + ANSWER_S + whole_s
         if kept is not None and self._check:
             hashes = offer.hashes
             if (kept.t, kept.fingerprint, len(kept.pieces)) == (offer.t, offer.fingerprint, offer.pieces):
@@ -208,9 +222,11 @@ class Download:
 
     def _implausible(self, offer: StateOffer) -> bool:
         """True if an offer cannot be the state: it has another fingerprint than wanted, more pieces than a
-        state can have, or not one hash per piece."""
-        hashes = len(offer.hashes)
-        if (hashes and hashes != offer.pieces) or offer.pieces > PIECES_MAX:
+        state of that stage can have, or not one hash per piece."""
+        hashes, settings = len(offer.hashes), self.ctx.run.settings
+        pieces = settings.state_bytes_of(self.stage) / settings.piece_bytes or math.inf
+        most = min(PIECES_MAX, PIECES_SHARE * pieces + PIECES_MORE)
+        if (hashes and hashes != offer.pieces) or offer.pieces > most:
             return True
         return bool(self._fingerprint) and offer.fingerprint != self._fingerprint
 
@@ -340,7 +356,7 @@ class Download:
     def _choose_anew(self, sources: Sequence[Source]) -> None:
         """Change to another offer, because no usable source is left for the present one: drop its pieces and
         ask the other `sources`."""
-        self._chosen = None
+        self._chosen, self._until = None, math.inf
         self._pieces.clear()
         self._pending.clear()
         for source in sources:
@@ -369,6 +385,11 @@ class Download:
     def tick(self) -> None:
         if self.over:
             return
+        if self.ctx.clock.now >= self._until and self._others():
+            for source in [s for s in self.sources.values() if s.offer == self._chosen]:
+                self._put_aside(source, SourceStatus.OUT)
+            self._reason = "the sources of one offer took too long"
+            self._choose_anew(self._others())
         late = [source for source in self.sources.values() if self.ctx.clock.now >= source.due]
         for source in late:
             self._overdue(source)
@@ -392,4 +413,7 @@ class Download:
             self._pull(source)
 
     def deadline(self) -> float:
-        return math.inf if self.over else min((s.due for s in self.sources.values()), default=math.inf)
+        if self.over:
+            return math.inf
+        due = min((source.due for source in self.sources.values()), default=math.inf)
+        return min(due, self._until) if self._until < due and self._others() else due

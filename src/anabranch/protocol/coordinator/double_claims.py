@@ -1,0 +1,144 @@
+"""Microbatches that two replicas of a relay stage claim: the stage before says whose they are (R6, R7).
+
+A claim is the word of one peer. The peer that sent a microbatch on knows who gave it back, so no single relay
+gets the work of others by claiming it. Nobody is asked while no two claims name one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.messages import Attempt, Claim, Missing
+
+#: Iterations after a double claim in which a stage's claims need the word of the stage before from the start:
+#: a liar that claims everything at once would else have a reduce ordered before others claim. Plain choice.
+WATCHED = 8
+#: Iterations running in which at least half of what a peer claims was the work of others, and had not been
+#: sent to it, after which it is removed. Plain choice.
+FALSE_CLAIMS = 3
+
+
+class DoubleClaims:
+    """Doubtful claims of the open round at the leader, and the peers that made false ones before."""
+
+    def __init__(self, ctx: PeerContext) -> None:
+        self.ctx = ctx
+        self._watched: dict[int, int] = {}
+        """Stage -> last iteration in which its claims are doubted from the start."""
+        self._false: dict[str, int] = {}
+        """Peer -> iterations running with false claims."""
+
+    def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
+        """Doubt a stage in which two peers claim one microbatch, ask the stage before who has them, and take
+        its answers; called when a claim was entered. fresh: units that it claims for the first time."""
+        stage, after = message.stage, message.stage + 1
+        if stage and fresh:
+            doubled = any(fresh & units for other, units in current.claims[stage].items() if other != peer)
+            if doubled:
+                self._watched[stage] = current.t + WATCHED
+            if current.t <= self._watched.get(stage, 0) and stage not in current.doubted:
+                current.doubted[stage] = True
+                for other in current.claims.get(stage - 1, {}):
+                    self._ask(current, other)
+        if after > self.ctx.run.settings.stages:
+            return
+        known = current.holders.setdefault(after, {})
+        if message.holders and known.get(peer) != message.holders:
+            known[peer] = message.holders
+            current.reported[after] = current.reported.get(after, 0) + 1
+        elif fresh and not message.holders and after in current.doubted:
+            self._ask(current, peer)
+
+    def _ask(self, current: Round, peer: str) -> None:
+        self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
+
+    def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
+        """Microbatch -> peers of a doubted stage that gave it back, as the stage before says; empty for any
+        other stage."""
+        found = defaultdict[int, set[str]](set)
+        if stage in current.doubted:
+            for holders in current.holders.get(stage, {}).values():
+                for peer, (given, _) in holders.items():
+                    for index in given:
+                        found[index].add(peer)
+        return found
+
+    def awaits(
+        self,
+        current: Round,
+        stage: int,
+        cover: frozenset[int],
+        claims: Mapping[str, frozenset[int]],
+        here: Collection[str],
+    ) -> bool:
+        """True if a doubted stage has a microbatch that nobody is known to have given back, or where who
+        did is present and has not claimed it. claims: those of the members that are present (`here`)."""
+        if not current.doubted.get(stage):
+            return False
+        named = self.named(current, stage)
+        for unit in cover:
+            present = [peer for peer in named.get(unit, ()) if peer in here]
+            if unit not in named or (present and all(unit not in claims.get(peer, ()) for peer in present)):
+                return True
+        return False
+
+    def wrong(self, current: Round, attempt: Attempt) -> bool:
+        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back."""
+        claims, named = current.claims.get(attempt.stage, {}), self.named(current, attempt.stage)
+        for unit, givers in named.items():
+            owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
+            if owner < 0 or attempt.members[owner] in givers:
+                continue
+            if any(peer in attempt.members and unit in claims.get(peer, ()) for peer in givers):
+                return True
+        return False
+
+    def stalled(self, current: Round, stage: int) -> None:
+        """Take the claims of a doubted stage as they are, once the step has stalled: the peer that could
+        say whose they are may be gone, or lie."""
+        if current.doubted.get(stage):
+            current.doubted[stage] = False
+            current.looked.pop(stage, None)
+
+    def false_claims(self, current: Round) -> dict[str, str]:
+        """Count the iterations in which a peer claimed the work of others that nobody says to have sent it;
+        called when the step of `current` was committed. Returns peers that did so repeatedly -> reason to
+        remove them.
+
+        One relay of the stage before does not convict, or it could send work twice and accuse one of the two;
+        a data node does.
+        """
+        found: dict[str, str] = {}
+        for stage in current.doubted:
+            attempt, named = current.attempts.get(stage), self.named(current, stage)
+            if attempt is None:
+                continue
+            said = current.holders.get(stage, {})
+            needed = min(2, self.ctx.run.membership.count(stage - 1, current.t)) if stage > 1 else 1
+            for peer, units in current.claims.get(stage, {}).items():
+                false = {unit for unit in units if self._others(attempt, unit, named, peer)}
+                for holders in said.values():
+                    false.difference_update(*holders.get(peer, ()))
+                by = [
+                    witness
+                    for witness, holders in said.items()
+                    if any(not false.isdisjoint(given) for given, _ in holders.values())
+                ]
+                if not false or 2 * len(false) < len(units) or len(by) < needed:
+                    self._false.pop(peer, None)
+                    continue
+                self._false[peer] = count = self._false.get(peer, 0) + 1
+                text = f"{peer[:8]} claimed {len(false)} microbatches of iteration {current.t}"
+                self.ctx.outbox.note("note", text=f"{text} that others computed; it was not sent them")
+                if count >= FALSE_CLAIMS and peer != self.ctx.me:
+                    found[peer] = f"it claimed the work of others in {count} iterations running"
+        return found
+
+    @staticmethod
+    def _others(attempt: Attempt, unit: int, named: Mapping[int, Collection[str]], peer: str) -> bool:
+        """True if another member than `peer` owns a unit, and gave it back."""
+        owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
+        return owner >= 0 and attempt.members[owner] != peer and attempt.members[owner] in named.get(unit, ())

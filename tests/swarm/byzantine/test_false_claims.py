@@ -1,0 +1,118 @@
+"""A relay that claims the work of its whole stage: it gets what it computed, and loses its seat (R6, R7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.log.records import Commit, Members, decode_entry
+from anabranch.protocol.pipeline.microbatches import Iteration
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from swarm.islands.test_review_rounds import island_run, world_of
+
+STEPS = 8
+
+
+def lies(world: World, liar: str) -> None:
+    """Have `liar` claim the whole cover as soon as it opens an iteration, and act as if it held that."""
+    opened: set[int] = set()
+
+    def lie(node: Node, event: ev.Event) -> None:
+        iteration = node.peer.iterations.current
+        if node.id != liar or iteration is None or iteration.t in opened:
+            return
+        reduce = node.peer.iterations.replica.all_reduce
+        if not opened:
+            recount = reduce._recount
+
+            def only_own(current: Iteration, unit: int, sign: int) -> None:
+                if unit in current.units and current.units[unit].gradient_in is not None:
+                    recount(current, unit, sign)
+
+            reduce._recount = only_own  # type: ignore[method-assign]
+        opened.add(iteration.t)
+        iteration.claims.held |= node.peer.ctx.run.cover(1, iteration.t)
+        iteration.claims.send()
+
+    world.bookkeepers.append(lie)
+
+
+def owned(world: World) -> list[Counter[str]]:
+    """Units of stage 1 that each peer owns, per committed step."""
+    records = [decode_entry(line).record for line in world.log]
+    parts = [record.stages[1] for record in records if isinstance(record, Commit) and record.stages]
+    return [Counter(part.members[k] for k in part.owners if k >= 0) for part in parts]
+
+
+def removed(world: World) -> dict[str, str]:
+    records = (decode_entry(line).record for line in world.log)
+    return {
+        peer: why for each in records if isinstance(each, Members) for peer, why in each.removed.items()
+    }
+
+
+@pytest.mark.parametrize("relays", [2, 4])
+def test_a_liar_gets_nothing_of_others_and_loses_its_seat(relays: int) -> None:
+    settings = Settings("steal", 1, 1, 8, STEPS, min_replicas=relays)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{k}", 1) for k in range(relays))]
+    world = counting_world(settings, machines, 1)
+    lies(world, "r1.0")
+    carry, orders = world.carry, set[tuple[int, msg.AttemptId]]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if isinstance(said, msg.Attempt) and said.stage:
+            orders.add((said.fence.t, said.attempt))
+        carry(sender, peer, message, payload)
+
+    world.carry = look  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == STEPS
+    assert max(Counter(t for t, _ in orders if t > 1).values()) == 1  # reduces wait for the word that decides
+    assert all(units["r1.0"] <= 4 for units in owned(world))
+    assert list(removed(world)) == ["r1.0"] and "work of others" in removed(world)["r1.0"]
+    assert not any(units["r1.0"] for units in owned(world)[4:])
+
+
+def test_with_two_stages_neither_end_nor_middle_is_taken() -> None:
+    settings = Settings("steal", 1, 2, 8, STEPS, min_replicas=3)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(3))]
+    world = counting_world(settings, machines, 2)
+    lies(world, "r1.0")
+    world.run(until_s=300.0)
+    assert world.history().t == STEPS and list(removed(world)) == ["r1.0"]
+    assert all(units["r1.0"] <= 4 for units in owned(world))
+
+
+def test_a_liar_gets_no_slots_of_a_round() -> None:
+    run = island_run()
+    world = world_of(replace(run, batch=replace(run.batch, microbatches=6)), relays=3, checked=False)
+    lies(world, "r1.0")
+    world.run(until_s=2000.0)
+    assert list(removed(world)) == ["r1.0"]
+    assert all(units["r1.0"] <= 1 for units in owned(world)[2:])
+
+
+def test_nobody_is_asked_for_holders_in_a_calm_run() -> None:
+    settings = Settings("calm", 1, 2, 8, STEPS, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(2))]
+    world = counting_world(settings, machines, 1)
+    carry, asked = world.carry, list[msg.Message]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if isinstance(said, msg.Missing) or (isinstance(said, msg.Claim) and said.holders):
+            asked.append(said)
+        carry(sender, peer, message, payload)
+
+    world.carry = look  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert asked == [] and removed(world) == {} and wrong_states(world) == {}

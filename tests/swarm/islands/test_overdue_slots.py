@@ -1,0 +1,55 @@
+"""Machines in rounds that wait for late slots: one that is heard and never computes, one that is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.log.records import Members, decode_entry
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
+from swarm.islands.test_review_rounds import island_run, world_of
+
+
+def waiting_world(**carried: object) -> World:
+    run = island_run(slots=3, late="wait", **carried)
+    return world_of(replace(run, batch=replace(run.batch, microbatches=6)), relays=3, checked=False)
+
+
+def removed(world: World) -> list[str]:
+    records = (decode_entry(line).record for line in world.log)
+    return [peer for each in records if isinstance(each, Members) for peer in each.removed]
+
+
+@pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
+def test_a_silent_machine_does_not_stop_the_run(carried: dict[str, object]) -> None:
+    world = waiting_world(**carried)
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        work = isinstance(msg.decode(message), msg.Slots | msg.Forward | msg.Backward | msg.Claim | msg.Lack)
+        if not (work and sender.id == "r1.1" and sender.peer.committed >= 3):
+            carry(sender, peer, message, payload)
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == 6 and removed(world) == ["r1.1"]
+
+
+@pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
+def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
+    """It computes at a third of its measured speed from the second round on."""
+    world, slowed = waiting_world(**carried), list[str]()
+
+    def slow(node: Node, event: ev.Event) -> None:
+        if node.id == "r1.1" and node.peer.committed == 3 and not slowed:
+            node.slowness *= 3.0
+            slowed.append(node.id)
+
+    world.bookkeepers.append(slow)
+    world.run(until_s=300.0)
+    assert slowed and world.history().t == 6 and removed(world) == []
