@@ -212,8 +212,8 @@ class FrameReader:
         return self._scratch[self._filled :]
 
     def received(self, count: int) -> Sequence[Parsed]:
-        """Parse `count` bytes that were written into the last `get_buffer()`; returns complete messages.
-        Raises FrameError, ResourceRefused."""
+        """Parse `count` bytes that were written into the last `get_buffer()`; returns what is complete now:
+        messages, offers, a Goodbye. Raises FrameError, ResourceRefused."""
         if self._finished:
             raise FrameError("bytes after the end of the connection")
         if self._current is not None:
@@ -240,7 +240,7 @@ class FrameReader:
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
         """Parse the bytes `data`, which lie in the caller's buffer and are copied into the reader's; returns
-        complete messages. Raises FrameError, ResourceRefused."""
+        what is complete now, as `received` does. Raises FrameError, ResourceRefused."""
         out: list[Parsed] = []
         view = memoryview(data)
         while view:

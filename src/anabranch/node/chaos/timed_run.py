@@ -68,7 +68,8 @@ class _Timer:
             raise _GivenUp(f"nothing was committed for {duration(STUCK_S)} after step {t}")
 
     def _stop_when_settled(self, now: float) -> None:
-        """Ask the leader to end the run once all seats are taken again, or SEATS_S after the last fault."""
+        """Ask the leader to end the run, within STOP_S, once all seats are taken again, or SEATS_S after the
+        last fault."""
         if self._injector.settled or now > self._injector.record.ended + SEATS_S:
             self._injector.close()
             self._stop_at = now + STOP_S

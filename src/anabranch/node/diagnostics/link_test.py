@@ -127,8 +127,8 @@ class LinkTestServer:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Answer to "hello": round trip (s), offset of the other machine's clock (s), and this machine's address
-    and port as the other machine sees them."""
+    """Answer to "hello": round trip (s), offset of the other machine's clock (s; positive: ahead of this
+    one), and this machine's address and port as the other machine sees them."""
 
     trip_s: float
     clock_s: float

@@ -93,7 +93,7 @@ class Connections:
         self._asked: dict[Link, deque[tuple[Message, Payload]]] = {}
         #: Payload bytes sent, by message type.
         self.sent_bytes: Counter[str] = Counter()
-        #: Refusal of the last dial, by peer.
+        #: Refusal of the last dial that failed, by peer, if it was refused.
         self.refusals: dict[str, Refused] = {}
 
     def accept(self, link: Link) -> None:

@@ -100,8 +100,9 @@ class LocalSwarm:
                 self.join(name, texts["data"], ["--corpus", corpus])
 
     def start_leader(self, alone: bool = False) -> dict[str, str]:
-        """Start the leading process; returns the texts of its tickets by role. alone: True if all others join
-        from outside with these tickets, so that tickets and port of a former part of the run are kept."""
+        """Start the leading process; wait for its tickets and return their texts by role. Raises as `start`
+        does. alone: True if all others join from outside with these tickets, so that tickets and port of a
+        former part of the run are kept; else tickets.json is deleted before, and all tickets are new."""
         tickets = self.directory.path / "tickets.json"
         if alone:
             former = tickets.stat().st_mtime_ns if tickets.exists() else 0
@@ -192,7 +193,8 @@ class LocalSwarm:
             raise LeaderFailed(status, f"the leading data node {_ended(self.leader)}")
 
     def events(self, poll: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Yield the run's events as they are written, until the leader's process ends.
+        """Yield the run's events as they are written, until the leader's process ends. Raises as
+        `report_ends` does.
 
         `poll` is called about ten times a second. A caller that leaves the loop and calls again gets the
         events from there on.
@@ -262,8 +264,8 @@ class LocalSwarm:
             control_file.request_stop(self.directory.path)
 
     def end(self) -> None:
-        """Wait until all processes have ended, but no longer than END_S in all, and report those that failed.
-        Processes that still run are left to the supervisor, which kills them when it is closed."""
+        """Wait until all processes have ended, but no longer than END_S in all; then `report_ends`. Processes
+        that still run are left to the supervisor, which kills them when it is closed."""
         until = time.monotonic() + END_S
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))

@@ -107,8 +107,8 @@ class Supervisor:
     ) -> Process:
         """Start `anabranch ARGUMENTS`, with its output in `log` and in a network namespace if one is named.
 
-        environment: variables to set. target: function that runs in the process instead. Raises UserError if
-        no process can be started.
+        environment: variables to set. target: function that runs in the process instead, with the parameters
+        of `run_peer`. Raises UserError if no process can be started.
         """
         # The fork server has the environment of its start, which may be before a model was registered.
         models = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
