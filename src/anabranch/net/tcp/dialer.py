@@ -67,7 +67,7 @@ class Dialer:
 
     async def probe(self, peer_id: str, address: Address) -> str:
         """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
-        failure, "" if there is none."""
+        failure, "" if there is none. An address at a carrier fails, as the carrier answers there."""
         try:
             connect = self._connect_iroh(peer_id, address) if address.kind else self._connect_tls(address)
             lane = await self._within(address, connect)
@@ -79,7 +79,8 @@ class Dialer:
 
     async def meet(self, link: Link, token: bytes, reserved: Reservation) -> Lane:
         """Dial the carrier at the other end of `link` for the circuit of `token`; returns the connection with
-        the peer that opened it. reserved: given back when the connection ends or cannot be made."""
+        the peer that opened it. Raises Refused, DialError and OSError. reserved: given back when the
+        connection ends or cannot be made."""
         carrier, address = link.peer_id, link.way.address
         assert address is not None  # only a link that this side dialled brings offers
         outer = None

@@ -84,7 +84,7 @@ class TcpTransport:
 
     async def close(self) -> None:
         """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
-        peer; returns once the links are gone."""
+        peer; returns once the links are gone and the iroh endpoint has ended."""
         await self.listener.close()
         self.carrier.close()
         await self.links.close()
