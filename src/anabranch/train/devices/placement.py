@@ -84,7 +84,8 @@ Where = torch.device | Placement
 
 
 def put(vector: Tensor, where: Where) -> Tensor:
-    """Flat vector of a stage where the stage is; the vector itself if that is where it lies."""
+    """Flat vector of a stage where the stage is; on several devices a copy, on one the vector itself if it
+    lies there."""
     return where.put(vector) if isinstance(where, Placement) else vector.to(where)
 
 

@@ -102,7 +102,7 @@ class Alone:
         return self.states[0].t
 
     def step(self, t: int) -> AloneStep:
-        """Take step t on the whole batch."""
+        """Take step t, which follows the last one, on the whole batch; changes the weights."""
         run, total = self._run, torch.zeros((), device=self._device)
         for index in range(run.batch.microbatches):
             loss = self._loss(t, index)

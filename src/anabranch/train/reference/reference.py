@@ -86,7 +86,8 @@ class Share:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Values of a step that the log holds too. Stage-wise tuples are indexed by stage 0..S."""
+    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch. squares: by tensor.
+    Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -179,7 +180,8 @@ class Reference:
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
-        """Compute and sum the contributions of these microbatches of t, in the given order."""
+        """Compute and sum the contributions of these microbatches of t, in the given order; the sums of an
+        earlier share are overwritten."""
         for accumulator in self._accumulators:
             accumulator.clear()
         share = Share(t, [accumulator.flat for accumulator in self._accumulators])

@@ -74,7 +74,8 @@ def contribution(
     carried: SlotState | None = None,
     late: bool = False,
 ) -> Contribution:
-    """Contribution to round t of a slot that takes `steps` inner steps on `tokens`.
+    """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
+    `taken(run, steps)` steps).
 
     It is steps · (weights before - weights after), of which some values are sent, rounded as the run file
     says. carried: state of the slot after the round before; None if it begins anew. late: True if that

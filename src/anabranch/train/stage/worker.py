@@ -73,7 +73,7 @@ class Refused(Exception):
 class Worker:
     """Executor of the tasks of one stage on one peer. Without `batches` (a relay) it serves stages 1..S only.
 
-    `run` never raises: a task that cannot be done gives Result.error, an overflow Result.overflow.
+    A task that cannot be done gives Result.error, an overflow Result.overflow; exhausted memory raises.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Worker:
     ) -> None:
         """initial: tensors to start from instead of the seed's (used by `InitState`). resident: most
         microbatches whose activations stay on the device between forward and backward; others are offloaded.
-        frozen: this machine's store of frozen weights, for a run that trains adapters.
-        """
+        frozen: this machine's store of frozen weights, for a run that trains adapters. Raises ConfigError if
+        the run's sequences or devices do not fit, ValueError for stage 0 without batches."""
         check_shape(run, model)
         devices, specs = devices_of(run.compute), partition(model, run.pipeline)
         check_devices(run, specs, len(devices))
