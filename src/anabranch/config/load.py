@@ -78,7 +78,8 @@ def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunCon
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Nested plain values by section and key, with the version; inverse of `config_from_dict`."""
+    """Nested plain values by section and key, with the version; without unset keys; inverse of
+    `config_from_dict`."""
     result: dict[str, Any] = {"anabranch": {"version": RUN_FILE_VERSION}}
     for section in fields(config):
         values = getattr(config, section.name)

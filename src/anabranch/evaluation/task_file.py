@@ -36,8 +36,8 @@ class Item:
     """Line of a task.
 
     where: file and line, for messages. continuations: texts that are scored after `context`: the choices, the
-    target, or the plain text. delimiter: text between. answer: number of the right choice. is_text: True for
-    plain text.
+    target, or the plain text. delimiter: text between. answer: number of the right choice, from 0. is_text:
+    True for plain text.
     """
 
     where: str

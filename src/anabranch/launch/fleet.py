@@ -79,7 +79,8 @@ class Fleet:
 
 
 def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Group, ...]:
-    """Groups of a fleet of `count` like peers. Raises UserError for a number that cannot be meant."""
+    """The one group of a fleet of `count` like peers. Raises UserError for a number that cannot be meant, and
+    as `checked_region` does."""
     if not 1 <= count <= MOST_PEERS:
         raise UserError(f"--peers {count}: it must be at least 1 and at most {MOST_PEERS:,}")
     return (Group(count, stage, "", checked_region(region)),)
@@ -87,7 +88,8 @@ def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Gro
 
 def planned(text: str, where: str) -> tuple[Group, ...]:
     """Groups of the first plan in the output of `anabranch plan --json`, without its data nodes, which need
-    the corpus. where: name of the text in messages. Raises UserError if the text is no such output."""
+    the corpus. where: name of the text in messages. Raises UserError if the text is no such output, or the
+    plan has GPUs that hold a stage together, no relays or too many."""
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [
