@@ -89,13 +89,14 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:
 
 
 def read_events(path: str | Path) -> Iterator[Event | Unknown]:
-    """Events of a file in file order. Lines that are not events are left out."""
+    """Events of a file in file order. Lines that are not events are left out. Raises OSError if it cannot be
+    read."""
     with open(path, "rb") as file:
         yield from decode_lines(file)
 
 
 def events_of(path: str | Path, kind: type[_E]) -> list[_E]:
-    """All events of one kind, in file order."""
+    """All events of one kind, in file order. Raises OSError as `read_events` does."""
     return [event for event in read_events(path) if isinstance(event, kind)]
 
 

@@ -86,7 +86,7 @@ def listed(names: list[str], most: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Seconds, rounded, as m:ss or h:mm:ss; negative ones as 0:00."""
     hours, rest = divmod(max(0, round(seconds)), 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

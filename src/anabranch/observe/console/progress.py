@@ -236,7 +236,8 @@ class Ticker:
 
 @contextmanager
 def ticking(label: str) -> Iterator[Ticker]:
-    """Show `label` and its time while the context is entered."""
+    """Show `label` and its time while the context is entered; yields the ticker, to name further
+    activities."""
     with Ticker() as ticker:
         ticker.begin(label)
         yield ticker
