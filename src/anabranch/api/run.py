@@ -297,7 +297,7 @@ class _Collector:
 
 def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> RunConfig:
     """Run file that `config` means: a path, a RunConfig, or changes to the default run by dotted or nested
-    keys (None: no changes). Raises ConfigError.
+    keys (None: no changes). Raises ConfigError for a file, key or value that cannot be used.
 
     >>> configuration({"run.steps": 50, "optimizer": {"lr": 1e-3}}).run.steps
     50

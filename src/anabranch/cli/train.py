@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
-    """Create the run directory and train in this process, without a swarm; returns the exit status."""
+    """Create the run directory and train in this process, without a swarm; returns the exit status. Raises
+    UserError if it cannot be trained so."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 
@@ -159,7 +160,7 @@ def train_directory(
 
 def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: bool, to: Outputs) -> bool:
     """Start the swarm, print its events until it ends, and close the supervisor. True if the last step was
-    committed. Raises LeaderFailed, UserError."""
+    committed. Raises LeaderFailed and UserError as `LocalSwarm` does."""
     from anabranch.cli.support.lead_run import page_beside
     from anabranch.node.local_swarm.local_swarm import Interrupted
     from anabranch.node.operator.owner_actions import SwarmOwner

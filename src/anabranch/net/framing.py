@@ -213,7 +213,8 @@ class FrameReader:
 
     def received(self, count: int) -> Sequence[Parsed]:
         """Parse `count` bytes that were written into the last `get_buffer()`; returns what is complete now:
-        messages, offers, a Goodbye. Raises FrameError, ResourceRefused."""
+        messages, offers, a Goodbye. Raises FrameError for bytes that the framing does not allow,
+        ResourceRefused if a payload has no room."""
         if self._finished:
             raise FrameError("bytes after the end of the connection")
         if self._current is not None:
@@ -240,7 +241,7 @@ class FrameReader:
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
         """Parse the bytes `data`, which lie in the caller's buffer and are copied into the reader's; returns
-        what is complete now, as `received` does. Raises FrameError, ResourceRefused."""
+        and raises as `received` does."""
         out: list[Parsed] = []
         view = memoryview(data)
         while view:

@@ -77,7 +77,8 @@ class Lane(asyncio.BufferedProtocol):
     # During the handshake.
 
     async def receive(self) -> bytes:
-        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError."""
+        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError if the connection is
+        lost."""
         while not self._inbox:
             if self._why_lost:
                 raise ConnectionError(self._why_lost)

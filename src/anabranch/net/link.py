@@ -223,7 +223,8 @@ class Link:
             self._loop.call_soon(self._write_control)
 
     def close(self, reason: str) -> None:
-        """Close the link, and tell the other side the reason. Queued messages may be lost."""
+        """Close the link, and tell the other side the reason. Queued messages may be lost. `on_closed` is
+        called soon. Nothing if it has closed already."""
         if self.closed_reason is not None:
             return
         self._control_pieces.append(close_frame(reason))

@@ -197,7 +197,7 @@ def issue_certificate(
 
 def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
     """Verify a certificate's signature, run and expiry (now_s: Unix time); returns its content. Raises
-    TicketError.
+    TicketError if one of them is wrong.
 
     The caller checks that the issuer may issue certificates, and that the holder presents it.
     """

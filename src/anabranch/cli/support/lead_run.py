@@ -72,7 +72,7 @@ def lead_directory(
     serve: str = "",
 ) -> int:
     """Lead the run in a directory until it ends; returns the exit status: 0, 1, or INTERNAL_FAILURE. Raises
-    UserError.
+    UserError if the run cannot be led.
 
     quiet: True to print errors only and serve no page. new_tickets: True to issue tickets even where former
     ones still work, and to take another port unless the run file names one. serve: relays of this machine

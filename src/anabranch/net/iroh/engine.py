@@ -37,7 +37,7 @@ def installed() -> bool:
 
 async def udp_ends(address: Address) -> list[str]:
     """IP:PORT of the addresses that a peer's UDP address stands for, at most MOST_ADDRESSES: iroh knows no
-    names, and a stranger's may stand for any number. Raises OSError."""
+    names, and a stranger's may stand for any number. Raises OSError if its name stands for none."""
     found = await resolved(address.host, address.port, socket.SOCK_DGRAM)
     return [host_port(str(end[0]), address.port) for *_, end in found[:MOST_ADDRESSES]]
 

@@ -34,7 +34,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of recomputing the run (`anabranch verify`); `text` is the last line of its report."""
+    """Result of recomputing the run (`anabranch verify`). steps: that were recomputed. text: the last line of
+    its report, or why there is none."""
 
     exact: bool
     """True if the run promises every bit and keeps the promise."""

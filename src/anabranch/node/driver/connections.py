@@ -52,7 +52,8 @@ def _at_once(work: Callable[[], Any], done: Callable[[Any], object]) -> None:
 
 
 def ticket_of(shown: Grant | MembershipCertificate) -> str:
-    """Key of the ticket that a credential is, or descends from; "" for the owner's own."""
+    """Key of the ticket that a credential is, or descends from; "" for the certificate of the owner's
+    peer."""
     return shown.ticket_key if isinstance(shown, Grant) else shown.ticket
 
 

@@ -308,7 +308,8 @@ class Volunteer:
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     async def _engine(self) -> IrohEngine | None:
-        """Start this machine's iroh endpoint; None: not to be used, or not installed. Raises UserError."""
+        """Start this machine's iroh endpoint; None: not to be used, or not installed. Raises UserError if it
+        cannot start, or --transport iroh cannot be met."""
         options = self._options
         relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
         if relay is None:

@@ -76,7 +76,8 @@ def draw_timeline(
     """Draw one row per node, in this order: computing above, sending and absence below; gaps are idle time.
 
     A repair is a line from the lost node to the one that took the microbatch over. phases: seconds of each
-    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError.
+    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError if
+    `out` cannot be written.
     """
     begin = min((span.begin_s for span in spans), default=0.0) if begin_s is None else begin_s
     phases = phases or {}

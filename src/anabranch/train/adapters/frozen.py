@@ -82,7 +82,7 @@ class FrozenStore:
         self.folder = folder
 
     def path(self, wanted: str) -> Path:
-        """File of the weights with this hash. Raises ValueError if `wanted` is no hash."""
+        """File of the weights with this hash. Raises FrozenError (a ValueError) if `wanted` is no hash."""
         if len(wanted) != 64 or not set(wanted) <= set("0123456789abcdef"):
             raise FrozenError(f"{wanted[:80]!r} is not the hash of frozen weights")
         return self.folder / f"{wanted}.bin"

@@ -144,7 +144,8 @@ class _Checker:
                 yield f"{name} gets {kind} gradient; every parameter must take part in every forward pass"
 
     def whole(self) -> dict[str, Tensor | None]:
-        """Gradient of each parameter but the tables by one backward through everything."""
+        """Gradient of each parameter but the tables by one backward through everything; None for one that
+        takes no part."""
         names = [name for name in self.weights if name not in self.model.tables]
         leaves = {name: self.weights[name].clone().requires_grad_() for name in names}
         weights = PlainWeights({**self.weights, **leaves})

@@ -183,7 +183,7 @@ def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
     """U (dim, k) in fp64: uniform draws, orthonormalised column by column (modified Gram-Schmidt).
 
     Library routines for this differ between machines. Here are only +, −, ×, ÷ and √ of IEEE 754, and sums in
-    a fixed order, so the bits are the same everywhere.
+    a fixed order, so the bits are the same everywhere. Cached: callers must not change it.
     """
     rows = np.empty((k, dim))  # the columns of U
     words = _philox(f"basis/{dim}/{k}")

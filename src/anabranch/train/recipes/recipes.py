@@ -129,7 +129,7 @@ def recipe_values(size: str, batch: BatchSection | None = None, steps: int = 0) 
 
 
 def recipe_run(size: str) -> RunConfig:
-    """Default run file with a named size and its recipe."""
+    """Default run file with a named size and its recipe. Raises ConfigError for an unknown size."""
     return with_changes(RunConfig(), recipe_values(size))
 
 

@@ -85,9 +85,8 @@ class Alone:
         )
 
     def restore(self, snapshots: Sequence[bytes]) -> int:
-        """Continue from the snapshots of all stages, in order; returns the step after which they were
-        taken. Raises
-        SnapshotError."""
+        """Continue from the snapshots of all stages, in order; returns the step after which they were taken.
+        Raises SnapshotError if one is damaged or of another model."""
         for data, state in zip(snapshots, self.states, strict=True):
             kept = parse_snapshot(data, state.layout, state.weights.dtype, self._device)
             state.weights.copy_(kept.weights)

@@ -149,7 +149,8 @@ class Reference:
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
-        """Continue from the snapshots of stages 0 to S. Raises SnapshotError."""
+        """Continue from the snapshots of stages 0 to S. Raises SnapshotError if one is damaged or of another
+        run's shape."""
         self.states[:] = [
             parse_snapshot(
                 data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)

@@ -82,8 +82,8 @@ class AuditedSteps:
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor | None) -> tuple[Tensor, ...] | None:
         """Compute a microbatch again, from the stage's input x and output gradient dy, with the weights of
         step task.t; returns (y, dx), and adds its contribution to the audit's sum, which `task.first` begins
-        anew. Without dy it returns (y,) and adds nothing. None if the weights are not kept. Raises
-        Overflow."""
+        anew. Without dy it returns (y,) and adds nothing. None if the weights are not kept. Raises Overflow
+        if a result is not finite."""
         kept = self._weights.get(task.t)
         if kept is None:
             return None

@@ -79,7 +79,8 @@ def contribution(
 
     It is steps · (weights before - weights after), of which some values are sent, rounded as the run file
     says. carried: state of the slot after the round before; None if it begins anew. late: True if that
-    round's contribution was late, and is added to this one. Raises Overflow.
+    round's contribution was late, and is added to this one. Raises Overflow if a loss or the change is not
+    finite.
     """
     rounds, part = rounds_of(run), run.round
     island = _Island(run, model, state, t, carried)

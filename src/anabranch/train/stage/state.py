@@ -42,7 +42,7 @@ class Ahead:
 @dataclass(frozen=True)
 class SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
-    iterations. segments: number of rounding units of coarse sums, of 64 parameters each."""
+    iterations. segments: number of rounding units of coarse sums; 0: exact sums."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -182,7 +182,7 @@ def parse_snapshot(
 ) -> StageState:
     """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage, and the
     further contents that `form` names. Nothing in the bytes is executed, and nothing is allocated beyond the
-    bytes themselves and the state. Raises SnapshotError."""
+    bytes themselves and the state. Raises SnapshotError for anything else."""
     t, adam_step, scalars = _counters(data, _longest_header(layout))
     if scalars and not form.delay.start:
         raise SnapshotError("the snapshot is of a run with iteration.delay, which this one does not have")

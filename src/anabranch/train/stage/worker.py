@@ -401,7 +401,8 @@ class Worker:
         return Result(outputs=found.pieces(), fingerprint=found.hash())
 
     def _check_frozen(self, stage: int, inputs: Sequence[Tensor]) -> Result:
-        """Hashes of pieces of frozen weights, and of all of them."""
+        """Hashes of pieces of frozen weights, and of all of them; Result.error if their size is wrong. Raises
+        Refused if the run has no such weights."""
         if self._frozen is None or stage >= self._frozen.stages:
             raise Refused(f"the run has no frozen weights of a stage {stage}")
         hashes = piece_hashes(inputs)
@@ -542,7 +543,8 @@ class Worker:
         return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
     def _ids(self, t: int, index: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows."""
+        """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows. Raises
+        Refused at relays and for a negative index."""
         if self._batches is None or self.spec.stage != 0:
             raise Refused("only stage 0 reads tokens")
         if index < 0:
