@@ -126,11 +126,8 @@ def train_directory(
     to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Run the local swarm of a run directory until it ends, then show and verify the result; returns the exit
-    status. It closes the supervisor.
-
-    places: namespace, address and region of each process in an emulated network, None without one. page: True
-    to serve the web page. to: where messages and metrics go.
-    """
+    status. It closes the supervisor. places: namespace, address and region of each process in an emulated
+    network, None without one. page: True to serve the web page. to: where messages and metrics go."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.main import main
     from anabranch.config import load_run_file

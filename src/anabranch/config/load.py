@@ -29,10 +29,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def load_run_file(path: str | Path) -> RunConfig:
-    """Read and check a run file (TOML).
-
-    Raises ConfigError naming file, key, what is wrong and what to do.
-    """
+    """Read and check a run file (TOML). Raises ConfigError naming file, key, what is wrong and what to do."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -57,12 +54,10 @@ def config_from_text(text: str, where: str) -> RunConfig:
 
 
 def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunConfig:
-    """Build and check a RunConfig from nested plain values, as TOML and JSON give them.
-
-    `where` (a path, or the sender of the values) begins every message. Keys left out take their defaults;
-    `[anabranch] version` is required. Raises ConfigError for another version, an unknown section or key, and
-    a value that is not allowed.
-    """
+    """Build and check a RunConfig from nested plain values, as TOML and JSON give them. `where` (a path, or
+    the sender of the values) begins every message. Keys left out take their defaults; `[anabranch] version`
+    is required. Raises ConfigError for another version, an unknown section or key, and a value that is not
+    allowed."""
     _check_version(data, where)
     sections = typing.get_type_hints(RunConfig)
     built: dict[str, Any] = {}

@@ -169,14 +169,12 @@ class _Incoming:
 
 
 class FrameReader:
-    """Parser of a connection's bytes into messages, payloads and a Goodbye.
-
-    The caller writes received bytes into `get_buffer()` and calls `received(count)`, as
-    asyncio.BufferedProtocol does, so that payload bytes are received in place. After a FrameError, a
-    ResourceRefused or a Goodbye the reader accepts nothing more. max_payload_bytes: 0 refuses payloads
-    (control connection). reservation: charged with each payload from its OPEN to its DONE; None: unbounded.
-    offers: True if the other side may offer circuits.
-    """
+    """Parser of a connection's bytes into messages, payloads and a Goodbye. The caller writes received bytes
+    into `get_buffer()` and calls `received(count)`, as asyncio.BufferedProtocol does, so that payload bytes
+    are received in place. After a FrameError, a ResourceRefused or a Goodbye the reader accepts nothing more.
+    max_payload_bytes: 0 refuses payloads (control connection). reservation: charged with each payload from
+    its OPEN to its DONE; None: unbounded. scratch_bytes: of the buffer for all but the bytes of payloads.
+    offers: True if the other side may offer circuits."""
 
     def __init__(
         self,

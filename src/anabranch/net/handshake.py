@@ -230,10 +230,8 @@ class ServerHandshake:
 
     def receive(self, data: bytes | memoryview, *, now_s: float) -> Hello | None:
         """Handle received bytes; returns the verified Hello once it is complete, None before. Raises Refused,
-        with the reason to send, for any other Hello.
-
-        now_s: Unix time, for expiry. A handshake reads one Hello, which uses up the nonce.
-        """
+        with the reason to send, for any other Hello. now_s: Unix time, for expiry. A handshake reads one
+        Hello, which uses up the nonce."""
         if self._state is _State.DONE:
             raise Refused(errors.REPLAY, "a second hello on one connection")
         message = self._reader.feed(data)

@@ -197,10 +197,8 @@ def issue_certificate(
 
 def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
     """Verify a certificate's signature, run and expiry (now_s: Unix time); returns its content. Raises
-    TicketError if one of them is wrong.
-
-    The caller checks that the issuer may issue certificates, and that the holder presents it.
-    """
+    TicketError if one of them is wrong. The caller checks that the issuer may issue certificates, and that
+    the holder presents it."""
     certificate = _decode(MembershipCertificate, sealed, "the certificate")
     if certificate.run != run:
         raise TicketError(CERTIFICATE, f"the certificate is for run {certificate.run!r}, not for {run!r}")

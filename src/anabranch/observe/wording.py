@@ -26,11 +26,9 @@ _ACCENTS_MAX = 2
 
 
 def plain(text: str, longest: int = SENTENCE_MAX) -> str:
-    """`text` on one line, without control and reordering characters, at most `longest` characters.
-
-    Every text that another machine could have written passes through here, or through `plain_lines`, before
-    it reaches a terminal or the event log.
-    """
+    """`text` on one line, without control and reordering characters, at most `longest` characters. Every text
+    that another machine could have written passes through here, or through `plain_lines`, before it reaches a
+    terminal or the event log."""
     if text.isascii() and text.isprintable() and len(text) <= longest and "  " not in text:
         return text.strip()
     shown: list[str] = []

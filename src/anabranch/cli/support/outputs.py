@@ -99,7 +99,7 @@ def add_writers(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a command's messages and metrics, as its options say."""
+    """Destinations of a command's messages and metrics, as its options say; None or "": none there."""
 
     log_format: str = TEXT
     tensorboard: Path | None = None

@@ -143,7 +143,8 @@ class Listener:
         handshake: Callable[[Reservation], Coroutine[Any, Any, None]],
     ) -> bool:
         """Run the handshake of an incoming connection as a task, which counts as pending. False: no
-        connection can begin now; it is refused and counted."""
+        connection can begin now; it is refused and counted. reserve: makes its reservation, which `handshake`
+        gets."""
         reserved = self._reserve(caller.host, reserve)
         if isinstance(reserved, str):
             self._refuse(errors.BUSY, caller.host, reserved)

@@ -165,10 +165,8 @@ def _open_tun() -> int:
 
 def enter(name: str) -> None:
     """Move the calling thread, and everything it starts from now on, into a namespace. Raises WanError if
-    there is none, or it may not be entered.
-
-    For a process that has just been forked; `EmulatedNetwork.command` does it for an executed one.
-    """
+    there is none, or it may not be entered. For a process that has just been forked;
+    `EmulatedNetwork.command` does it for an executed one."""
     try:
         handle = os.open(NAMED / name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -28,7 +28,8 @@ UNHIT_ABSENT_S = 10.0
 
 @dataclass
 class Seat:
-    """Position in a swarm of constant size: its present process, and when the next one is due."""
+    """Position in a swarm of constant size: its present process, and when the next one is due. name: of the
+    process. role: DATA or RELAY."""
 
     name: str
     role: str

@@ -18,11 +18,9 @@ def voters_of(log: bytes) -> set[str]:
 
 
 class SwarmTracker:
-    """State of a swarm, kept up to date from the run's events.
-
-    names: process names by peer id, also of removed peers. stages: stages of the members by process name.
-    serving: process names of the active members. t: last committed step.
-    """
+    """State of a swarm, kept up to date from the run's events. names: process names by peer id, also of
+    removed peers. stages: stages of the members by process name. serving: process names of the active
+    members. t: last committed step."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

@@ -86,11 +86,9 @@ def timed_run(
     places: Mapping[str, Place] | None = None,
 ) -> RunRecord:
     """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it.
-
-    say: prints a sentence for the user. places: as in `LocalSwarm`. Returns the record; its `stuck` has the
-    reason if the run hung or ended too early. All processes are killed at the end. Raises UserError or
-    LeaderFailed if the swarm cannot start.
-    """
+    schedule: the faults, by seconds after the clock starts. say: prints a sentence for the user. places: as
+    in `LocalSwarm`. Returns the record; its `stuck` has the reason if the run hung or ended too early. All
+    processes are killed at the end. Raises UserError or LeaderFailed if the swarm cannot start."""
     swarm = ChaosSwarm(directory, config, supervisor, places=places, ledgers=True)
     try:
         swarm.start()

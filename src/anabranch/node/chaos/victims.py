@@ -28,11 +28,9 @@ class Candidate:
 def choose_victims(
     fault: PlannedFault, candidates: Iterable[Candidate], voters: int
 ) -> tuple[str, ...] | str:
-    """Names of the processes to hit, or the reason why no process can be.
-
+    """Names of the processes to hit, or the reason why no process can be. candidates: all running processes.
     The fault leaves a majority of the `voters` voters awake. A voter is hit only if there are three. Unless
-    the fault is aimed at a stage, it also leaves an awake active replica of every stage.
-    """
+    the fault is aimed at a stage, it also leaves an awake active replica of every stage."""
     present = sorted(candidates, key=lambda each: each.name)
     awake = [each for each in present if each.awake]
     if fault.target == STAGE:

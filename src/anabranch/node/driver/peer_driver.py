@@ -78,12 +78,11 @@ class Outcome:
 
 class LivePeer:
     """Runs one peer of the protocol (`Peer`) on this machine, over real connections, threads and files.
-
     make_transport: makes the transport, given the callback that takes over links dialled by other peers.
-    checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state when
-    this peer ends. watchers: called after each event, once the protocol has handled it. listeners: called
-    with each effect, before it is carried out.
-    """
+    credential: shown to the peers that it dials. events_path: of its event log, beside which a crash report
+    lies. checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state
+    when this peer ends. watchers: called after each event, once the protocol has handled it. listeners:
+    called with each effect, before it is carried out."""
 
     def __init__(
         self,
@@ -169,11 +168,9 @@ class LivePeer:
 
     def handle(self, event: ev.Event) -> None:
         """Feed one event to the protocol and carry out the effects that it returns; nothing once this peer
-        has ended.
-
-        An exception ends this peer: after half an event its state is worth nothing. The exception is caught
-        here, as asyncio would take an OSError for an error of the connection and let the peer go on.
-        """
+        has ended. An exception ends this peer: after half an event its state is worth nothing. The exception
+        is caught here, as asyncio would take an OSError for an error of the connection and let the peer go
+        on."""
         if self._outcome.done():
             return
         try:

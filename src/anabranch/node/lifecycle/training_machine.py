@@ -74,11 +74,8 @@ class TrainingMachine:
 
     def prepare(self, run: RunConfig, fingerprint: str = "") -> None:
         """Set the numerics (threads, precision), open the corpus and fix the model's shape; a second call
-        does nothing.
-
-        fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no vocabulary:
-        the leader refuses it by its fingerprint.
-        """
+        does nothing. fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no
+        vocabulary: the leader refuses it by its fingerprint."""
         if self.run is not None:
             return
         from anabranch.train.numerics.numerics_class import configure
@@ -287,11 +284,9 @@ def measured_pass_s(
     run: RunConfig, model: ModelConfig, stage: int, enough_s: float = math.inf
 ) -> tuple[float, float]:
     """Seconds of a relay stage's forward and of its backward (both parts) for one microbatch on this machine.
-
     The minimum of three: the first passes include the time in which torch loads its kernels. enough_s: time
     after which no further pass begins; beside passes that are so long, the loading is nothing. Raises
-    RuntimeError or MemoryError if memory is too small.
-    """
+    RuntimeError or MemoryError if memory is too small."""
     import torch
 
     from anabranch.train.model.interface import DTYPES

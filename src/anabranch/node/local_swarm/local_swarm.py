@@ -194,11 +194,8 @@ class LocalSwarm:
 
     def events(self, poll: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Yield the run's events as they are written, until the leader's process ends. Raises as
-        `report_ends` does.
-
-        `poll` is called about ten times a second. A caller that leaves the loop and calls again gets the
-        events from there on.
-        """
+        `report_ends` does. `poll` is called about ten times a second. A caller that leaves the loop and calls
+        again gets the events from there on."""
         while True:
             running = not self.over()
             self.report_ends()

@@ -18,11 +18,8 @@ _STYLE = {**STYLE, "axes.grid.axis": "y"}
 
 def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out: Path) -> None:
     """Draw a bar for each policy: seconds of an iteration. figures: policy -> (seconds of an iteration, half
-    the width of its confidence interval, clairvoyant bound in seconds).
-
-    NaN seconds: no seed finished. An interval beyond the plot is given as text only. Raises OSError if `out`
-    cannot be written.
-    """
+    the width of its confidence interval, clairvoyant bound in seconds). NaN seconds: no seed finished. An
+    interval beyond the plot is given as text only. Raises OSError if `out` cannot be written."""
     heights = [figure for values in figures.values() for figure in (values[0], values[2])]
     top = 1.35 * max((height for height in heights if math.isfinite(height)), default=1.0)
     with matplotlib.rc_context(_STYLE):

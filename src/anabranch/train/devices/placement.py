@@ -26,9 +26,7 @@ def shared_out(
     blocks: Sequence[int], devices: Sequence[torch.device], sizes: Sequence[int]
 ) -> dict[int, torch.device]:
     """Device of each block: contiguous shares in proportion to the devices' sizes, at least one block each.
-
-    Needs as many blocks as devices.
-    """
+    Needs as many blocks as devices."""
     count, total = len(blocks), sum(sizes)
     ends = [0, *(round(count * upto / total) for upto in accumulate(sizes))]
     for place in range(1, len(ends)):
@@ -97,12 +95,10 @@ def zeros(elements: int, dtype: torch.dtype, where: Where) -> Tensor:
 
 
 class SplitVector(Tensor):
-    """Flat vector of which each run lies on a device.
-
-    A slice within a run is a plain tensor, a view. `to` another dtype, `clone`, `zero_` and `zeros_like` act
-    on each run, `cpu` joins them. All else raises TypeError: there is no device on which it could be done.
-    The vector as a whole says that its device is `meta`.
-    """
+    """Flat vector of which each run lies on a device. A slice within a run is a plain tensor, a view. `to`
+    another dtype, `clone`, `zero_` and `zeros_like` act on each run, `cpu` joins them. All else raises
+    TypeError: there is no device on which it could be done. The vector as a whole says that its device is
+    `meta`."""
 
     runs: tuple[Run, ...]
 

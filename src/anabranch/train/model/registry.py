@@ -37,13 +37,11 @@ _WHERE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class CausalModel:
-    """Parts of a causal language model.
-
-    embedding: table of token embeddings. blocks: modules x -> x in order, x of shape (rows, sequence, dim).
-    head: module x -> logits (rows, sequence, vocabulary); a head whose parameter is `embedding.weight` itself
-    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: (output of
-    the head, targets (rows, sequence)) -> sum over the targets (None: cross-entropy, nats).
-    """
+    """Parts of a causal language model. embedding: table of token embeddings. blocks: modules x -> x in
+    order, x of shape (rows, sequence, dim). head: module x -> logits (rows, sequence, vocabulary); a head
+    whose parameter is `embedding.weight` itself is tied. positions: table of learned positions that are added
+    to the embeddings, if any. loss: (output of the head, targets (rows, sequence)) -> sum over the targets
+    (None: cross-entropy, nats)."""
 
     embedding: nn.Embedding
     blocks: Sequence[nn.Module]

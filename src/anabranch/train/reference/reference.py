@@ -87,7 +87,7 @@ class Share:
 @dataclass(frozen=True)
 class StepRecord:
     """Values of a step that the log holds too. losses: loss sum (nats) by microbatch. squares: by tensor.
-    Stage-wise tuples are indexed by stage 0..S."""
+    norm: before clipping. Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -200,10 +200,8 @@ class Reference:
             self._contribution_of(t, slot, self.late[slot])
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """All overflows of microbatch `index` of t; none if there is no such microbatch.
-
-        It is computed in the accumulators of `share`: a share made earlier and not stepped is void.
-        """
+        """All overflows of microbatch `index` of t; none if there is no such microbatch. It is computed in
+        the accumulators of `share`: a share made earlier and not stepped is void."""
         if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
@@ -284,7 +282,8 @@ class Reference:
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
-        """(loss sum in nats, tokens) of each held-out window, with the present weights."""
+        """(loss sum in nats, tokens) of each of the first `windows` held-out windows, with the present
+        weights."""
         working: dict[str, Tensor] = {}
         for state in self.states:
             working.update(working_weights(state, self._dtype))

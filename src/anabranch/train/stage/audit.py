@@ -43,11 +43,9 @@ def _hash_of(payload: Tensor) -> str:
 
 class AuditedSteps:
     """Weights before the last audited steps, and the sum of the microbatches' contributions that an audit
-    computes again.
-
-    weights_of(state): working weights of a state. units_of(state): exponents of the sums' units.
-    accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum are cut.
-    """
+    computes again. weights_of(state): working weights of a state. units_of(state): exponents of the sums'
+    units. accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum
+    are cut."""
 
     def __init__(
         self,

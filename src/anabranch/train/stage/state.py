@@ -54,11 +54,9 @@ PLAIN_FORM = SnapshotForm()
 
 @dataclass
 class StageState:
-    """State of one stage after step `t`; the vectors are flat, in the master dtype.
-
-    ahead: what iteration t + 1 computes with, if it is delayed. rate, corrections: learning rate and bias
-    corrections of the last step that was taken, from which weights are predicted; kept in runs with delay.
-    """
+    """State of one stage after step `t`; the vectors are flat, in the master dtype. ahead: what iteration t +
+    1 computes with, if it is delayed. rate, corrections: learning rate and bias corrections of the last step
+    that was taken, from which weights are predicted; kept in runs with delay."""
 
     layout: Layout
     weights: Tensor
@@ -218,7 +216,7 @@ def parse_snapshot(
 
 
 def _are_units(units: Tensor | None, segments: int) -> bool:
-    """True for exponents that `coarse_sums.unit_exponents` may give."""
+    """True for `segments` exponents that `coarse_sums.unit_exponents` may give."""
     if units is None or units.dtype != torch.int32 or tuple(units.shape) != (segments,):
         return False
     return bool((units >= 0).all() and (units <= MOST_DROPPED).all())

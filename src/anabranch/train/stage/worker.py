@@ -72,9 +72,7 @@ class Refused(Exception):
 
 class Worker:
     """Executor of the tasks of one stage on one peer. Without `batches` (a relay) it serves stages 1..S only.
-
-    A task that cannot be done gives Result.error, an overflow Result.overflow; exhausted memory raises.
-    """
+    A task that cannot be done gives Result.error, an overflow Result.overflow; exhausted memory raises."""
 
     def __init__(
         self,

@@ -84,12 +84,9 @@ def run_guest(
     deeds: Mapping[str, Deed] = DEEDS, peer: type[HostilePeer] = HostilePeer,
 ) -> NoReturn:  # fmt: skip
     """Be a guest in this process, which never leaves this call, and which a supervisor started (see
-    `peer_process.run_peer`).
-
-    arguments: deed, ticket, folder for its key and logs, wished stage, and address of its own. deeds, peer:
-    of members; tests have more of them. The process exits with 0, or 1 if the guest's part ended with an
-    error; a stranger attacks until it is killed.
-    """
+    `peer_process.run_peer`). arguments: deed, ticket, folder for its key and logs, wished stage, and address
+    of its own. deeds, peer: of members; tests have more of them. The process exits with 0, or 1 if the
+    guest's part ended with an error; a stranger attacks until it is killed."""
     enter(name, log, namespace, environment)
     deed, text, home, stage, host = arguments
     ticket = parse_ticket(text, now_s=time.time())
