@@ -146,7 +146,8 @@ class _Refined:
             self.codecs = reasons(weights, self._with_codecs)
 
     def ranked(self) -> list[Plan]:
-        """Plans for the report: the simulated ones by their time (failures last), else the best estimates."""
+        """Plans for the report: the simulated ones by their time (failures last), else the best estimates.
+        The first has the codecs that --wire auto chose, if any."""
         if not self._simulated:
             plans = self.found[: max(self._args.simulate, LISTED)]
         else:

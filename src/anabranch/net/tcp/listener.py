@@ -170,7 +170,8 @@ class Listener:
             return str(refusal)
 
     async def _welcome(self, handshake: Callable[[], Coroutine[Any, Any, None]], host: str) -> None:
-        """Handle an incoming connection, from its first byte until it is part of a link or refused."""
+        """Handle an incoming connection, from its first byte until it is part of a link or refused; no error
+        leaves."""
         limit_s = self._end.limits.handshake_timeout_s
         try:
             await asyncio.wait_for(handshake(), limit_s)

@@ -32,7 +32,7 @@ class DeliveredFault:
 class GuestVisit:
     """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, its
     deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then.
-    stage: that it asked for. peer: its id ("" until it told it)."""
+    stage: that it asked for. peer: its id ("" until the guest has told it)."""
 
     name: str
     planned: PlannedFault

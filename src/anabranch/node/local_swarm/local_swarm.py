@@ -87,10 +87,9 @@ class LocalSwarm:
         self._unread: deque[Event | Unknown] = deque()
 
     def start(self) -> None:
-        """Start the leader, wait for its tickets, then start the other processes.
-
-        Raises LeaderFailed, UserError, and Interrupted if `stop` was called meanwhile.
-        """
+        """Start the leader, wait for its tickets, then start the other processes. Raises LeaderFailed if the
+        leader fails, UserError if it refuses its input or issues no tickets within START_S, and Interrupted
+        if `stop` was called meanwhile."""
         texts = self.start_leader()
         corpus = str(self.directory.corpus)
         for name, stage in processes_of(self.run).items():

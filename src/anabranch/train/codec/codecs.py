@@ -171,7 +171,7 @@ class BlockCodec:
             torch.bitwise_or(unsigned[:, :half], unsigned[:, half:] << 4, out=packed)
 
     def _decode(self, packed: Tensor, factors: Tensor, values: Tensor) -> None:
-        """Decode some blocks into `values`."""
+        """Decode some blocks into `values`. packed: their steps. factors: their scales."""
         if self._bits == 8:
             values.copy_(packed.view(torch.int8))
         else:

@@ -251,7 +251,7 @@ class Reference:
             end_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
-        """Take the outer step of round share.t."""
+        """Take the outer step of round share.t; returns its record."""
         before, run = self.fingerprints(), self._run
         bits = BITS[run.round.results]
         gradients = [exact.reduced(rounded_sums(sums, bits), self._master) for sums in share.sums]
