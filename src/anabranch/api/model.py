@@ -82,7 +82,8 @@ class TrainedModel:
         separator token ends them.
 
         temperature: 0 takes the most likely token each time. top_k: draw from this many most likely tokens, 0
-        from all. seed: of the draws; the same arguments give the same ids. Raises UserError.
+        from all. seed: of the draws; the same arguments give the same ids. Raises UserError, with the first
+        id, for a value out of range.
         """
         from anabranch.train.reference.generate import generate as draw
 
@@ -222,7 +223,8 @@ def generate(
     """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
     `path`.
 
-    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError.
+    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as these
+    do.
     """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 
@@ -230,6 +232,7 @@ def generate(
 def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
     """Write a trained model as a folder that Hugging Face transformers loads; returns the folder.
 
-    path, step: as in `load`. out: a new or an empty folder. Raises UserError.
+    path, step: as in `load`. out: a new or an empty folder. Raises UserError as `load` and
+    `TrainedModel.export` do.
     """
     return load(path, step).export(out)

@@ -59,7 +59,7 @@ def push_new(
     `path`.
 
     kind: "checkpoint" copies all that the store lacks, "hf" the newest one as a Hugging Face folder. pushed:
-    called with the address of each copy, also of those that were there. Raises UserError.
+    called with the address of each copy, also of those that were there. Raises UserError as `push` does.
     """
     directory = RunDirectory.open(path)
     steps = directory.checkpoints()
@@ -89,7 +89,8 @@ def _exists(store: Any, url: str, path: str) -> bool:
 
 
 def _copy(store: Any, url: str, files: list[tuple[Path, str]], ticker: Ticker) -> None:
-    """Copy files in order, each given as (local file, path in the store). Raises UserError."""
+    """Copy files in order, each given as (local file, path in the store). Raises UserError if the store
+    fails."""
     try:
         for number, (source, target) in enumerate(files, 1):
             size = f"{source.stat().st_size / 1e6:,.1f} MB"

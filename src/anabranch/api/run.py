@@ -172,7 +172,8 @@ class Run:
 
         past: begin with those before the last `start` of this object. Of a run that this object did not
         start, all events that are in its log, whatever `past` says. Raises LeaderFailed if the leading
-        process fails, UserError if it refuses its input.
+        process fails, UserError if it refuses its input, or if a local run has lost too many relays of a
+        stage before its first step.
         """
         from anabranch.observe.event_log import EventTail
         from anabranch.observe.events import Event
@@ -296,7 +297,7 @@ class _Collector:
 
 def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> RunConfig:
     """Run file that `config` means: a path, a RunConfig, or changes to the default run by dotted or nested
-    keys (None: no changes). Raises ConfigError.
+    keys (None: no changes). Raises ConfigError for a file, key or value that cannot be used.
 
     >>> configuration({"run.steps": 50, "optimizer": {"lr": 1e-3}}).run.steps
     50

@@ -85,7 +85,8 @@ def join(
 
 def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
     """Ticket that permits taking part; as an auditor if `audits`. Raises NetError if it is none or has
-    expired, UserError if it permits watching only, is for the other command, or needs a corpus."""
+    expired, UserError if it permits watching only, is for the other command, or needs a corpus and
+    `has_corpus` is False."""
     from anabranch.net.ticket import AUDITOR, parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

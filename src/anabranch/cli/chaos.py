@@ -123,7 +123,8 @@ def configured(run_file: Path | None, population: int | None, preset: str = "") 
     takes, a fixed port, and a first iteration that waits until every stage has as many replicas as the
     smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
     POPULATION). preset: system whose settings the run has, with rounds of at most ROUND_STEPS steps from the
-    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError."""
+    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError if they cannot work together, or
+    no port is free."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
@@ -228,7 +229,8 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 @contextmanager
 def _saying(stream: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Function that prints a sentence; after each a terminal's last line tells how long ago it was."""
+    """Yield the function that prints a sentence on `stream`; after each a terminal's last line tells how long
+    ago it was."""
     from anabranch.observe.console.progress import Ticker
 
     with Ticker(plain=False) as ticker:

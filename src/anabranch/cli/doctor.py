@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _addresses_in(text: str) -> list[str]:
-    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError."""
+    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError for
+    a ticket that is damaged or has expired."""
     from anabranch.net.ticket import parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

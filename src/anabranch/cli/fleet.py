@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fleet_of(args: argparse.Namespace) -> Fleet:
-    """Fleet that the arguments describe. Raises UserError."""
+    """Fleet that the arguments describe. Raises UserError for options out of range or against each other, and
+    for a plan that cannot be read."""
     if (args.plan is None) == (args.peers is None):
         raise UserError("give a PLAN.json or --peers N, one of them")
     if args.plan is not None and (args.stage is not None or args.region):

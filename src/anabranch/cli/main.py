@@ -101,10 +101,8 @@ def entry() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argv: arguments after the program's name (None: this
-    process's).
-
-    Bad input is a line on stderr and status 2, Ctrl+C status 130. Usage errors and --help end the process.
-    """
+    process's). Bad input, or an OSError, is a line on stderr and status 2, Ctrl+C status 130, a closed output
+    status 1. Usage errors and --help end the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(arguments)
     parsed, unknown = parser.parse_known_args(arguments)

@@ -146,7 +146,8 @@ class _Refined:
             self.codecs = reasons(weights, self._with_codecs)
 
     def ranked(self) -> list[Plan]:
-        """Plans for the report: the simulated ones by their time (failures last), else the best estimates."""
+        """Plans for the report: the simulated ones by their time (failures last), else the best estimates.
+        The first has the codecs that --wire auto chose, if any."""
         if not self._simulated:
             plans = self.found[: max(self._args.simulate, LISTED)]
         else:
@@ -192,7 +193,8 @@ def _failed(plan: Plan) -> bool:
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
     """The scenario `name` (shipped, or a file) as a fleet to plan for: split into as many stages as the
     model's blocks and the drawn relays allow (one, if it names its machines), and with no stage given to any
-    machine. model, churn: replace the scenario's values where given. Raises UserError."""
+    machine. model, churn: replace the scenario's values where given. Raises UserError if it cannot be read or
+    makes no scenario."""
     from anabranch.sim.cluster.scenario import parse_scenario, read_scenario
     from anabranch.train.model.sizes import named_size, size_names
 

@@ -144,8 +144,8 @@ def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequenc
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
     """Outcomes of every policy with every seed, in that order. jobs: processes. An interrupt ends the
-    processes at once; what is done by then, if anything is, is returned. Raises UserError if a process
-    dies."""
+    processes at once; what is done by then is returned; if nothing is, KeyboardInterrupt is raised. Raises
+    UserError if a process dies."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
         return _with_progress(map(_one, trials), len(trials))
@@ -167,8 +167,8 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
 
 
 def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
-    """The outcomes as a list, after Ctrl+C those that are there, if any; progress is printed on stderr.
-    trials: number of outcomes to come."""
+    """The outcomes as a list; progress is printed on stderr. After Ctrl+C those that are there; if none is,
+    KeyboardInterrupt is raised. trials: number of outcomes to come."""
     found: list[Outcome] = []
     with Ticker() as ticker:
         ticker.begin("simulating" if trials == 1 else f"simulating {trials} trials")

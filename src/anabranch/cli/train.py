@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
-    """Create the run directory and train in this process, without a swarm; returns the exit status."""
+    """Create the run directory and train in this process, without a swarm; returns the exit status. Raises
+    UserError if it cannot be trained so."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 
@@ -125,11 +126,8 @@ def train_directory(
     to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Run the local swarm of a run directory until it ends, then show and verify the result; returns the exit
-    status.
-
-    places: namespace, address and region of each process in an emulated network, None without one. page: True
-    to serve the web page. to: where messages and metrics go.
-    """
+    status. It closes the supervisor. places: namespace, address and region of each process in an emulated
+    network, None without one. page: True to serve the web page. to: where messages and metrics go."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.main import main
     from anabranch.config import load_run_file
@@ -159,7 +157,7 @@ def train_directory(
 
 def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: bool, to: Outputs) -> bool:
     """Start the swarm, print its events until it ends, and close the supervisor. True if the last step was
-    committed. Raises LeaderFailed, UserError."""
+    committed. Raises LeaderFailed and UserError as `LocalSwarm` does."""
     from anabranch.cli.support.lead_run import page_beside
     from anabranch.node.local_swarm.local_swarm import Interrupted
     from anabranch.node.operator.owner_actions import SwarmOwner

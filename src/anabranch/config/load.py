@@ -29,10 +29,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def load_run_file(path: str | Path) -> RunConfig:
-    """Read and check a run file (TOML).
-
-    Raises ConfigError naming file, key, what is wrong and what to do.
-    """
+    """Read and check a run file (TOML). Raises ConfigError naming file, key, what is wrong and what to do."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -47,7 +44,8 @@ def load_run_file(path: str | Path) -> RunConfig:
 
 
 def config_from_text(text: str, where: str) -> RunConfig:
-    """Build and check a RunConfig from TOML text; `where` begins every message. Raises ConfigError."""
+    """Build and check a RunConfig from TOML text; `where` begins every message. Raises ConfigError as
+    `config_from_dict`, and for what is not TOML."""
     try:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:
@@ -56,11 +54,10 @@ def config_from_text(text: str, where: str) -> RunConfig:
 
 
 def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunConfig:
-    """Build and check a RunConfig from nested plain values, as TOML and JSON give them.
-
-    `where` (a path, or the sender of the values) begins every message. Keys left out take their defaults;
-    `[anabranch] version` is required. Raises ConfigError.
-    """
+    """Build and check a RunConfig from nested plain values, as TOML and JSON give them. `where` (a path, or
+    the sender of the values) begins every message. Keys left out take their defaults; `[anabranch] version`
+    is required. Raises ConfigError for another version, an unknown section or key, and a value that is not
+    allowed."""
     _check_version(data, where)
     sections = typing.get_type_hints(RunConfig)
     built: dict[str, Any] = {}
@@ -78,7 +75,8 @@ def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunCon
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Nested plain values by section and key, with the version; inverse of `config_from_dict`."""
+    """Nested plain values by section and key, with the version; without unset keys; inverse of
+    `config_from_dict`."""
     result: dict[str, Any] = {"anabranch": {"version": RUN_FILE_VERSION}}
     for section in fields(config):
         values = getattr(config, section.name)
@@ -91,7 +89,8 @@ def config_to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any], where: str = "command line") -> RunConfig:
-    """`config` with dotted keys replaced, e.g. {"run.steps": 50}, checked again. Raises ConfigError."""
+    """`config` with dotted keys replaced, e.g. {"run.steps": 50}, checked again. Raises ConfigError as
+    `config_from_dict` does."""
     data = config_to_dict(config)
     for dotted, value in changes.items():
         section, _, key = dotted.partition(".")

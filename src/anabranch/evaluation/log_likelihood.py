@@ -38,10 +38,8 @@ class Likelihood:
 def log_likelihoods(
     model: Model, weights: PlainWeights, device: torch.device, windows: Sequence[Window]
 ) -> Iterator[tuple[int, Likelihood]]:
-    """(number of the window, its likelihood) for each window, longest first.
-
-    A window has at most `max_sequence` + 1 tokens. Shorter rows of a batch are padded at the end.
-    """
+    """(number of the window, its likelihood) for each window, longest first. A window has at most
+    `max_sequence` + 1 tokens. Shorter rows of a batch are padded at the end."""
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
     while order:
         length = _padded(len(windows[order[0]].ids) - 1, model.config.max_sequence)

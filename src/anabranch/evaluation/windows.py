@@ -47,7 +47,7 @@ def continuation_window(
 
 
 def text_windows(tokenizer: Tokenizer, ids: Sequence[int], max_sequence: int) -> Iterator[Window]:
-    """Windows in which each token of a text is predicted once."""
+    """Windows, in order, in which each token of a text (`ids`) is predicted once; none for an empty text."""
     whole = (tokenizer.separator, *ids)
     for begin in range(0, len(ids), max_sequence):
         end = min(begin + max_sequence, len(ids))

@@ -31,12 +31,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Peers of a run that a scheduler or container engine starts.
-
-    name: name of the run, part of the names of jobs. gpus, cpus, memory_gib: those of each machine; with 0
-    GPUs it computes on its CPU. grace_s: seconds in which a peer that is told to stop may leave. image:
-    container image with anabranch. port: port on which a peer listens.
-    """
+    """Peers of a run that a scheduler or container engine starts. name: name of the run, part of the names of
+    jobs. gpus, cpus, memory_gib: those of each machine; with 0 GPUs it computes on its CPU. grace_s: seconds
+    in which a peer that is told to stop may leave. image: container image with anabranch. port: port on which
+    a peer listens."""
 
     name: str
     groups: tuple[Group, ...]
@@ -58,10 +56,8 @@ class Fleet:
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
         """Words of the command that a peer of `group` runs. host: address at which the peer is reached, text
-        for a shell, quoted by the caller. port: port at which it listens (None: the fleet's).
-
-        The ticket is not among them: it is in the environment.
-        """
+        for a shell, quoted by the caller. port: port at which it listens (None: the fleet's). The ticket is
+        not among them: it is in the environment."""
         words = ["anabranch", "join", "--host", host, "--port", str(self.port if port is None else port)]
         words += ["--grace", str(self.grace_s), "--patience", "3600"]
         words += ["--stage", str(group.stage)] if group.stage is not None else []
@@ -79,7 +75,8 @@ class Fleet:
 
 
 def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Group, ...]:
-    """Groups of a fleet of `count` like peers. Raises UserError for a number that cannot be meant."""
+    """The one group of a fleet of `count` like peers. Raises UserError for a number that cannot be meant, and
+    as `checked_region` does."""
     if not 1 <= count <= MOST_PEERS:
         raise UserError(f"--peers {count}: it must be at least 1 and at most {MOST_PEERS:,}")
     return (Group(count, stage, "", checked_region(region)),)
@@ -87,7 +84,8 @@ def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Gro
 
 def planned(text: str, where: str) -> tuple[Group, ...]:
     """Groups of the first plan in the output of `anabranch plan --json`, without its data nodes, which need
-    the corpus. where: name of the text in messages. Raises UserError if the text is no such output."""
+    the corpus. where: name of the text in messages. Raises UserError if the text is no such output, or the
+    plan has GPUs that hold a stage together, no relays or too many."""
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [

@@ -253,7 +253,8 @@ class Carrier:
 
 
 async def _read_target(near: Lane) -> str:
-    """Id of the peer that an opener wants to reach. Raises Refused, ConnectionError."""
+    """Id of the peer that an opener wants to reach. Raises Refused for further bytes, ConnectionError if the
+    opener leaves."""
     wanted = b""
     while len(wanted) < TARGET_BYTES:
         wanted += await near.receive()
@@ -266,7 +267,7 @@ async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, ti
     """TLS connection run inside the established connection `outer`, which must not be used afterwards; a
     circuit's two ends encrypt with it. server_side: True at the listening side. timeout_s: of the TLS
     handshake. `outer` hands its incoming bytes over before the first await, so that none are lost. Raises
-    DialError on Python before 3.11 without uvloop, and OSError if the connection breaks."""
+    DialError on Python before 3.11 without uvloop, and OSError (ConnectionError) if the connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
     abort = getattr(type(below).abort, "__code__", None)
     if type(below).__module__ == "asyncio.sslproto" and abort and "_force_close" not in abort.co_names:

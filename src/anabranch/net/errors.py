@@ -35,7 +35,8 @@ class PortInUseError(ListenError):
 
 
 class DialError(NetError):
-    """Raised when a dial failed: nobody listens, it is no TLS server, or it did not answer in time."""
+    """Raised when a dial failed, as nobody listens, it is no TLS server, it did not answer in time, or no way
+    leads there."""
 
 
 class Refused(NetError):

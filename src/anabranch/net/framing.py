@@ -169,14 +169,12 @@ class _Incoming:
 
 
 class FrameReader:
-    """Parser of a connection's bytes into messages, payloads and a Goodbye.
-
-    The caller writes received bytes into `get_buffer()` and calls `received(count)`, as
-    asyncio.BufferedProtocol does, so that payload bytes are received in place. After a FrameError, a
-    ResourceRefused or a Goodbye the reader accepts nothing more. max_payload_bytes: 0 refuses payloads
-    (control connection). reservation: charged with each payload from its OPEN to its DONE; None: unbounded.
-    offers: True if the other side may offer circuits.
-    """
+    """Parser of a connection's bytes into messages, payloads and a Goodbye. The caller writes received bytes
+    into `get_buffer()` and calls `received(count)`, as asyncio.BufferedProtocol does, so that payload bytes
+    are received in place. After a FrameError, a ResourceRefused or a Goodbye the reader accepts nothing more.
+    max_payload_bytes: 0 refuses payloads (control connection). reservation: charged with each payload from
+    its OPEN to its DONE; None: unbounded. scratch_bytes: of the buffer for all but the bytes of payloads.
+    offers: True if the other side may offer circuits."""
 
     def __init__(
         self,
@@ -212,8 +210,9 @@ class FrameReader:
         return self._scratch[self._filled :]
 
     def received(self, count: int) -> Sequence[Parsed]:
-        """Parse `count` bytes that were written into the last `get_buffer()`; returns complete messages.
-        Raises FrameError, ResourceRefused."""
+        """Parse `count` bytes that were written into the last `get_buffer()`; returns what is complete now:
+        messages, offers, a Goodbye. Raises FrameError for bytes that the framing does not allow,
+        ResourceRefused if a payload has no room."""
         if self._finished:
             raise FrameError("bytes after the end of the connection")
         if self._current is not None:
@@ -240,7 +239,7 @@ class FrameReader:
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
         """Parse the bytes `data`, which lie in the caller's buffer and are copied into the reader's; returns
-        complete messages. Raises FrameError, ResourceRefused."""
+        and raises as `received` does."""
         out: list[Parsed] = []
         view = memoryview(data)
         while view:

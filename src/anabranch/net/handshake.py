@@ -229,10 +229,9 @@ class ServerHandshake:
         return _encode(_Challenge(self._gate.run, self._incarnation, self._nonce))
 
     def receive(self, data: bytes | memoryview, *, now_s: float) -> Hello | None:
-        """Handle received bytes; returns the verified Hello once it is complete, None before. Raises Refused.
-
-        now_s: Unix time, for expiry. A handshake reads one Hello, which uses up the nonce.
-        """
+        """Handle received bytes; returns the verified Hello once it is complete, None before. Raises Refused,
+        with the reason to send, for any other Hello. now_s: Unix time, for expiry. A handshake reads one
+        Hello, which uses up the nonce."""
         if self._state is _State.DONE:
             raise Refused(errors.REPLAY, "a second hello on one connection")
         message = self._reader.feed(data)
@@ -325,7 +324,8 @@ class AnswerReader:
         self._reader = _Reader()
 
     def receive(self, data: bytes | memoryview) -> bool:
-        """Handle received bytes; True once the Answer came and accepts. Raises Refused."""
+        """Handle received bytes; True once the Answer came and accepts. Raises Refused if it refuses or
+        cannot be read."""
         message = self._reader.feed(data)
         if message is None:
             return False

@@ -52,10 +52,9 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the key file (PEM, readable by its owner only), or create one with a new key.
-
-        Raises IdentityError for a file that is not an Ed25519 key, or that other users may read.
-        """
+        """Read the key file (PEM, readable by its owner only), or create one with a new key. Raises
+        IdentityError for a file that cannot be made or read, is not an Ed25519 key, or that other users may
+        read."""
         try:
             # Created exclusively: of two processes that start together one reads the other's file.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -171,9 +170,8 @@ def peer_id_of_certificate(der: bytes | None) -> str | None:
 
 def next_incarnation(path: Path) -> int:
     """Count a start of this peer's process: increment the number in the file `path`, and return it once it is
-    on disk; the first is 1.
-
-    Raises IdentityError if the file is damaged: other peers refuse a number lower than they have seen."""
+    on disk; the first is 1. Raises IdentityError if the file cannot be written, or is damaged: other peers
+    refuse a number lower than they have seen."""
     try:
         with path.with_name(path.name + ".lock").open("a") as locked:
             lock(locked.fileno(), wait=True)  # the kernel releases it when the process ends

@@ -77,7 +77,8 @@ class Lane(asyncio.BufferedProtocol):
     # During the handshake.
 
     async def receive(self) -> bytes:
-        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError."""
+        """Wait for bytes of the handshake; returns at least one. Raises ConnectionError if the connection is
+        lost."""
         while not self._inbox:
             if self._why_lost:
                 raise ConnectionError(self._why_lost)
@@ -96,7 +97,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def attach(self, on_writable: Callable[[], None], on_lost: OnLaneLost) -> None:
         """Register the callbacks of the link that takes this lane over: `on_writable()` when the send buffer
-        has room again, `on_lost(lane, reason)` when the connection is lost, also if it already is."""
+        has room again, `on_lost(lane, reason)` when the connection is lost, also if it already is.
+        `bytes_sent` counts from here on."""
         self._on_writable = on_writable
         self._on_lost = on_lost
         self.bytes_sent = 0  # the handshake's do not count, on either side
@@ -157,7 +159,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def forward_to(self, other: Lane, rate: TokenBucket | None) -> None:
         """Pass all bytes on to the connection `other` from now on, as quickly as it takes them. rate: limits
-        them, with the connections that share it; None: no limit. The end of either ends both."""
+        them, with the connections that share it; None: no limit. When this connection ends, `other` is
+        closed."""
         self._forward, self.rate = other, rate
         self._buffer = memoryview(bytearray(_FORWARD_BYTES))
         self.transport.set_write_buffer_limits(high=_FORWARD_BYTES)

@@ -135,7 +135,7 @@ class Link:
 
     def start(self, on_message: OnMessage, on_closed: OnClosed) -> None:
         """Begin to read. `on_message(message, payload or None)` is called for each message,
-        `on_closed(reason)` once, after the last message."""
+        `on_closed(reason)` once, after the last message; soon, if the link has closed already."""
         self._on_message = on_message
         self._on_closed = on_closed
         if self.closed_reason is not None:
@@ -223,7 +223,8 @@ class Link:
             self._loop.call_soon(self._write_control)
 
     def close(self, reason: str) -> None:
-        """Close the link, and tell the other side the reason. Queued messages may be lost."""
+        """Close the link, and tell the other side the reason. Queued messages may be lost. `on_closed` is
+        called soon. Nothing if it has closed already."""
         if self.closed_reason is not None:
             return
         self._control_pieces.append(close_frame(reason))

@@ -216,15 +216,18 @@ class ResourceManager:
             del self._scopes[kind, name]
 
     def incoming(self, host: str) -> Reservation:
-        """Reserve a connection from `host`, before anything is read from it. Raises ResourceRefused."""
+        """Reserve a connection from `host`, before anything is read from it. Raises ResourceRefused if this
+        process or its address block has too many."""
         return self._connection(("system", ""), ("block", block_of(host)))
 
     def outgoing(self, peer: str) -> Reservation:
-        """Reserve a connection that this side dials. Raises ResourceRefused."""
+        """Reserve a connection that this side dials. Raises ResourceRefused if this process or that peer has
+        too many."""
         return self._connection(("system", ""), ("peer", peer))
 
     def offered(self, carrier: str) -> Reservation:
-        """Reserve a connection for a circuit that a carrier offers. Raises ResourceRefused."""
+        """Reserve a connection for a circuit that a carrier offers. Raises ResourceRefused if this process
+        has too many, or circuits of that carrier."""
         return self._connection(("system", ""), ("circuits", carrier))
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:

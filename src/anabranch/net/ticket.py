@@ -130,7 +130,8 @@ def issue_ticket(
     owner: Identity, *, run: str, role: str, expires_at_s: int, quota: int = 0, peers: Sequence[PeerAddress]
 ) -> Ticket:
     """Issue a ticket for `run`, signed by its owner. expires_at_s: Unix time. quota: most peers that may be
-    members with it at one time; 0: any number. peers: those that its holder dials first."""
+    members with it at one time; 0: any number. peers: those that its holder dials first. Raises TicketError
+    for a value out of its range, such as an unknown role."""
     key = Identity.generate()
     grant = Grant(run, owner.peer_id, role, expires_at_s, quota, key.peer_id)
     sealed_grant = _seal(owner, _GRANT, grant)
@@ -186,7 +187,8 @@ def issue_certificate(
     quota: int = 0,
 ) -> bytes:
     """Make a membership certificate (sealed bytes) for `peer_id`, signed by `issuer`; peers accept only those
-    of the run's owner. The other arguments are fields of `MembershipCertificate`."""
+    of the run's owner. The other arguments are fields of `MembershipCertificate`. Raises TicketError for a
+    value out of its range."""
     certificate = MembershipCertificate(run, peer_id, role, expires_at_s, issuer.peer_id, ticket, quota)
     sealed = _seal(issuer, _CERTIFICATE, certificate)
     _decode(MembershipCertificate, sealed, "the certificate")
@@ -195,10 +197,8 @@ def issue_certificate(
 
 def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
     """Verify a certificate's signature, run and expiry (now_s: Unix time); returns its content. Raises
-    TicketError.
-
-    The caller checks that the issuer may issue certificates, and that the holder presents it.
-    """
+    TicketError if one of them is wrong. The caller checks that the issuer may issue certificates, and that
+    the holder presents it."""
     certificate = _decode(MembershipCertificate, sealed, "the certificate")
     if certificate.run != run:
         raise TicketError(CERTIFICATE, f"the certificate is for run {certificate.run!r}, not for {run!r}")

@@ -25,9 +25,7 @@ _E = TypeVar("_E", bound=Event)
 
 class EventLog:
     """Append-only event file. Each event is one `write` call, so a crash loses no event already written.
-
-    `write` raises OSError if the disk is full; the next event then begins a line of its own.
-    """
+    `write` raises OSError if the disk is full; the next event then begins a line of its own."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -89,23 +87,22 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:
 
 
 def read_events(path: str | Path) -> Iterator[Event | Unknown]:
-    """Events of a file in file order. Lines that are not events are left out."""
+    """Events of a file in file order. Lines that are not events are left out. Raises OSError if it cannot be
+    read."""
     with open(path, "rb") as file:
         yield from decode_lines(file)
 
 
 def events_of(path: str | Path, kind: type[_E]) -> list[_E]:
-    """All events of one kind, in file order."""
+    """All events of one kind, in file order. Raises OSError as `read_events` does."""
     return [event for event in read_events(path) if isinstance(event, kind)]
 
 
 def commit_times(events: Iterable[Event]) -> list[tuple[int, float]]:
-    """(t, unix seconds) of each `step`, in the order of the file.
-
-    The writer of the log dates a step when it learns of it, which is late after an absence. But a step was
-    committed before any peer applied it, so the earliest `timing` event of t is a better estimate. After a
-    rollback, only `timing` events since the rollback and the previous step count.
-    """
+    """(t, unix seconds) of each `step`, in the order of the file. The writer of the log dates a step when it
+    learns of it, which is late after an absence. But a step was committed before any peer applied it, so the
+    earliest `timing` event of t is a better estimate. After a rollback, only `timing` events since the
+    rollback and the previous step count."""
     events = list(events)
     applied: dict[int, list[float]] = {}
     for event in events:

@@ -33,7 +33,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """Start of a run: the first event, and again after each `resume`."""
+    """Start of a run: the first event, and again after each `resume`. from_iteration: of the checkpoint that
+    it continues from."""
 
     run: str
     run_id: str
@@ -53,7 +54,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
 
 
 class PeerJoined(Event, frozen=True, kw_only=True):
-    """Admission of the peer `subject` to `stage`, whose state it downloads before it serves."""
+    """Admission of the peer `subject` to `stage`, whose state it downloads before it serves. role: "data",
+    "relay" or "auditor"."""
 
     subject: str
     name: str
@@ -84,8 +86,9 @@ class PeerRemoved(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """Commit of iteration t. `loss` is in nats per token; `seconds` since the previous commit (0: not
-    known, as the writer learnt of the step later)."""
+    """Commit of iteration t. `loss` is in nats per token; `grad_norm` of the whole gradient before clipping,
+    in a round of the islands' mean change; `verdict` "step" or "skip"; `seconds` since the previous commit
+    (0: not known, as the writer learnt of the step later)."""
 
     t: int
     loss: float | None

@@ -26,11 +26,9 @@ _ACCENTS_MAX = 2
 
 
 def plain(text: str, longest: int = SENTENCE_MAX) -> str:
-    """`text` on one line, without control and reordering characters, at most `longest` characters.
-
-    Every text that another machine could have written passes through here, or through `plain_lines`, before
-    it reaches a terminal or the event log.
-    """
+    """`text` on one line, without control and reordering characters, at most `longest` characters. Every text
+    that another machine could have written passes through here, or through `plain_lines`, before it reaches a
+    terminal or the event log."""
     if text.isascii() and text.isprintable() and len(text) <= longest and "  " not in text:
         return text.strip()
     shown: list[str] = []
@@ -86,7 +84,7 @@ def listed(names: list[str], most: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Seconds, rounded, as m:ss or h:mm:ss; negative ones as 0:00."""
     hours, rest = divmod(max(0, round(seconds)), 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

@@ -70,7 +70,8 @@ def partition_line(directory: RunDirectory) -> str:
 
 @contextmanager
 def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Callback (label, done, total) that draws a progress bar for each label. unit: as for `progress`."""
+    """Yield the callback (label, done so far, total) that draws a progress bar for each label. unit: as for
+    `progress`."""
     with ExitStack() as stack:
         label, reached = "", 0
         advance: Advance | None = None

@@ -45,7 +45,8 @@ def gpu_count() -> int:
 
 
 def chosen_gpus(text: str) -> list[int]:
-    """Numbers of the GPUs that `--gpus` names: "all", or numbers with commas between. Raises UserError."""
+    """Numbers, ascending, of the GPUs that `--gpus` names: "all", or numbers with commas between. Raises
+    UserError if one is not here."""
     found = gpu_count()
     if text == "all":
         if not found:

@@ -35,8 +35,9 @@ LOOPBACK_WARNING = (
 def page_beside(
     directory: RunDirectory, say: Callable[[str], None], owner: Owner, wanted: bool = True
 ) -> Iterator[None]:
-    """Serve the run's web page while the context is entered; `say` gets its addresses. wanted: False serves
-    none. owner: executes the actions that the page offers to whoever has the owner's address."""
+    """Serve the run's web page while the context is entered; `say` gets its addresses, or why it cannot be
+    served. wanted: False serves none. owner: executes the actions that the page offers to whoever has the
+    owner's address."""
     if not wanted:
         yield
         return
@@ -70,13 +71,11 @@ def lead_directory(
     new_tickets: bool = False,
     serve: str = "",
 ) -> int:
-    """Lead the run in a directory until it ends; returns the exit status.
-
-    quiet: True to print errors only and serve no page. new_tickets: True to issue tickets even where former
-    ones still work, and to take another port unless the run file names one. serve: relays of this machine
-    that take part, too (`own_relays`). A machine without room to begin is an internal failure, which
-    `--restart` tries again, and no mistake of the user.
-    """
+    """Lead the run in a directory until it ends; returns the exit status: 0, 1, or INTERNAL_FAILURE. Raises
+    UserError if the run cannot be led. quiet: True to print errors only and serve no page. new_tickets: True
+    to issue tickets even where former ones still work, and to take another port unless the run file names
+    one. serve: relays of this machine that take part, too (`own_relays`). A machine without room to begin is
+    an internal failure, which `--restart` tries again, and no mistake of the user."""
     try:
         directory = RunDirectory.open(path)
         with directory.led(), own_relays(directory, serve, to) as relays:

@@ -68,7 +68,8 @@ def table(rows: list[list[str]], right: bool = False) -> list[str]:
 
 @contextmanager
 def handled_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered."""
+    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered. For the main thread
+    only."""
     former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -98,7 +99,7 @@ def add_writers(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a command's messages and metrics, as its options say."""
+    """Destinations of a command's messages and metrics, as its options say; None or "": none there."""
 
     log_format: str = TEXT
     tensorboard: Path | None = None
@@ -130,7 +131,8 @@ class Outputs:
         return JsonConsole(steps) if self.json else Console(steps)
 
     def exporter(self, directory: RunDirectory) -> MetricExporter | None:
-        """Exporter of the run's metrics to other programs, None if not asked for. Raises UserError."""
+        """Exporter of the run's metrics to other programs, None if not asked for. Raises UserError if one of
+        them cannot be used here."""
         from anabranch.observe.metrics import writers as kinds
 
         writers: list[kinds.Writer] = []
@@ -147,7 +149,7 @@ class Outputs:
     @contextmanager
     def beside(self, directory: RunDirectory) -> Iterator[None]:
         """Write the run's metrics from a thread while the context is entered, from the present end of its
-        event log on; nothing if no option asks for metrics. Raises UserError."""
+        event log on; nothing if no option asks for metrics. Raises UserError as `exporter` does."""
         exporter = self.exporter(directory)
         if exporter is None:
             yield

@@ -86,7 +86,8 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
 
 
 def lines_advice(plan: Plan) -> list[str]:
-    """Sentence on what makes thin lines count less, if they take more than half of an iteration."""
+    """Sentence on what makes thin lines count less, if they and the reduce take more than half of an
+    iteration; else none."""
     parts, whole_s = plan.estimated, plan.estimated.iteration_s
     links_s = parts.lines_s if parts.lines_s > max(parts.computing_s, parts.places_s) else 0.0
     if links_s + parts.reduce_s <= whole_s / 2:

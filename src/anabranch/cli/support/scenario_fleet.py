@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def open_fleet(scenario: Scenario, name: str) -> Fleet:
-    """The scenario's fleet as seed 0 draws it. name: the scenario as the user gave it. Raises UserError."""
+    """The scenario's fleet as seed 0 draws it. name: the scenario as the user gave it. Raises UserError,
+    naming its file, if the network or the fleet cannot be made."""
     from anabranch.sim.experiment.initial_placement import placed
 
     regions = _profile_of(scenario, name)

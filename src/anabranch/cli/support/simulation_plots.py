@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def plot(folder: Path, fleet: Fleet, summaries: Sequence[Summary], outcomes: Sequence[Outcome]) -> None:
     """Draw bars and throughput of all policies; for each of the protocol's own also a timeline and a world
-    map of the iteration with most crashes. outcomes: those of seed 0. Raises UserError."""
+    map of the iteration with most crashes. outcomes: those of seed 0. Raises UserError if a file cannot be
+    written."""
     from anabranch.flow.policies.registry import POLICIES
     from anabranch.observe.plots.policy_plots import draw_bars, draw_throughput
 

@@ -21,7 +21,7 @@ def train_alone(path: Path, to: Outputs) -> int:
     """Train the run of a run directory in this process, from its newest checkpoint on; returns the exit
     status, 0. Checkpoints are written as the run file says and at the end, which is the present step after
     Ctrl+C. Raises UserError, also if the run is a swarm's, has no step left, or is trained by another
-    process."""
+    process; KeyboardInterrupt at a second Ctrl+C, without a checkpoint."""
     with ticking("reading the run"):
         inputs, alone, t = _opened(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex

@@ -26,12 +26,13 @@ class DoorPrices:
         """Address block -> key -> time (s) of its last entry; the block that changed last stands last."""
 
     def bits(self, block: str, now: float) -> int:
-        """Work to ask of a caller from `block` whose key is not known yet; at most MOST_BITS."""
+        """Work to ask of a caller from `block` whose key is not known yet; at most MOST_BITS, also while its
+        block is closed."""
         return min(MOST_BITS, BASE_BITS + len(self._recent(block, now)))
 
     def pay(self, block: str, key: str, work: int, now: float) -> str | None:
-        """Let the walk-in `key` in for `work` bits, and count it; returns the reason if it is too little by
-        now, as others came from its block since it was asked."""
+        """Let the walk-in `key` in for `work` bits, count it, and return None; or return the reason if that
+        is too little by now, as others came from its block since it was asked, or if the block is closed."""
         recent = self._recent(block, now)
         price = BASE_BITS + len(recent.keys() - {key})
         if price > MOST_BITS:

@@ -36,8 +36,8 @@ def installed() -> bool:
 
 
 async def udp_ends(address: Address) -> list[str]:
-    """IP:PORT of the addresses that a peer's UDP address stands for, MOST_ADDRESSES of them: iroh knows no
-    names, and a stranger's may stand for any number. Raises OSError."""
+    """IP:PORT of the addresses that a peer's UDP address stands for, at most MOST_ADDRESSES: iroh knows no
+    names, and a stranger's may stand for any number. Raises OSError if its name stands for none."""
     found = await resolved(address.host, address.port, socket.SOCK_DGRAM)
     return [host_port(str(end[0]), address.port) for *_, end in found[:MOST_ADDRESSES]]
 
@@ -46,9 +46,9 @@ class IrohEngine:
     """iroh endpoint of one peer, in a process of its own that is started again if it ends. relays: URLs of
     iroh relays, through which peers find each other ([]: only known UDP addresses are used). bind: IP:PORT of
     its UDP sockets, at most one of each IP version; iroh takes a free port for a version that is not named.
-    on_incoming(connection, peer, path): gets the connections of other peers, before anything
-    but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not known yet.
-    sockets: IP:PORT of its UDP sockets."""
+    on_incoming(connection, peer, path): gets the connections of other peers, before anything but the peer's
+    key is proved. path: "relay", UDP address of the other end, or "" if not known yet. paths: path to each
+    peer, by its id. sockets: IP:PORT of its UDP sockets, once it has started."""
 
     def __init__(
         self,

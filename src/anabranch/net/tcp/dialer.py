@@ -67,7 +67,7 @@ class Dialer:
 
     async def probe(self, peer_id: str, address: Address) -> str:
         """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
-        failure, "" if there is none."""
+        failure, "" if there is none. An address at a carrier fails, as the carrier answers there."""
         try:
             connect = self._connect_iroh(peer_id, address) if address.kind else self._connect_tls(address)
             lane = await self._within(address, connect)
@@ -79,7 +79,8 @@ class Dialer:
 
     async def meet(self, link: Link, token: bytes, reserved: Reservation) -> Lane:
         """Dial the carrier at the other end of `link` for the circuit of `token`; returns the connection with
-        the peer that opened it. reserved: given back when the connection ends or cannot be made."""
+        the peer that opened it. Raises Refused if the carrier refuses, DialError and OSError if the
+        connection cannot be made. reserved: given back when the connection ends or cannot be made."""
         carrier, address = link.peer_id, link.way.address
         assert address is not None  # only a link that this side dialled brings offers
         outer = None
@@ -98,7 +99,8 @@ class Dialer:
         return inner
 
     async def reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError, Refused."""
+        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError if it cannot be
+        made, Refused if another key answers there."""
         return await self._within(address, self._connect(peer_id, address, credential))
 
     def introduction(
@@ -151,7 +153,8 @@ class Dialer:
         return lane
 
     async def _connect_iroh(self, peer_id: str, address: Address) -> Lane:
-        """TLS connection to a peer through iroh. Raises DialError and OSError."""
+        """TLS connection to a peer through iroh. Raises DialError if iroh is not in use or finds no way,
+        OSError if the connection breaks."""
         if self._end.engine is None:
             raise DialError(f"{_named(address)}: iroh is not in use here")
         return await self._secure(await self._end.engine.connect(peer_id, address))
@@ -224,7 +227,7 @@ class Dialer:
 
 async def introduce(lane: Lane, handshake: ClientHandshake) -> None:
     """Run the dialling side's handshake on a connection, which then reads nothing until its link starts.
-    Raises Refused, ConnectionError."""
+    Raises Refused by either side, ConnectionError if the connection is lost."""
     while not handshake.accepted:
         data = await lane.receive()
         try:

@@ -43,7 +43,8 @@ class LinkTable:
         reservation: Reservation,
         way: Way,
     ) -> Link:
-        """Make a link of a control and a bulk connection; those of lower incarnations are closed."""
+        """Make a link of a control and a bulk connection, which reads nothing until it is started; open links
+        to lower incarnations of the peer are closed."""
         for older in list(self.links):
             if older.peer_id == peer_id and older.incarnation < incarnation:
                 older.close(f"incarnation {incarnation} of this peer has taken over")

@@ -82,7 +82,8 @@ class Listener:
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
+        cannot be used."""
         listener = await bind(host, port)
         self._sockets.append((listener, background(self._accept(listener))))
         name = listener.getsockname()
@@ -142,7 +143,8 @@ class Listener:
         handshake: Callable[[Reservation], Coroutine[Any, Any, None]],
     ) -> bool:
         """Run the handshake of an incoming connection as a task, which counts as pending. False: no
-        connection can begin now; it is refused and counted."""
+        connection can begin now; it is refused and counted. reserve: makes its reservation, which `handshake`
+        gets."""
         reserved = self._reserve(caller.host, reserve)
         if isinstance(reserved, str):
             self._refuse(errors.BUSY, caller.host, reserved)
@@ -168,7 +170,8 @@ class Listener:
             return str(refusal)
 
     async def _welcome(self, handshake: Callable[[], Coroutine[Any, Any, None]], host: str) -> None:
-        """Handle an incoming connection, from its first byte until it is part of a link or refused."""
+        """Handle an incoming connection, from its first byte until it is part of a link or refused; no error
+        leaves."""
         limit_s = self._end.limits.handshake_timeout_s
         try:
             await asyncio.wait_for(handshake(), limit_s)
@@ -204,7 +207,8 @@ class Listener:
         await self._greet(lane, caller, reserved)
 
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
-        """Run the listening side's handshake on a connection with TLS, and admit the caller."""
+        """Run the listening side's handshake on a connection with TLS, and admit the caller. Raises Refused,
+        which the caller is then told, and ConnectionError."""
         end = self._end
         with _refusal_told(lane):
             block, loop = block_of(caller.host), asyncio.get_running_loop()
@@ -230,7 +234,7 @@ class Listener:
 
     async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Serve a peer that opens a circuit here, or comes for one, until its circuit is connected. Raises
-        Refused."""
+        Refused if it may not, or no circuit waits."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         if caller.via:
             raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")
@@ -254,7 +258,8 @@ class Listener:
 
     def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
-        then make the link of both. Raises Refused."""
+        then make the link of both. Raises Refused if the incarnation is stale, the gate refuses, too many
+        links wait, or the two do not fit together."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         key = hello.peer_id, hello.link_id
         if hello.lane == CONTROL:
@@ -311,7 +316,8 @@ class Listener:
 
 
 def _charge(reserved: Reservation, hello: Hello) -> None:
-    """Charge a connection to the peer that showed its key on it, and to its ticket. Raises Refused."""
+    """Charge a connection to the peer that showed its key on it (to its circuits, if it is for one), and to
+    its ticket. Raises Refused if one of them has no room."""
     try:
         reserved.join("circuits" if hello.lane in (CARRY, MEET) else "peer", hello.peer_id)
         if ticket := _ticket_of(hello.credential):

@@ -40,7 +40,8 @@ def bbr_missing() -> bool:
 
 
 async def bind(host: str, port: int) -> socket.socket:
-    """Listening socket at an address (port 0: a free one). Raises ListenError."""
+    """Listening socket at an address (port 0: a free one). Raises ListenError if it cannot be used,
+    PortInUseError if another socket has the port."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -93,7 +94,7 @@ async def connect(host: str, port: int) -> socket.socket:
 
 
 async def _connected(end: tuple[Any, ...]) -> socket.socket:
-    """Connected socket to an address as `getaddrinfo` returns it. Raises OSError."""
+    """Connected socket to an address as `getaddrinfo` returns it. Raises OSError if nobody answers there."""
     family, kind, protocol, _, address = end
     connection = socket.socket(family, kind, protocol)
     try:

@@ -54,10 +54,8 @@ def proved_key(lane: Lane) -> str | None:
 
 
 def channel_binding(lane: Lane) -> bytes:
-    """Bytes that only the two ends of this TLS connection know (the client's Finished message).
-
-    In TLS 1.3 they are a MAC over the whole handshake, keys included.
-    """
+    """Bytes that only the two ends of this TLS connection know (the client's Finished message). In TLS 1.3
+    they are a MAC over the whole handshake, keys included. Raises Refused if there are none."""
     binding = _ssl_object(lane).get_channel_binding("tls-unique")
     if not binding:
         raise Refused(errors.TLS, "the TLS connection has no channel binding")

@@ -67,7 +67,8 @@ class TcpTransport:
         self.links.limit_payloads(limits.max_payload_bytes)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
+        cannot be used."""
         return await self.listener.listen(host, port)
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
@@ -84,7 +85,7 @@ class TcpTransport:
 
     async def close(self) -> None:
         """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
-        peer; returns once the links are gone."""
+        peer; returns once the links are gone and the iroh endpoint has ended."""
         await self.listener.close()
         self.carrier.close()
         await self.links.close()

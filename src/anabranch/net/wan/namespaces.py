@@ -49,7 +49,8 @@ class Claim:
 
     @classmethod
     def take(cls) -> Claim:
-        """Lock a new random token, for the names of a network's namespaces. Raises WanError."""
+        """Lock a new random token, for the names of a network's namespaces. Raises WanError if the folder
+        LOCKS cannot be used."""
         try:
             LOCKS.mkdir(mode=0o700, exist_ok=True)
             while True:
@@ -125,7 +126,8 @@ def _remove(token: str) -> list[str]:
 
 def create(name: str, address: str, prefix: int, mtu: int) -> int:
     """Make a namespace whose loopback and TUN device are up, with IPv4 address/prefix and MTU (bytes).
-    Returns the device's non-blocking descriptor; the device exists until that is closed. Raises WanError."""
+    Returns the device's non-blocking descriptor; the device exists until that is closed. Raises WanError if
+    `ip` or the device fails."""
     run_ip("netns", "add", name)
     with _inside(name):
         handle = _open_tun()
@@ -162,10 +164,9 @@ def _open_tun() -> int:
 
 
 def enter(name: str) -> None:
-    """Move the calling thread, and everything it starts from now on, into a namespace. Raises WanError.
-
-    For a process that has just been forked; `EmulatedNetwork.command` does it for an executed one.
-    """
+    """Move the calling thread, and everything it starts from now on, into a namespace. Raises WanError if
+    there is none, or it may not be entered. For a process that has just been forked;
+    `EmulatedNetwork.command` does it for an executed one."""
     try:
         handle = os.open(NAMED / name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -39,10 +39,8 @@ def regions_of(names: Sequence[str], profile: Profile) -> dict[str, str]:
 @contextmanager
 def emulated(names: Sequence[str], profile: Profile) -> Iterator[dict[str, Place]]:
     """Run an emulated network with a host for each process, in the regions of `regions_of`, while the context
-    is entered; yields process name -> namespace, address and region.
-
-    The processes must end before the context does. Raises WanError.
-    """
+    is entered; yields process name -> namespace, address and region. The processes must end before the
+    context does. Raises WanError as `regions_of` and `EmulatedNetwork` do."""
     regions = regions_of(names, profile)
     with EmulatedNetwork({name: Host(region=region) for name, region in regions.items()}, profile) as wan:
         yield {

@@ -62,7 +62,8 @@ def shipped_profiles() -> tuple[str, ...]:
 
 
 def find_profile(name: str) -> Profile:
-    """Shipped profile by name, or a profile by the path of its file. Raises WanError."""
+    """Shipped profile by name, or a profile by the path of its file. Raises WanError as `load_profile`
+    does."""
     if name not in shipped_profiles():
         return load_profile(Path(name))
     where = f"{name}.json"
@@ -70,7 +71,7 @@ def find_profile(name: str) -> Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read and check a profile. Raises WanError."""
+    """Read and check a profile. Raises WanError if it cannot be read or is no profile."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

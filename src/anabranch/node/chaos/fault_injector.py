@@ -28,7 +28,8 @@ UNHIT_ABSENT_S = 10.0
 
 @dataclass
 class Seat:
-    """Position in a swarm of constant size: its present process, and when the next one is due."""
+    """Position in a swarm of constant size: its present process, and when the next one is due. name: of the
+    process. role: DATA or RELAY."""
 
     name: str
     role: str
@@ -84,7 +85,8 @@ class FaultInjector:
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:
-        """Stop injecting: record undelivered faults, end the guests and wake frozen processes."""
+        """Stop injecting: record undelivered faults, end the guests and wake frozen processes. In a run with
+        hostile guests, `poll` still replaces ended processes."""
         for fault in self._pending:
             victims = () if fault.target == GUEST else self._victims_of(fault)
             reason = victims if isinstance(victims, str) else "no time was left"

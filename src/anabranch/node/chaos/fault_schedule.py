@@ -39,7 +39,7 @@ class PlannedFault:
     replace_s: float
     """Seconds between the loss and the start of the replacement."""
     deed: str = ""
-    """Deed of a guest."""
+    """Name of a guest's deed; "" for other faults."""
 
     @property
     def kind(self) -> str:

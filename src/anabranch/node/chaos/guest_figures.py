@@ -76,7 +76,7 @@ class Hostile(msgspec.Struct):
 
 
 def figures_of(record: RunRecord) -> Hostile:
-    """Figures of a run's guests and seats."""
+    """Figures of a run's guests that began their deed, and of its seats."""
     removed = [
         SeatFigures(seat.name, _short(seat.reason), seat.back_s if seat.back_s >= 0 else None)
         for seat in record.lost_seats

@@ -72,7 +72,8 @@ class GuestHost:
                     self._put_out(guest.visit, event.reason, event.time)
 
     def poll(self) -> None:
-        """Read the guests' output; kill those without a role after ARRIVES_S, or STAYS_S into a deed."""
+        """Read the guests' output; kill those without a role after ARRIVES_S, or STAYS_S into a deed. A guest
+        that ends before its deed began is recorded as undelivered."""
         now = time.time()
         for guest in list(self._running):
             ended = not guest.process.running
@@ -81,7 +82,7 @@ class GuestHost:
                 self._end(guest, ended)
 
     def end(self) -> None:
-        """Read the output of all guests that are left, and kill them."""
+        """Read the output of all guests that are left, and kill them; see `poll`."""
         for guest in list(self._running):
             self._read(guest)
             self._end(guest, not guest.process.running)
@@ -110,8 +111,9 @@ class GuestHost:
                 self._follow(guest, *line.partition(" ")[::2])
 
     def _follow(self, guest: _Running, word: str, rest: str) -> None:
-        """Take in a line that a guest printed: `word` is id, begun, closed or ended, `rest` its value (see
-        `guest_process`). closed and ended mean, once it has begun, that the run put the guest out."""
+        """Take in a line that a guest printed: `word` is id, begun, closed or ended, `rest` its value ("" for
+        begun; see `guest_process`). closed and ended mean, once it has begun, that the run put the guest out.
+        begun also writes a FaultDelivered event."""
         visit, now = guest.visit, time.time()
         if word == "id":
             visit.peer = rest

@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class Spread(msgspec.Struct):
-    """Distribution of durations (s); zeros if nothing was measured."""
+    """Distribution of durations (s), `most` the longest; zeros if nothing was measured."""
 
     count: int = 0
     median: float = 0.0
@@ -133,7 +133,8 @@ def metrics_of(record: RunRecord, events: Sequence[Event], population: int, wast
 
 
 def _steps_around_rollbacks(events: Iterable[Event]) -> Iterable[tuple[int, int]]:
-    """For each rollback: (last committed step before it, step to which the run returned)."""
+    """For each rollback: (last committed step before it, step to which the run returned). A step before the
+    first event counts as 0."""
     t = 0
     for event in events:
         if isinstance(event, Step):

@@ -14,7 +14,9 @@ from anabranch.node.chaos.wasted_compute import WastedCompute
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the experiment. minutes: of the run with faults; calm_minutes: of each run without."""
+    """Settings of the experiment. population: number of relays. minutes: of the run with faults;
+    calm_minutes: of each run without. freeze: share of the faults that are freezes. wan: emulated network, or
+    ""."""
 
     population: int
     stages: int
@@ -32,7 +34,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of recomputing the run (`anabranch verify`); `text` is the last line of its report."""
+    """Result of recomputing the run (`anabranch verify`). steps: that were recomputed. text: the last line of
+    its report, or why there is none."""
 
     exact: bool
     """True if the run promises every bit and keeps the promise."""

@@ -31,7 +31,8 @@ class DeliveredFault:
 @dataclass
 class GuestVisit:
     """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, its
-    deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then."""
+    deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then.
+    stage: that it asked for. peer: its id ("" until the guest has told it)."""
 
     name: str
     planned: PlannedFault

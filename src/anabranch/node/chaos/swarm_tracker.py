@@ -7,7 +7,8 @@ from anabranch.protocol.log.records import Voters, decode_entry
 
 
 def voters_of(log: bytes) -> set[str]:
-    """Peer ids of the voters, from the last `Voters` record of a commit log."""
+    """Peer ids of the voters, from the last `Voters` record of a commit log (its bytes, of which an
+    unfinished last line is ignored); empty if it has none."""
     for line in reversed(log.rpartition(b"\n")[0].splitlines()):
         if b'"voters"' in line:
             record = decode_entry(line).record
@@ -17,11 +18,9 @@ def voters_of(log: bytes) -> set[str]:
 
 
 class SwarmTracker:
-    """State of a swarm, kept up to date from the run's events.
-
-    names: process names by peer id. stages: stages of the members by process name. serving: process names of
-    the active members. t: last committed step.
-    """
+    """State of a swarm, kept up to date from the run's events. names: process names by peer id, also of
+    removed peers. stages: stages of the members by process name. serving: process names of the active
+    members. t: last committed step."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}

@@ -68,7 +68,8 @@ class _Timer:
             raise _GivenUp(f"nothing was committed for {duration(STUCK_S)} after step {t}")
 
     def _stop_when_settled(self, now: float) -> None:
-        """Ask the leader to end the run once all seats are taken again, or SEATS_S after the last fault."""
+        """Ask the leader to end the run, within STOP_S, once all seats are taken again, or SEATS_S after the
+        last fault."""
         if self._injector.settled or now > self._injector.record.ended + SEATS_S:
             self._injector.close()
             self._stop_at = now + STOP_S
@@ -85,11 +86,9 @@ def timed_run(
     places: Mapping[str, Place] | None = None,
 ) -> RunRecord:
     """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it.
-
-    say: prints a sentence for the user. places: as in `LocalSwarm`. Returns the record; its `stuck` has the
-    reason if the run hung or ended too early. All processes are killed at the end. Raises UserError or
-    LeaderFailed if the swarm cannot start.
-    """
+    schedule: the faults, by seconds after the clock starts. say: prints a sentence for the user. places: as
+    in `LocalSwarm`. Returns the record; its `stuck` has the reason if the run hung or ended too early. All
+    processes are killed at the end. Raises UserError or LeaderFailed if the swarm cannot start."""
     swarm = ChaosSwarm(directory, config, supervisor, places=places, ledgers=True)
     try:
         swarm.start()

@@ -28,11 +28,9 @@ class Candidate:
 def choose_victims(
     fault: PlannedFault, candidates: Iterable[Candidate], voters: int
 ) -> tuple[str, ...] | str:
-    """Names of the processes to hit, or the reason why no process can be.
-
-    The fault leaves a majority of the `voters` voters awake. Unless it is aimed at a stage, it also leaves an
-    awake active replica of every stage.
-    """
+    """Names of the processes to hit, or the reason why no process can be. candidates: all running processes.
+    The fault leaves a majority of the `voters` voters awake. A voter is hit only if there are three. Unless
+    the fault is aimed at a stage, it also leaves an awake active replica of every stage."""
     present = sorted(candidates, key=lambda each: each.name)
     awake = [each for each in present if each.awake]
     if fault.target == STAGE:
@@ -53,7 +51,8 @@ def choose_victims(
 
 
 def _choose_stage(fault: PlannedFault, present: list[Candidate], voters: int) -> tuple[str, ...] | str:
-    """Names of all processes of one served stage, including frozen and joining ones; or why there is none."""
+    """Names of all processes of one served relay stage, including frozen and joining ones; or why there is
+    none."""
     awake = [each for each in present if each.awake]
     served = sorted({each.stage for each in awake if each.stage > 0 and each.serves})
     groups = [tuple(each.name for each in present if each.stage == stage) for stage in served]

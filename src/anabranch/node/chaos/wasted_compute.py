@@ -36,7 +36,8 @@ class WastedCompute(msgspec.Struct):
 def wasted_compute(
     record: RunRecord, events: Iterable[Event], history: LogReplay, ledgers: Mapping[str, Sequence[Entry]]
 ) -> WastedCompute:
-    """Wasted compute of a run, without the iteration open at its end. ledgers: compute tasks by peer id."""
+    """Wasted compute of a run, without the iteration open at its end. events: of the run. ledgers: by peer
+    id, the compute tasks in order of time."""
     useful = {
         (commit.t, stage, unit, entry.members[owner])
         for commit in history.commits

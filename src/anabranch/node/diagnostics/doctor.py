@@ -226,8 +226,8 @@ def _peer(address: str) -> CheckResult:
 
 def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> Iterator[CheckResult]:
     """Measure how many microbatches this machine can hold, and the seconds of one microbatch's forward and
-    backward at each relay stage (RED if it fails). Stages of as many blocks are measured once. tell: gets a
-    sentence before each measurement."""
+    backward at each relay stage (RED if it fails; if the run's devices cannot hold a stage, that is the only
+    result). Stages of as many blocks are measured once. tell: gets a sentence before each measurement."""
     from anabranch.node.lifecycle.training_machine import check_fit, measured_capacity, measured_pass_s
     from anabranch.train.model.partition import partition
     from anabranch.train.model.sizes import model_config

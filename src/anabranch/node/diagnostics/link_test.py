@@ -33,7 +33,8 @@ class LinkTestError(Exception):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Socket that listens at host:port (0: any free port); at :: also over IPv4. Raises OSError."""
+    """Socket that listens at host:port (0: any free port); at :: also over IPv4. Raises OSError if that
+    address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, dualstack_ipv6=both)
@@ -48,7 +49,8 @@ class LinkTestServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen for link tests at host:port (0: any free port); returns the port. Raises OSError."""
+        """Listen for link tests at host:port (0: any free port); returns the port. Raises OSError as
+        `listening` does."""
         found = listening(host, port)
         self._server = await asyncio.start_server(self._accept, sock=found, limit=BLOCK_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
@@ -127,8 +129,8 @@ class LinkTestServer:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Answer to "hello": round trip (s), offset of the other machine's clock (s), and this machine's address
-    and port as the other machine sees them."""
+    """Answer to "hello": round trip (s), offset of the other machine's clock (s; positive: ahead of this
+    one), and this machine's address and port as the other machine sees them."""
 
     trip_s: float
     clock_s: float
@@ -138,7 +140,8 @@ class Greeting:
 
 @dataclass(frozen=True)
 class LinkTestClient:
-    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port."""
+    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port. They raise
+    LinkTestError if it cannot be reached, does not answer, or answers something else."""
 
     host: str
     port: int
@@ -155,7 +158,7 @@ class LinkTestClient:
         return cls(found[1], int(found[2]), found[3])
 
     def hello(self, own_port: int = 0) -> Greeting:
-        """Measure round trip and clock offset, from port `own_port` (0: any). Raises LinkTestError."""
+        """Measure round trip and clock offset, from port `own_port` (0: any)."""
         with self._connected("hello", own_port) as connection:
             sent = time.time()
             begun = time.monotonic()
@@ -167,7 +170,7 @@ class LinkTestClient:
             return Greeting(trip_s, clock_s, str(answer["host"]), int(answer["port"]))
 
     def up_bps(self) -> float:
-        """Bandwidth from this machine to the other in bit/s. Raises LinkTestError."""
+        """Bandwidth from this machine to the other in bit/s."""
         with self._connected("up") as connection:
             self._say(connection, "up")
             block, count, begun = bytes(BLOCK_BYTES), 0, time.monotonic()
@@ -180,7 +183,7 @@ class LinkTestClient:
             return 8 * float(answer["bytes"]) / max(1e-6, float(answer["seconds"]))
 
     def down_bps(self) -> float:
-        """Bandwidth from the other machine to this one in bit/s. Raises LinkTestError."""
+        """Bandwidth from the other machine to this one in bit/s."""
         with self._connected("down") as connection:
             self._say(connection, "down")
             count, first = len(connection.recv(BLOCK_BYTES)), time.monotonic()
@@ -192,7 +195,7 @@ class LinkTestClient:
         return 8 * max(1, total - count) / max(1e-6, time.monotonic() - first)
 
     def dials_back(self, port: int) -> bool:
-        """True if the other machine can connect to a port of this one. Raises LinkTestError."""
+        """True if the other machine can connect to a port of this one."""
         with self._connected("dial") as connection:
             self._say(connection, f"dial {port}")
             return self._read_answer(connection).get("reached") is True
@@ -206,7 +209,7 @@ class LinkTestClient:
             raise LinkTestError(f"{question}: {error.strerror or error}") from None
 
     def _connect(self, own_port: int) -> socket.socket:
-        """Connection to the first address of the host that answers. Raises OSError."""
+        """Connection to the first address of the host that answers. Raises OSError if none does."""
         ends = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         failure = OSError("the name has no address")
         for family, kind, protocol, _, address in ends:

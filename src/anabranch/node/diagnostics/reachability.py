@@ -23,11 +23,10 @@ _FORWARD = "forward a port of the router to this machine and name it: --advertis
 def remote_checks(
     peers: list[str], listens: str, port: int, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[CheckResult]:
-    """Make all checks that need another machine, which runs `anabranch doctor --answer`.
-
-    peers: such machines, as HOST:PORT/CODE. listens, port: address of this machine that others would dial.
-    tell: gets a sentence before each measurement.
-    """
+    """Make all checks that need another machine, which runs `anabranch doctor --answer`. peers: such
+    machines, all as HOST:PORT/CODE; one that fails is RED. Clock, NAT and dialling back are checked if one
+    answered, dialling back by the first of them. listens, port: address of this machine that others would
+    dial. tell: gets a sentence before each measurement."""
     seen: list[tuple[LinkTestClient, Greeting]] = []
     for text in peers:
         tell(f"measuring the link to {text.partition('/')[0]}")
@@ -93,7 +92,7 @@ def _nat(seen: list[tuple[LinkTestClient, Greeting]]) -> CheckResult:
 
 
 def own_address(host: str, port: int) -> str:
-    """Address of this machine on packets to host:port. Connecting a datagram socket sends nothing."""
+    """Address of this machine on packets to host:port. Sends nothing. Raises OSError if there is no route."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

@@ -38,7 +38,8 @@ def settle() -> None:
 
 
 def free_former_peer() -> None:
-    """Free the objects and device memory of a peer that has ended, for the next one of this process."""
+    """Free the objects and device memory of a peer that has ended, for the next one of this process. Objects
+    that `settle` exempted are collected again."""
     gc.unfreeze()
     gc.collect()
     torch = sys.modules.get("torch")

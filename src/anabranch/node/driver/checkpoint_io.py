@@ -33,7 +33,7 @@ class CheckpointIo:
 
     def read(self, t: int, stage: int) -> ev.CheckpointRead:
         """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage S + 1
-        + n means the frozen weights of stage n, for t = 0. Raises UserError."""
+        + n means the frozen weights of stage n, for t = 0. Raises UserError if it is not there or damaged."""
         import torch
 
         from anabranch.train.stage.state import piece_hashes
@@ -48,7 +48,8 @@ class CheckpointIo:
 
     def _read_frozen(self, t: int, number: int) -> ev.CheckpointRead:
         """Read the frozen weights of a stage, mapped into memory, in the form of a checkpoint's stage. t: 0.
-        number: the stage plus the number of frozen stages, as in `read`. Raises UserError."""
+        number: the stage plus the number of frozen stages, as in `read`. Raises UserError for another t or
+        number, and if they cannot be read."""
         import torch
 
         from anabranch.train.adapters.frozen import FrozenStore

@@ -25,8 +25,8 @@ def ledger_of(directory: RunDirectory, name: str) -> Path:
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
-    """Compute task of a microbatch (number `unit`) in iteration t at `stage`, which took `seconds` until the
-    Unix time `at`. kind: type of the task."""
+    """Compute task on the unit `unit` (numbered as in `full_cover`) in iteration t at `stage`, which took
+    `seconds` until the Unix time `at`. kind: type of the task."""
 
     at: float
     t: int

@@ -52,7 +52,8 @@ def _at_once(work: Callable[[], Any], done: Callable[[Any], object]) -> None:
 
 
 def ticket_of(shown: Grant | MembershipCertificate) -> str:
-    """Key of the ticket that a credential is, or descends from; "" for the owner's own."""
+    """Key of the ticket that a credential is, or descends from; "" for the certificate of the owner's
+    peer."""
     return shown.ticket_key if isinstance(shown, Grant) else shown.ticket
 
 
@@ -93,7 +94,7 @@ class Connections:
         self._asked: dict[Link, deque[tuple[Message, Payload]]] = {}
         #: Payload bytes sent, by message type.
         self.sent_bytes: Counter[str] = Counter()
-        #: Refusal of the last dial, by peer.
+        #: Refusal of the last dial that failed, by peer, if it was refused.
         self.refusals: dict[str, Refused] = {}
 
     def accept(self, link: Link) -> None:

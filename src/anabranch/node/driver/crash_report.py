@@ -36,10 +36,9 @@ class CrashReport:
             write_at(self._file, bytes(RESERVE_BYTES), 0)  # a sparse file would reserve nothing
 
     def write(self, text: str) -> str:
-        """Write the report of a failure; returns where it is, for a sentence: "traceback in crash.txt".
-
-        It raises nothing. What cannot be written is printed on stderr.
-        """
+        """Write the report of a failure, cut to RESERVE_BYTES, and keep the one before it as FORMER_REPORT;
+        returns where it is, for a sentence: "traceback in crash.txt". It raises nothing. What cannot be
+        written, such as a second report, is printed on stderr."""
         text = plain_lines(text)  # an exception may quote bytes of another peer
         data = f"{time.ctime()}\n{text}\n".encode(errors="replace")[:RESERVE_BYTES]
         try:

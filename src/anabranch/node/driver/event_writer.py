@@ -103,14 +103,16 @@ class EventWriter:
             self._unsent.append(log.encode_event(event))
 
     def flush(self) -> None:
-        """Send the leader events that it lacks, as one message of at most MAX_EVENTS; the others wait."""
+        """Send the leader events that it lacks, as one message of at most MAX_EVENTS; the others wait for the
+        next call. The leader has none to send."""
         if self._unsent:
             lines, self._unsent = tuple(self._unsent[:MAX_EVENTS]), self._unsent[MAX_EVENTS:]
             self._send(lines)
 
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
-        """Write events that another peer sent, JSON lines, with all texts plain. Events in a third peer's
-        name, and of types that only the leader writes, are left out; all of them on a nearly full disk."""
+        """Write events that another peer sent, JSON lines, with all texts plain. Left out are unreadable
+        events, those in a third peer's name, of types that only the leader writes, and after MAX_EVENTS; all
+        of them on a nearly full disk, or once they have taken MAX_OTHERS_BYTES."""
         if self._left_out():
             return
         for line in lines[:MAX_EVENTS]:

@@ -32,12 +32,11 @@ LASTING = frozenset({errors.EXPIRED, errors.NOT_AUTHORIZED, errors.TICKET, error
 
 class InitialDial:
     """Dials the data node that a volunteer's ticket names, again and again while there is no link to it.
-
     Stops the peer when the data node refuses it for good, when the ticket has expired, or after `patience_s`
     seconds if the data node was never reached. A peer with a link to another voter needs no link to this data
     node. reached: True once the data node was reached, in this part of the run or an earlier one. over: how
-    the run ended when this machine last took part; "" if it did not.
-    """
+    the run ended when this machine last took part; "" if it did not. If it is given, `patience_s` is at most
+    OVER_S."""
 
     def __init__(
         self,

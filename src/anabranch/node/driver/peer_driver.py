@@ -51,7 +51,8 @@ class Machine(Protocol):
     """This machine's compute, for the driver. Both methods run on the worker thread and may import torch."""
 
     def describe(self, genesis: Genesis) -> ev.Described:
-        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings. Raises
+        UserError if the user has to act first."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
@@ -77,12 +78,11 @@ class Outcome:
 
 class LivePeer:
     """Runs one peer of the protocol (`Peer`) on this machine, over real connections, threads and files.
-
     make_transport: makes the transport, given the callback that takes over links dialled by other peers.
-    checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state when
-    this peer ends. watchers: called after each event, once the protocol has handled it. listeners: called
-    with each effect.
-    """
+    credential: shown to the peers that it dials. events_path: of its event log, beside which a crash report
+    lies. checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state
+    when this peer ends. watchers: called after each event, once the protocol has handled it. listeners:
+    called with each effect, before it is carried out."""
 
     def __init__(
         self,
@@ -131,7 +131,9 @@ class LivePeer:
     # --- running -------------------------------------------------------------------------------
 
     async def run(self, dial: tuple[str, str] | None = None) -> Outcome:
-        """Run until the protocol stops this peer. dial: (peer id, host:port) to dial first, or None."""
+        """Run until this peer ends, by its protocol, by `finish` or by a failure; then close its links,
+        threads and files, and keep its state (`_keep_state`). To be called once. dial: (peer id, addresses)
+        to dial first, or None."""
         settle()
         self._loop.set_exception_handler(self._loop_failed)
         self.handle(ev.Started())
@@ -165,11 +167,10 @@ class LivePeer:
         self.finish(Outcome(reason, ok=False))
 
     def handle(self, event: ev.Event) -> None:
-        """Feed one event to the protocol and carry out the effects that it returns.
-
-        An exception ends this peer: after half an event its state is worth nothing. The exception is caught
-        here, as asyncio would take an OSError for an error of the connection and let the peer go on.
-        """
+        """Feed one event to the protocol and carry out the effects that it returns; nothing once this peer
+        has ended. An exception ends this peer: after half an event its state is worth nothing. The exception
+        is caught here, as asyncio would take an OSError for an error of the connection and let the peer go
+        on."""
         if self._outcome.done():
             return
         try:
@@ -213,7 +214,7 @@ class LivePeer:
         self.handle(ev.Wake())
 
     def _deliver(self, action: Callable[[], None]) -> None:
-        """Run an action on the event loop; called by other threads."""
+        """Run an action on the event loop; called by other threads. Dropped once the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(action)
 
@@ -241,8 +242,8 @@ class LivePeer:
             self._outcome.set_result(outcome)
 
     async def _keep_state(self) -> None:
-        """Write the stage's state to the cache, for this machine's next process; delete what is there if the
-        run is over. Not if this peer failed, or has to end at once."""
+        """Write the stage's state to the cache, for this machine's next process, within KEEP_S; empty the
+        cache if the run is over. Neither if this peer failed, may not join again, or has to end at once."""
         cache, peer = self._cache, self.peer
         if cache is None or not cache.most_bytes or not self._outcome.done() or self._hurry.is_set():
             return

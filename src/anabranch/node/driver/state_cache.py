@@ -52,9 +52,10 @@ class StateCache:
     def keep(
         self, run: str, stage: int, state: KeptState, stopped: Callable[[], bool] = lambda: False
     ) -> str:
-        """Write a state in place of the stage's former one, which stays until the new one is whole if
-        there is room for both; the oldest files make room. Returns "" or why it is not kept. stopped: asked
-        before each piece; True to give up. Raises OSError."""
+        """Write a state in place of the stage's former one, which stays until the new one is whole if there
+        is room for both; the oldest files make room. Returns "" or why it is not kept; a state too large for
+        the cache deletes the former one. stopped: asked before each piece; True to give up. Raises OSError if
+        the disk refuses it."""
         if not self.most_bytes:
             return "the cache is switched off"
         views = [_bytes_of(piece) for piece in state.pieces]

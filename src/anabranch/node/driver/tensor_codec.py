@@ -38,7 +38,8 @@ def is_slow(payload: Payload | Blob) -> bool:
 
 def to_blob(payload: Payload) -> Blob:
     """Payload of a CPU tensor or of bytes. int64 tensors are packed; other contiguous tensors share their
-    memory. Raises TypeError for anything else."""
+    memory. Raises TypeError for anything else, KeyError for a tensor of a dtype that is not in
+    `net.framing.DTYPES`."""
     if isinstance(payload, bytes):
         return Blob("uint8", (len(payload),), payload)
     if not isinstance(payload, torch.Tensor):
@@ -54,7 +55,7 @@ def to_blob(payload: Payload) -> Blob:
 
 
 def from_blob(blob: Blob) -> torch.Tensor:
-    """Tensor over the received buffer, or unpacked from it. Raises FrameError."""
+    """Tensor over the received buffer, or unpacked from it. Raises FrameError for damaged packed values."""
     if blob.dtype == PACKED:
         values = unpack(np.frombuffer(blob.data, dtype=np.uint8), math.prod(blob.shape))
         return torch.from_numpy(values).reshape(blob.shape)

@@ -46,8 +46,8 @@ class VitalsMonitor:
 
     def end_iteration(self, timing: Mapping[str, Any]) -> dict[str, float]:
         """Seconds of the iteration that ends now: in all (span_s), in the reduce (reducing_s), without
-        compute (idle_s), and of the idle ones in transfers of microbatches (transfer_s). timing: the
-        protocol's note with seconds by task."""
+        compute (idle_s), and of the idle ones in transfers of microbatches, as estimated (transfer_s); all 0
+        for the first. timing: the protocol's note with seconds by task."""
         now = time.monotonic()
         span = now - self._stepped_at if self._stepped_at is not None else 0.0
         reducing = min(span, now - self._attempt_at) if self._attempt_at is not None else 0.0

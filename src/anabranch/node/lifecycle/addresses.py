@@ -26,7 +26,7 @@ _reserved: list[socket.socket] = []
 def bind_port(host: str, port: int) -> int:
     """Port to listen on: `port`, or a free port of the host if `port` is 0. On Linux a bound socket, kept
     open but never listening, reserves the free port: other processes cannot take the port, while this process
-    can still listen there with another socket."""
+    can still listen there with another socket. Raises OSError if the host is no address of this machine."""
     if port:
         return port
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -83,9 +83,9 @@ def relay_of(addresses: str) -> Address | None:
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """Start an iroh endpoint that uses this relay; None if iroh is not installed. Raises UserError if it
-    cannot start, or if it `must` and is not installed. advertise: addresses of this machine; the first of
-    each IP version that ends in /udp has the port of its UDP socket."""
+    """Start an iroh endpoint that uses this relay; None if iroh is not installed, which `say` then tells.
+    Raises UserError if it cannot start, or if it `must` and is not installed. advertise: addresses of this
+    machine; the first of each IP version that ends in /udp has the port of its UDP socket."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "

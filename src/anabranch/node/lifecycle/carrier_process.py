@@ -51,7 +51,8 @@ class CarrierProcess:
         self._told = ""
 
     async def run(self) -> str:
-        """Carry until the user ends it or the run refuses this process; returns why. Raises UserError."""
+        """Carry until the user ends it or the run refuses this process; returns why. Raises UserError if it
+        cannot listen there."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)

@@ -186,7 +186,8 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 
 
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
-    """Genesis record (first log entry) of a new run. Imported weights are written as checkpoint 0."""
+    """Make the genesis record (first log entry) of a new run; it is not written to the log here. Imported
+    weights that are trained are written as checkpoint 0."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
@@ -217,7 +218,7 @@ def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -
 
 def _certifier(identity: Identity, run_id: str) -> Certify:
     """Make the function that issues a member's certificate, signed by `identity`. A certificate never
-    outlives or outranks the ticket behind it; a peer that showed none gets none."""
+    outlives or outranks the ticket behind it; a peer that showed none gets b""."""
 
     def certify(member: Member, credential: VerifiedCredential | None) -> bytes:
         if credential is None:

@@ -67,7 +67,7 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def ticket(self, name_or_key: str) -> IssuedTicket | None:
         """Ticket with this name, else the ticket whose key begins with this text of at least KEY_CHARS
-        characters; None if there is none, or several."""
+        characters; None if there is none, or several of either."""
         named = [ticket for ticket in self.tickets if ticket.name == name_or_key]
         if not named and len(name_or_key) >= KEY_CHARS:
             named = [ticket for ticket in self.tickets if ticket.key.startswith(name_or_key)]

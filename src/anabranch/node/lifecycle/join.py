@@ -169,7 +169,7 @@ class Volunteer:
         return with_names(text, self._names)
 
     def stop(self, reason: str) -> None:
-        """Leave the run cleanly, at the user's request."""
+        """Leave the run cleanly and for good, at the user's request."""
         self._leave(reason)
         if self._live is not None:
             self._live.stop(reason)
@@ -190,7 +190,8 @@ class Volunteer:
 
     async def stay(self) -> Outcome:
         """Join the run, again after each part in it, until the protocol's `Return` says no, the user stops,
-        or the options say `once`; returns how the last part ended. Raises UserError."""
+        or the options say `once`; returns how the last part ended. Raises UserError if the first part cannot
+        begin."""
         try:
             outcome = await self._parts()
             return replace(outcome, reason=self._named(outcome.reason))
@@ -299,14 +300,16 @@ class Volunteer:
             self._admitted_at = time.monotonic()
 
     def _address(self) -> str:
-        """Addresses at which others dial this machine; "" if it does not listen."""
+        """Addresses at which others dial this machine; "" if it does not listen, or on loopback alone while
+        the data node is on another machine."""
         options, leader = self._options, self._options.ticket.first_peer
         if not options.listens:
             return ""
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     async def _engine(self) -> IrohEngine | None:
-        """Start this machine's iroh endpoint; None: not to be used, or not installed. Raises UserError."""
+        """Start this machine's iroh endpoint; None: not to be used, or not installed. Raises UserError if it
+        cannot start, or --transport iroh cannot be met."""
         options = self._options
         relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
         if relay is None:

@@ -43,7 +43,7 @@ async def lead(
     """Run the leading data node until the run is over; returns how it ended. network, port: address to listen
     on, which may differ from when the run was founded. on_event: called for each event. on_ready: gets the
     tickets by role. say: prints a sentence for the user. new_tickets: True to issue tickets even where former
-    ones still work. Raises UserError if the address cannot be used."""
+    ones still work. Raises UserError if the address cannot be used or iroh cannot start."""
     engine = None
     if network.transport != "tcp":
         relay, must = relay_address(network.iroh_relay), network.transport == "iroh"

@@ -18,7 +18,8 @@ from anabranch.protocol.raft.raft_log import RaftLog
 
 @dataclass(frozen=True)
 class RecoveredRun:
-    """Result of a recovery: number of the new epoch, last step in the log, and ids of the removed voters."""
+    """Result of a recovery: number of the new epoch, last step in the log, and voter ids (`peer/disk`) of the
+    removed voters."""
 
     epoch: int
     t: int
@@ -26,11 +27,10 @@ class RecoveredRun:
 
 
 def recover(directory: RunDirectory) -> RecoveredRun:
-    """Make the founder of a run its only voter, by an entry at the end of the log in its directory.
-
-    Steps that only the other voters have recorded are lost; recomputing them gives the same results. Raises
-    UserError if no run was founded here, or the run has no other voters.
-    """
+    """Make the founder of a run its only voter, by an entry at the end of the log in its directory. No
+    process may lead the run meanwhile. Steps that only the other voters have recorded are lost; recomputing
+    them gives the same results. Raises UserError if no run was founded here, or the run has no other
+    voters."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()

@@ -20,7 +20,8 @@ Tell = Callable[[str], None]
 
 def resolved(run: RunConfig) -> RunConfig:
     """`run` with each "auto" replaced: the numerics by "strict"; the tokenizer by that in the folder of
-    imported weights, or by "bpe" if no weights are imported. Raises ConfigError if the folder has none."""
+    imported weights, or by "bpe" if no weights are imported. Raises ConfigError if there is no such folder,
+    or no tokenizer in it."""
     changes: dict[str, object] = {}
     if run.run.numerics == "auto":
         changes["run.numerics"] = "strict"

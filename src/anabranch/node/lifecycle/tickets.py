@@ -86,12 +86,10 @@ def _works(
 
 
 def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: str = "") -> Ticket:
-    """Issue a further ticket of a run that was started, and enter it in the gate's record.
-
-    quota: peers that may be members with it at one time (0: any number). name: "" for the role and a number.
-    Raises UserError if the run was never led from this directory, if the name is in use, or for an open or
-    an auditor's ticket of a run without audits.
-    """
+    """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
+    enter it in the gate's record. quota: peers that may be members with it at one time (0: any number). name:
+    "" for the role and a number. Raises UserError if the run was never led from this directory, if the name
+    is in use, or for an open or an auditor's ticket of a run without audits."""
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"

@@ -73,11 +73,9 @@ class TrainingMachine:
         self._resident: int | None = None
 
     def prepare(self, run: RunConfig, fingerprint: str = "") -> None:
-        """Set the numerics (threads, precision), open the corpus and fix the model's shape, once.
-
-        fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no vocabulary:
-        the leader refuses it by its fingerprint.
-        """
+        """Set the numerics (threads, precision), open the corpus and fix the model's shape; a second call
+        does nothing. fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no
+        vocabulary: the leader refuses it by its fingerprint."""
         if self.run is not None:
             return
         from anabranch.train.numerics.numerics_class import configure
@@ -97,7 +95,8 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings."""
+        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings. Raises
+        UserError if the user's options or this machine's devices do not fit the run."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
@@ -128,7 +127,8 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, with speed and capacity as measured, or as the run file sets it."""
+        """Member record of this machine, once it is prepared, with speed and capacity as measured, or as the
+        run file sets it."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class
@@ -148,8 +148,9 @@ class TrainingMachine:
         )
 
     def build(self, stage: int) -> tuple[Computer, str]:
-        """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
-        of that state; "" if imported weights, which are fetched as a checkpoint, are the initial state."""
+        """Make the worker that computes a stage; after `member`. Returns the worker in its initial state and
+        the fingerprint of that state; "" if imported weights, which are fetched as a checkpoint, are the
+        initial state."""
         from anabranch.train.adapters.frozen import FrozenStore
         from anabranch.train.stage.workers import make_worker
 
@@ -233,7 +234,7 @@ def _shares(
 
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
-    """Free memory of a GPU, or of one of `parts` parts of the host."""
+    """Free memory (bytes) of a GPU, or of one of `parts` equal parts of the host."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
@@ -283,10 +284,9 @@ def measured_pass_s(
     run: RunConfig, model: ModelConfig, stage: int, enough_s: float = math.inf
 ) -> tuple[float, float]:
     """Seconds of a relay stage's forward and of its backward (both parts) for one microbatch on this machine.
-
     The minimum of three: the first passes include the time in which torch loads its kernels. enough_s: time
-    after which no further pass begins; beside passes that are so long, the loading is nothing.
-    """
+    after which no further pass begins; beside passes that are so long, the loading is nothing. Raises
+    RuntimeError or MemoryError if memory is too small."""
     import torch
 
     from anabranch.train.model.interface import DTYPES

@@ -46,7 +46,7 @@ class VolunteerConsole:
         self.total = 0
 
     def begin(self) -> None:
-        """Reset progress and counts, because this machine joins the run, or joins it again."""
+        """Reset progress and counts (not `total`), because this machine joins the run, or joins it again."""
         self._bar.close()
         self._advance, self._admitted, self._serving, self._first = None, False, False, None
         self._steps = self._mine = self._all = 0

@@ -87,10 +87,9 @@ class LocalSwarm:
         self._unread: deque[Event | Unknown] = deque()
 
     def start(self) -> None:
-        """Start the leader, wait for its tickets, then start the other processes.
-
-        Raises LeaderFailed, UserError, and Interrupted if `stop` was called meanwhile.
-        """
+        """Start the leader, wait for its tickets, then start the other processes. Raises LeaderFailed if the
+        leader fails, UserError if it refuses its input or issues no tickets within START_S, and Interrupted
+        if `stop` was called meanwhile."""
         texts = self.start_leader()
         corpus = str(self.directory.corpus)
         for name, stage in processes_of(self.run).items():
@@ -100,8 +99,9 @@ class LocalSwarm:
                 self.join(name, texts["data"], ["--corpus", corpus])
 
     def start_leader(self, alone: bool = False) -> dict[str, str]:
-        """Start the leading process; returns the texts of its tickets by role. alone: True if all others join
-        from outside with these tickets, so that tickets and port of a former part of the run are kept."""
+        """Start the leading process; wait for its tickets and return their texts by role. Raises as `start`
+        does. alone: True if all others join from outside with these tickets, so that tickets and port of a
+        former part of the run are kept; else tickets.json is deleted before, and all tickets are new."""
         tickets = self.directory.path / "tickets.json"
         if alone:
             former = tickets.stat().st_mtime_ns if tickets.exists() else 0
@@ -192,11 +192,9 @@ class LocalSwarm:
             raise LeaderFailed(status, f"the leading data node {_ended(self.leader)}")
 
     def events(self, poll: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Yield the run's events as they are written, until the leader's process ends.
-
-        `poll` is called about ten times a second. A caller that leaves the loop and calls again gets the
-        events from there on.
-        """
+        """Yield the run's events as they are written, until the leader's process ends. Raises as
+        `report_ends` does. `poll` is called about ten times a second. A caller that leaves the loop and calls
+        again gets the events from there on."""
         while True:
             running = not self.over()
             self.report_ends()
@@ -262,8 +260,8 @@ class LocalSwarm:
             control_file.request_stop(self.directory.path)
 
     def end(self) -> None:
-        """Wait until all processes have ended, but no longer than END_S in all, and report those that failed.
-        Processes that still run are left to the supervisor, which kills them when it is closed."""
+        """Wait until all processes have ended, but no longer than END_S in all; then `report_ends`. Processes
+        that still run are left to the supervisor, which kills them when it is closed."""
         until = time.monotonic() + END_S
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))

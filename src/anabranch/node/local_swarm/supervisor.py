@@ -32,7 +32,8 @@ _context = multiprocessing.get_context("forkserver") if _FORKS else multiprocess
 
 
 class Process:
-    """Process of one peer, as its supervisor sees it. The methods may be called from any thread."""
+    """Process of one peer, as its supervisor sees it. log: file of its output. The methods may be called from
+    any thread."""
 
     def __init__(self, name: str, log: Path, child: multiprocessing.process.BaseProcess) -> None:
         assert child.pid is not None
@@ -106,10 +107,8 @@ class Supervisor:
         target: Callable[..., NoReturn] | None = None,
     ) -> Process:
         """Start `anabranch ARGUMENTS`, with its output in `log` and in a network namespace if one is named.
-
-        environment: variables to set. target: function that runs in the process instead. Raises UserError if
-        no process can be started.
-        """
+        environment: variables to set. target: function that runs in the process instead, with the parameters
+        of `run_peer`. Raises UserError if no process can be started."""
         # The fork server has the environment of its start, which may be before a model was registered.
         models = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
         values = (name, list(arguments), str(log), namespace, {**models, **(environment or {})})

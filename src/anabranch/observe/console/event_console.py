@@ -20,8 +20,8 @@ _OMITTED = (log.Suspected, log.Checkpoint, log.FaultDelivered, log.PeerActive)
 
 class Console:
     """Printer of a run's events on a stream: a step line for each step, a sentence for most other events.
-
-    While its context is entered, a terminal's last line tells how long the next step has been under way."""
+    steps: of the run, until an event tells. While its context is entered, a terminal's last line tells how
+    long the next step has been under way."""
 
     def __init__(self, steps: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout

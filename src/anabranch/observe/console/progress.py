@@ -84,9 +84,7 @@ def progress(
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
     """Show the progress of `label` out of `total` (None: unknown); yields the function that advances it.
-
-    `unit` names what is counted ("bytes" are shown as MB). `now` is the clock, in seconds.
-    """
+    `unit` names what is counted ("bytes" are shown as MB). `now` is the clock, in seconds."""
     shown = Progress(label, total, unit, sys.stderr if stream is None else stream, now)
     with _moved(shown):
         try:
@@ -162,11 +160,9 @@ class Progress:
 
 class Ticker:
     """Line on a stream that says what is being done and for how long, for work whose end is not known.
-
     `begin` names an activity. After two seconds it is shown: on a terminal in a line that is written anew
     every second, elsewhere in a line at most every five seconds. `end` removes the line. plain: False to show
-    nothing elsewhere, where other lines tell enough.
-    """
+    nothing elsewhere, where other lines tell enough."""
 
     def __init__(
         self,
@@ -236,7 +232,8 @@ class Ticker:
 
 @contextmanager
 def ticking(label: str) -> Iterator[Ticker]:
-    """Show `label` and its time while the context is entered."""
+    """Show `label` and its time while the context is entered; yields the ticker, to name further
+    activities."""
     with Ticker() as ticker:
         ticker.begin(label)
         yield ticker

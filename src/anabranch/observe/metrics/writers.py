@@ -92,9 +92,7 @@ class WandbWriter:
 
 class MlflowWriter:
     """Writer of a run in an MLflow experiment, on the server or in the folder that MLFLOW_TRACKING_URI names.
-
-    Raises UserError if the package is missing or the run cannot begin.
-    """
+    Raises UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, experiment: str, name: str) -> None:
         try:
@@ -118,10 +116,8 @@ class MlflowWriter:
 
 
 class TrackioWriter:
-    """Writer of a run in a Trackio project, whose files are on this machine (`trackio show`).
-
-    Raises UserError if the package is missing or the run cannot begin.
-    """
+    """Writer of a run in a Trackio project, whose files are on this machine (`trackio show`). Raises
+    UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str) -> None:
         try:
@@ -181,10 +177,8 @@ class MetricExporter:
 
 class ExportThread:
     """Thread that passes the events appended to an event log after byte `position` to `exporter`, which
-    writes metrics for other programs (TensorBoard, ...), until `close`.
-
-    `close` exports the last events. After an error it reports once through `say` and stops; the run goes on.
-    """
+    writes metrics for other programs (TensorBoard, ...), until `close`. `close` exports the last events.
+    After an error it reports once through `say` and stops; the run goes on."""
 
     def __init__(
         self, events: Path, position: int, exporter: MetricExporter, say: Callable[[str], None]

@@ -23,7 +23,8 @@ PREVIEW_S = 1.5
 
 
 class PageThread:
-    """Thread that serves a run's web page from `start` until `close`. events: path of its event log."""
+    """Thread that serves a run's web page from `start` until `close`. events: path of its event log. host,
+    port, secret, owner: as for `PageServer`."""
 
     def __init__(
         self,

@@ -60,9 +60,7 @@ class Owner(Protocol):
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request `action` on the peer of this name ("" for the run); returns the reason of a refusal, or "".
-
-        For "expel" the name is the peer's id. `steps` is the argument of the action "steps".
-        """
+        For "expel" the name is the peer's id. `steps` is the argument of the action "steps"."""
 
 
 class _Action(msgspec.Struct):
@@ -75,7 +73,7 @@ class _Action(msgspec.Struct):
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """Server of one recording, with a thread per connection.
+    """Server of one recording, with a thread per connection. port: 0 for any free one.
 
     With a `secret`, everything but the static files requires it. Without one the server answers only requests
     to a name of this machine, so that no foreign page can read it. With an `owner`, whoever shows

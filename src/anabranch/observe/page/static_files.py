@@ -35,10 +35,8 @@ def served() -> dict[str, tuple[str, bytes]]:
 
 
 def joined_script() -> str:
-    """All scripts of the page, joined into one.
-
-    Names are imported and exported under the same name, so it suffices to drop both kinds of statements.
-    """
+    """All scripts of the page, joined into one. Names are imported and exported under the same name, so it
+    suffices to drop both kinds of statements."""
     parts = []
     for name in MODULES:
         text = re.sub(r'^import \{[^}]*\} from "[^"]*";\n', "", text_of(name), flags=re.MULTILINE)

@@ -73,11 +73,10 @@ def draw_timeline(
     repairs: Sequence[Repair] = (),
     begin_s: float | None = None,
 ) -> None:
-    """Draw one row per node, in this order: computing above, sending and absence below; gaps are idle time.
-
-    A repair is a line from the lost node to the one that took the microbatch over. phases: seconds of each
-    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError.
-    """
+    """Draw one row per node, in this order: computing above, sending and absence below; gaps are idle time. A
+    repair is a line from the lost node to the one that took the microbatch over. phases: seconds of each
+    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError if
+    `out` cannot be written."""
     begin = min((span.begin_s for span in spans), default=0.0) if begin_s is None else begin_s
     phases = phases or {}
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
@@ -156,11 +155,9 @@ def _legend(spans: Sequence[Span], repairs: bool) -> list[Artist]:
 
 
 def trace(spans: Sequence[Span], nodes: Sequence[str], repairs: Sequence[Repair] = ()) -> str:
-    """Timeline as JSON text in the Trace Event Format, for chrome://tracing and Perfetto.
-
-    Each node is a process with a thread for computing and one for the rest; a repair is an instant event of
-    the node that took the microbatch over.
-    """
+    """Timeline as JSON text in the Trace Event Format, for chrome://tracing and Perfetto. Each node is a
+    process with a thread for computing and one for the rest; a repair is an instant event of the node that
+    took the microbatch over."""
     number = {node: at for at, node in enumerate(nodes)}
     events: list[dict[str, Any]] = []
     for node, pid in number.items():

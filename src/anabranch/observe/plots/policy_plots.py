@@ -18,10 +18,8 @@ _STYLE = {**STYLE, "axes.grid.axis": "y"}
 
 def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out: Path) -> None:
     """Draw a bar for each policy: seconds of an iteration. figures: policy -> (seconds of an iteration, half
-    the width of its confidence interval, clairvoyant bound in seconds).
-
-    NaN seconds: no seed finished. An interval beyond the plot is given as text only.
-    """
+    the width of its confidence interval, clairvoyant bound in seconds). NaN seconds: no seed finished. An
+    interval beyond the plot is given as text only. Raises OSError if `out` cannot be written."""
     heights = [figure for values in figures.values() for figure in (values[0], values[2])]
     top = 1.35 * max((height for height in heights if math.isfinite(height)), default=1.0)
     with matplotlib.rc_context(_STYLE):
@@ -52,8 +50,9 @@ def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out
 def draw_throughput(
     lines: Mapping[str, Sequence[tuple[float, float, float, int]]], tokens: int, title: str, out: Path
 ) -> None:
-    """Draw tokens per second and relays present over time, per policy. Raises OSError. lines: policy -> per
-    iteration (seconds, mean relays present, bound in seconds, crashes). tokens: tokens of an iteration."""
+    """Draw tokens per second and relays present over time, per policy. Raises OSError if `out` cannot be
+    written. lines: policy -> per iteration (seconds, mean relays present, bound in seconds, crashes). tokens:
+    tokens of an iteration."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -66,10 +66,8 @@ def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
 
 def plot_run(run_dir: str | Path, out_dir: str | Path) -> list[Path]:
     """Draw `loss` and `throughput` of the run in `run_dir` into `out_dir`, which is created if missing.
-
     Returns the files written: loss.png, loss.svg, throughput.png, throughput.svg. Raises UserError if there
-    is no event log, no step in it, or the files cannot be written.
-    """
+    is no event log, no step in it, or the files cannot be written."""
     path = Path(run_dir) / "events.jsonl"
     try:
         history = read_history(read_events(path))

@@ -68,7 +68,8 @@ class Peers:
         return self._state.get("nodes", self._keys.get(peer, ""))
 
     def called(self, peer: str) -> str:
-        """Name of a peer in sentences: "ada in London"."""
+        """Name of a peer in sentences: "ada in London", without a region "ada"; of an unknown one the
+        beginning of its id, "a peer" for ""."""
         node = self.get(peer)
         if not node:
             return plain(peer, 8) or "a peer"
@@ -139,8 +140,8 @@ class Peers:
             self._turn(event.subject, "active", "", event.time)
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
-        """Record that a microbatch of `peer` was sent to another replica; True if nothing was known against
-        `peer` before, which then counts as lost."""
+        """Record that a microbatch of `peer` was sent to another replica; nothing if it is neither active nor
+        suspected. True if nothing was known against `peer` before, which then counts as lost."""
         node = self.get(peer)
         if not node or node["state"] not in ("active", "suspect"):
             return False

@@ -35,9 +35,7 @@ class Frame:
 
 class Recording:
     """Recording of a run's state over time: the present state (`view`), and frames, the timed changes of it.
-
-    When there are too many frames, neighbouring ones are merged in pairs.
-    """
+    When there are too many frames, neighbouring ones are merged in pairs."""
 
     def __init__(self) -> None:
         self.view = View()
@@ -90,10 +88,9 @@ class Recording:
         }
 
     def since(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
-        """Changes after a reader's position `cursor`, and the reader's next position.
-
-        Lists come as [start, items]: the items replace all list items from `start` on.
-        """
+        """Changes after a reader's position `cursor`, and the reader's next position: the time, new frames,
+        and those of LISTS that changed. Lists come as [start, items]: the items replace all list items from
+        `start` on."""
         new: dict[str, Any] = {"time": self.view.time}
         recent = self.frames[-256:]
         if cursor.frame == 0 or (recent and recent[0].number > cursor.frame + 1):

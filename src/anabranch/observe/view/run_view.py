@@ -37,11 +37,8 @@ Line = list[float | str]
 
 
 class View:
-    """State of one run as shown to people.
-
-    `detailed`: True to keep network addresses and all reasons for waiting in sentences, for whoever leads the
-    run. `on_sentence` receives each new sentence of the story.
-    """
+    """State of one run as shown to people. `detailed`: True to keep network addresses and all reasons for
+    waiting in sentences, for whoever leads the run. `on_sentence` receives each new sentence of the story."""
 
     def __init__(
         self, detailed: bool = False, on_sentence: Callable[[str], None] = lambda text: None

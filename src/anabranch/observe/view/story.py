@@ -24,10 +24,8 @@ Sentence = tuple[str, str, str]
 
 
 class Story:
-    """Writer of sentences about events. `peers` must have been updated with each event before.
-
-    `detailed`: True to keep network addresses and all reasons for waiting, for whoever leads the run.
-    """
+    """Writer of sentences about events. `peers` must have been updated with each event before. `detailed`:
+    True to keep network addresses and all reasons for waiting, for whoever leads the run."""
 
     def __init__(self, peers: Peers, detailed: bool = False) -> None:
         self._peers = peers
@@ -115,10 +113,8 @@ class Story:
         return "trouble", event.subject, f"{name} is gone from stage {event.stage} ({reason}); {rest}"
 
     def repaired(self, event: log.Repair, newly_lost: bool) -> list[Sentence]:
-        """Note, for `committed`, that a microbatch was sent to another replica.
-
-        newly_lost: True if its former holder was not known as lost before; then there is a sentence.
-        """
+        """Note, for `committed`, that a microbatch was sent to another replica. newly_lost: True if its
+        former holder was not known as lost before; then there is a sentence."""
         if event.t in self._repairs or len(self._repairs) < PENDING_MAX:
             groups = self._repairs.setdefault(event.t, defaultdict(set))
             groups[event.dead, event.stage].add(event.index)

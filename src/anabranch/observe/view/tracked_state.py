@@ -10,10 +10,8 @@ Patch = dict[str, dict[str, Fields | None]]
 
 
 class TrackedState:
-    """State as section -> key -> fields, which collects a patch of its changes.
-
-    All values are JSON values. A value must not be changed in place after it was set.
-    """
+    """State as section -> key -> fields, which collects a patch of its changes. All values are JSON values. A
+    value must not be changed in place after it was set."""
 
     def __init__(self) -> None:
         self.sections: dict[str, dict[str, Fields]] = {}

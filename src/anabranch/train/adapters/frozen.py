@@ -38,7 +38,8 @@ class FrozenWeights:
 
     @classmethod
     def of_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FrozenWeights:
-        """Weights from named tensors of the whole model. Raises ValueError if one is missing."""
+        """Weights from named tensors of the whole model. Raises ValueError if one is missing or of another
+        shape."""
         return cls(layout, weights_from_tensors(layout, tensors, dtype))
 
     @classmethod
@@ -81,13 +82,14 @@ class FrozenStore:
         self.folder = folder
 
     def path(self, wanted: str) -> Path:
-        """File of the weights with this hash. Raises ValueError if `wanted` is no hash."""
+        """File of the weights with this hash. Raises FrozenError (a ValueError) if `wanted` is no hash."""
         if len(wanted) != 64 or not set(wanted) <= set("0123456789abcdef"):
             raise FrozenError(f"{wanted[:80]!r} is not the hash of frozen weights")
         return self.folder / f"{wanted}.bin"
 
     def put(self, weights: FrozenWeights) -> str:
-        """Write weights that are not there yet; returns their hash."""
+        """Write weights that are not there yet; returns their hash; "", and nothing is written, for a stage
+        without weights."""
         found = weights.hash()
         if not found or self.path(found).exists():
             return found
@@ -135,7 +137,8 @@ class FrozenLoader:
         return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
 
     def at_hand(self, stage: int) -> FrozenWeights | None:
-        """Weights of a stage from the store, with the right hash; None if they are not there."""
+        """Weights of a stage from the store, with the right hash; None if they are not there. Raises
+        FrozenError as `wanted` does."""
         layout, wanted = self.layout(stage), self.wanted(stage)
         if self._store is None and wanted:
             return None
@@ -174,8 +177,8 @@ def whole_frozen(run: RunConfig, model: LoraModel, store: FrozenStore) -> dict[s
 def frozen_of_folder(
     run: RunConfig, model: LoraModel, tensors: Mapping[str, Tensor], store: FrozenStore | None = None
 ) -> tuple[str, ...]:
-    """Hashes of the frozen weights of stages 0, 1, ..., from all tensors of the model; they are put into
-    `store`. Raises ValueError if a tensor is missing."""
+    """Hashes of the frozen weights of stages 0, 1, ... ("" for one without), from all tensors of the model;
+    they are put into `store`. Raises ValueError if a tensor is missing."""
     loader, hashes = FrozenLoader(run, model), []
     for stage in range(loader.stages):
         weights = FrozenWeights.of_tensors(loader.layout(stage), tensors, DTYPES[run.compute.dtype])

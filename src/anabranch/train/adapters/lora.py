@@ -156,7 +156,8 @@ def adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
 
 
 def merged(model: LoraModel, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the plain model with the same results: W + (alpha / rank) B A, in fp64, then rounded."""
+    """Weights of the plain model with the same results: W + (alpha / rank) B A, in fp64, then rounded to the
+    dtype of W. The frozen weights must be set (`LoraModel.use`)."""
     weights = dict(model.frozen)
     for name, weight in weights.items():
         a, b = adapter_names(name)

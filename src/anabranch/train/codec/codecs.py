@@ -50,7 +50,7 @@ class Codec(Protocol):
 
     def encode(self, values: Tensor, key: int | None = None) -> Tensor:
         """Encoded values (any shape; fp32, fp64 or bf16). key: round stochastically by the draws of this key;
-        None: to the nearest. Raises NotRepresentable."""
+        None: to the nearest. Raises NotRepresentable for a value that is not finite or too large."""
         ...
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,8 @@ class CastCodec:
         return elements * self._dtype.itemsize
 
     def encode(self, values: Tensor, key: int | None = None) -> Tensor:
-        """Nearest values; `key` is ignored."""
+        """Nearest values; `key` is ignored. Raises NotRepresentable if one is not finite in the narrower
+        type."""
         narrow = values.detach().contiguous().to(self._dtype).reshape(-1)
         if not self._finite(narrow):
             raise NotRepresentable(f"a value is not finite in {self._dtype}")
@@ -145,7 +146,8 @@ class BlockCodec:
 
     def _encode(self, values: Tensor, scales: Tensor, packed: Tensor, key: int | None, first: int) -> None:
         """Encode some blocks of `values` into `scales` and `packed`. key: as in `encode`. first: number in
-        the whole tensor of their first element, which chooses its draw. Raises NotRepresentable."""
+        the whole tensor of their first element, which chooses its draw. Raises NotRepresentable as `encode`
+        does."""
         largest = values.abs().amax(1)
         if not bool((largest <= LARGEST).all()):  # NaN is not
             raise NotRepresentable("a value is not finite or too large")
@@ -169,7 +171,7 @@ class BlockCodec:
             torch.bitwise_or(unsigned[:, :half], unsigned[:, half:] << 4, out=packed)
 
     def _decode(self, packed: Tensor, factors: Tensor, values: Tensor) -> None:
-        """Decode some blocks into `values`."""
+        """Decode some blocks into `values`. packed: their steps. factors: their scales."""
         if self._bits == 8:
             values.copy_(packed.view(torch.int8))
         else:

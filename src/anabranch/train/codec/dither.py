@@ -18,12 +18,9 @@ def draw_key(*parts: int | str) -> int:
 
 
 def dither(key: int, first: int, count: int, device: torch.device) -> Tensor:
-    """Draws (count,) of the elements from number `first` (even) on, in fp32: odd multiples of 2⁻¹⁷ in
-    [0, 1).
-
+    """Draws (count,) of the elements from number `first` (even) on, in fp32: odd multiples of 2⁻¹⁷ in [0, 1).
     Two elements share a word of 32 bits: the hash `lowbias32` (C. Wellons, "Prospecting for hash functions",
-    2018) of their number and the key's lower half, combined with its upper half.
-    """
+    2018) of their number and the key's lower half, combined with its upper half."""
     word = torch.arange(first // 2, (first + count + 1) // 2, dtype=torch.int32, device=device)
     halves = (
         _mixed(word.bitwise_xor_(_signed(key))).bitwise_xor_(_signed(key >> 32)).view(torch.int16)[:count]

@@ -26,9 +26,7 @@ def shared_out(
     blocks: Sequence[int], devices: Sequence[torch.device], sizes: Sequence[int]
 ) -> dict[int, torch.device]:
     """Device of each block: contiguous shares in proportion to the devices' sizes, at least one block each.
-
-    Needs as many blocks as devices.
-    """
+    Needs as many blocks as devices."""
     count, total = len(blocks), sum(sizes)
     ends = [0, *(round(count * upto / total) for upto in accumulate(sizes))]
     for place in range(1, len(ends)):
@@ -84,7 +82,8 @@ Where = torch.device | Placement
 
 
 def put(vector: Tensor, where: Where) -> Tensor:
-    """Flat vector of a stage where the stage is; the vector itself if that is where it lies."""
+    """Flat vector of a stage where the stage is; on several devices a copy, on one the vector itself if it
+    lies there."""
     return where.put(vector) if isinstance(where, Placement) else vector.to(where)
 
 
@@ -96,12 +95,10 @@ def zeros(elements: int, dtype: torch.dtype, where: Where) -> Tensor:
 
 
 class SplitVector(Tensor):
-    """Flat vector of which each run lies on a device.
-
-    A slice within a run is a plain tensor, a view. `to` another dtype, `clone`, `zero_` and `zeros_like` act
-    on each run, `cpu` joins them. All else raises TypeError: there is no device on which it could be done.
-    The vector as a whole says that its device is `meta`.
-    """
+    """Flat vector of which each run lies on a device. A slice within a run is a plain tensor, a view. `to`
+    another dtype, `clone`, `zero_` and `zeros_like` act on each run, `cpu` joins them. All else raises
+    TypeError: there is no device on which it could be done. The vector as a whole says that its device is
+    `meta`."""
 
     runs: tuple[Run, ...]
 

@@ -15,12 +15,10 @@ from anabranch.train.model.sizes import ModelConfig
 
 
 class SplitModel:
-    """Model of which each block is computed on its device; see `interface.Model`.
-
-    Embedding and head are on the device of the first block. There x enters, and there it leaves behind the
-    last block; in between it is moved. A move changes no bit, and every operation has the shapes that it has
-    on one device: so results and gradients keep their bits, if the devices are alike.
-    """
+    """Model of which each block is computed on its device; see `interface.Model`. Embedding and head are on
+    the device of the first block. There x enters, and there it leaves behind the last block; in between it is
+    moved. A move changes no bit, and every operation has the shapes that it has on one device: so results and
+    gradients keep their bits, if the devices are alike."""
 
     def __init__(self, config: ModelConfig, at: Mapping[int, torch.device], dtype: torch.dtype) -> None:
         """at: block -> device, of all blocks that are computed here, in order."""

@@ -26,11 +26,9 @@ class Moments:
 
 @dataclass(frozen=True)
 class SlotState:
-    """State of a slot after its inner steps of round `t`; what a run does not carry is None.
-
-    sent: its contribution, flat. unsent: change of the weights that was not sent, flat. weights: of the
-    island after its inner steps, flat. ahead_loss: loss sum (nats) of steps of the next round.
-    """
+    """State of a slot after its inner steps of round `t`; what a run does not carry is None. sent: its
+    contribution, flat. unsent: change of the weights that was not sent, flat. weights: of the island after
+    its inner steps, flat. ahead_loss: loss sum (nats) of steps of the next round."""
 
     t: int
     sent: Tensor | None = None

@@ -29,8 +29,8 @@ class Finding:
 
 
 def check_model(config: ModelConfig, seed: int = 1) -> list[Finding]:
-    """Check the model of `config` on this machine's CPU; one finding for each check. seed: of the weights and
-    tokens. Raises ConfigError if the model cannot be built."""
+    """Check the model of `config` on this machine's CPU; one finding for each check, with the first problem
+    that it meets. seed: of the weights and tokens. Raises ConfigError if the model cannot be built."""
     checker = _Checker(config, seed)
     checks: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("blocks keep the shape of x, the head gives logits", checker.shapes),
@@ -144,7 +144,8 @@ class _Checker:
                 yield f"{name} gets {kind} gradient; every parameter must take part in every forward pass"
 
     def whole(self) -> dict[str, Tensor | None]:
-        """Gradient of each parameter but the tables by one backward through everything."""
+        """Gradient of each parameter but the tables by one backward through everything; None for one that
+        takes no part."""
         names = [name for name in self.weights if name not in self.model.tables]
         leaves = {name: self.weights[name].clone().requires_grad_() for name in names}
         weights = PlainWeights({**self.weights, **leaves})

@@ -20,11 +20,9 @@ from anabranch.train.model.sizes import ModelConfig
 def dense_equivalent(
     weights: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Tensors by name, each in its dtype on the CPU, and shape of the dense model.
-
-    `weights` are all tensors of the subspace model `config`. Products are taken in fp64 and rounded once.
-    Raises KeyError if a tensor is missing.
-    """
+    """Tensors by name, each in its dtype on the CPU, and shape of the dense model. `weights` are all tensors
+    of the subspace model `config`. Products are taken in fp64 and rounded once. Raises KeyError if a tensor
+    is missing."""
     dense = replace(config, subspace=0, blocks=config.blocks + 1)  # with the free block
     basis = torch.from_numpy(subspace_basis(config.dim, config.subspace))
     model = build(dense, torch.device("cpu"), torch.float32)

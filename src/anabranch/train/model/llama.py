@@ -118,9 +118,7 @@ class Llama(StreamModel):
 def scaled_frequencies(frequency: Tensor, factor: float) -> Tensor:
     """Rotary frequencies (radians per token) by Llama 3.1's rule: those with a wavelength of more than the
     original sequence are divided by `factor`, those below a quarter of it stay, and others are blended.
-
-    Grattafiori et al. 2024 name the aim; the rule is the published code's, Hugging Face's "llama3".
-    """
+    Grattafiori et al. 2024 name the aim; the rule is the published code's, Hugging Face's "llama3"."""
     turns = ROPE_ORIGINAL_SEQUENCE * frequency / (2 * math.pi)  # in the original sequence
     kept = ((turns - ROPE_LOW_FACTOR) / (ROPE_HIGH_FACTOR - ROPE_LOW_FACTOR)).clamp(0.0, 1.0)
     return (1 - kept) * frequency / factor + kept * frequency

@@ -37,13 +37,11 @@ _WHERE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class CausalModel:
-    """Parts of a causal language model.
-
-    embedding: table of token embeddings. blocks: modules x -> x in order, x of shape (rows, sequence, dim).
-    head: module x -> logits (rows, sequence, vocabulary); a head whose parameter is `embedding.weight` itself
-    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: (output of
-    the head, targets (rows, sequence)) -> sum over the targets (None: cross-entropy, nats).
-    """
+    """Parts of a causal language model. embedding: table of token embeddings. blocks: modules x -> x in
+    order, x of shape (rows, sequence, dim). head: module x -> logits (rows, sequence, vocabulary); a head
+    whose parameter is `embedding.weight` itself is tied. positions: table of learned positions that are added
+    to the embeddings, if any. loss: (output of the head, targets (rows, sequence)) -> sum over the targets
+    (None: cross-entropy, nats)."""
 
     embedding: nn.Embedding
     blocks: Sequence[nn.Module]
@@ -109,7 +107,8 @@ def parts_of(config: Any) -> CausalModel:
 
 @functools.lru_cache(maxsize=8)
 def counts_of(config: Any) -> Counts:
-    """Counts of a registered model, by building it. Raises ConfigError if it cannot be built."""
+    """Counts of a registered model, by building it once in a process. Raises ConfigError if it cannot be
+    built."""
     parts = parts_of(config)
     blocks = [sum(p.numel() for p in block.parameters()) for block in parts.blocks]
     ends = {id(p): p.numel() for p in [*parts.embedding.parameters(), *parts.head.parameters()]}
@@ -122,7 +121,8 @@ def counts_of(config: Any) -> Counts:
 
 def _kept(block: nn.Module, config: Any) -> int:
     """Elements per token that wait between a block's forward and its weight gradients: what autograd keeps of
-    the forward, without parameters, and the block's input; twice, for the gradients that wait with them."""
+    the forward, without parameters, and the block's input; twice, for the gradients that wait with them.
+    Raises ConfigError if the block fails."""
     import torch
 
     tokens = min(COUNTED_TOKENS, config.max_sequence)

@@ -180,11 +180,9 @@ class SubspaceStream:
 
 @functools.lru_cache(maxsize=4)
 def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
-    """U (dim, k) in fp64: uniform draws, orthonormalised column by column (modified Gram-Schmidt).
-
-    Library routines for this differ between machines. Here are only +, −, ×, ÷ and √ of IEEE 754, and sums in
-    a fixed order, so the bits are the same everywhere.
-    """
+    """U (dim, k) in fp64: uniform draws, orthonormalised column by column (modified Gram-Schmidt). Library
+    routines for this differ between machines. Here are only +, −, ×, ÷ and √ of IEEE 754, and sums in a fixed
+    order, so the bits are the same everywhere. Cached: callers must not change it."""
     rows = np.empty((k, dim))  # the columns of U
     words = _philox(f"basis/{dim}/{k}")
     for row in rows:
@@ -199,10 +197,8 @@ def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
 
 def fixed_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
     """Untrained token embedding (rows, dim) of a subspace model, the same on every machine: uniform draws of
-    standard deviation `fixed_std(dim)`.
-
-    Row r does not depend on `rows`. The table is cached: all callers get one array and must not change it.
-    """
+    standard deviation `fixed_std(dim)`. Row r does not depend on `rows`. The table is cached: all callers get
+    one array and must not change it."""
     table = _tables.get((rows, dim))
     if table is None:
         table = _tables[rows, dim] = _drawn_embedding(rows, dim)
@@ -245,9 +241,7 @@ def _sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 class StreamModel(ABC):
     """Blocks and head of a transformer by its residual stream; a subclass has the layers and the shapes.
-
-    end_names: names of the embedding, of the final norm (without `.weight`), and of an untied head.
-    """
+    end_names: names of the embedding, of the final norm (without `.weight`), and of an untied head."""
 
     config: ModelConfig
     stream: ResidualStream

@@ -102,11 +102,9 @@ def named_size(name: str) -> ModelConfig:
 
 
 def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
-    """Shape that a run file asks for, with a tokenizer of `vocab_size` ids.
-
-    Fields set in `section` override the named size. The vocabulary is the tokenizer's unless the section sets
-    a larger one. Raises ConfigError (a ValueError) that names the key.
-    """
+    """Shape that a run file asks for, with a tokenizer of `vocab_size` ids. Fields set in `section` override
+    the named size. The vocabulary is the tokenizer's unless the section sets a larger one. Raises ConfigError
+    (a ValueError) that names the key."""
     base = named_size(section.size)
     overrides = {
         field.name: value

@@ -35,11 +35,9 @@ _TOGETHER = 4096
 
 class CoarseAccumulator(ExactAccumulator):
     """Gradient sums (int64, units of 2⁻⁴⁸) of a run with coarse sums: each contribution is first rounded to
-    the unit of its segment (up to 64 adjacent parameters, `Segments`).
-
-    `prepare` must be called with the exponents of the state before each step. For a table (token embedding,
-    learned positions) the gradients of one microbatch's tokens are added exactly and rounded by row.
-    """
+    the unit of its segment (up to 64 adjacent parameters, `Segments`). `prepare` must be called with the
+    exponents of the state before each step. For a table (token embedding, learned positions) the gradients of
+    one microbatch's tokens are added exactly and rounded by row."""
 
     def __init__(
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
@@ -109,13 +107,10 @@ def _seen(beta2: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Segments:
-    """Parameters of a stage that share an exponent: each 64 in the order of the layout, divided
-    where a tensor begins.
-
-    lengths: parameters of every segment (int64). blocks: block of each segment that has one to itself.
-    alone: True for those segments. pieces: elements of each other segment (rows of 64), filled up with the
-    number of elements, one beyond the last.
-    """
+    """Parameters of a stage that share an exponent: each 64 in the order of the layout, divided where a
+    tensor begins. lengths: parameters of every segment (int64). blocks: block of each segment that has one to
+    itself. alone: True for those segments. pieces: elements of each other segment (rows of 64), filled up
+    with the number of elements, one beyond the last."""
 
     lengths: Tensor
     blocks: Tensor

@@ -44,10 +44,8 @@ class Overflow(ArithmeticError):
 
 
 class Accumulator(Protocol):
-    """Sum of a stage's contributions over the microbatches that a replica serves.
-
-    `flat` has the stage's `Layout`. A refused contribution (Overflow) leaves it unchanged.
-    """
+    """Sum of a stage's contributions over the microbatches that a replica serves. `flat` has the stage's
+    `Layout`. A refused contribution (Overflow) leaves it unchanged."""
 
     flat: Tensor
 
@@ -59,11 +57,8 @@ class Accumulator(Protocol):
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
         """Add row j of `gradient` (tokens, dim) to row rows[j] (tokens,) of the table `name`, `sign` times,
-        ±1.
-
-        Each row is a contribution of its own: it is rounded by itself. Raises Overflow, and adds nothing, if
-        a value is not finite or beyond the limit.
-        """
+        ±1. Each row is a contribution of its own: it is rounded by itself. Raises Overflow, and adds nothing,
+        if a value is not finite or beyond the limit."""
         ...
 
     def clear(self) -> None: ...
@@ -75,11 +70,9 @@ class Accumulator(Protocol):
 
 
 class ExactAccumulator:
-    """Exact gradient sums: int64 in units of 2⁻⁴⁸.
-
-    `contributions[name]` is how many may be added to a tensor in one iteration. Each must be at most
-    2⁶²/contributions units, so that no sum can leave int64 even if every contribution is added twice.
-    """
+    """Exact gradient sums: int64 in units of 2⁻⁴⁸. `contributions[name]` is how many may be added to a tensor
+    in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave int64 even if
+    every contribution is added twice."""
 
     def __init__(
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
@@ -135,12 +128,10 @@ class ExactAccumulator:
 
 
 class FastAccumulator:
-    """Floating-point sums in the master dtype.
-
-    `contributions` is the most that may be added to any tensor in one iteration. Each must be small enough
-    that neither their sum nor its square can leave the range of floats. So here, too, an overflow is a
-    property of a single contribution, found by the peer that computes it.
-    """
+    """Floating-point sums in the master dtype. `contributions` is the most that may be added to any tensor in
+    one iteration. Each must be small enough that neither their sum nor its square can leave the range of
+    floats. So here, too, an overflow is a property of a single contribution, found by the peer that computes
+    it."""
 
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: Where, contributions: int = 1
@@ -181,10 +172,8 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
-    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`.
-
-    align: where there are enough elements, parts begin at multiples of it.
-    """
+    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`. align: where there are
+    enough elements, parts begin at multiples of it."""
     copy = flat.to("cpu", copy=True)
     groups = -(-len(copy) // align)
     if groups < parts:
@@ -193,12 +182,10 @@ def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
 
 
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums.
-
-    Integer parts (units of 2⁻⁴⁸) are added exactly, and rounded once to a float `dtype`, or kept as the exact
-    sum in an integer one. Float parts are added in their order and rounded after each addition. Raises
-    ValueError unless all parts are vectors of one length and type.
-    """
+    """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums. Integer
+    parts (units of 2⁻⁴⁸) are added exactly, and rounded once to a float `dtype`, or kept as the exact sum in
+    an integer one. Float parts are added in their order and rounded after each addition. Raises ValueError
+    unless all parts are vectors of one length and type."""
     first = parts[0]
     if any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
         raise ValueError("the members' parts differ in length or type")
@@ -232,10 +219,8 @@ def digest(layout: Layout, gradient: Tensor) -> str:
 
 
 def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
-    """Sum of squares of every tensor, correctly rounded from fp64 sums over fixed blocks.
-
-    It depends on the values alone, not on the number of threads (as a plain sum would) or the partition.
-    """
+    """Sum of squares of every tensor, correctly rounded from fp64 sums over fixed blocks. It depends on the
+    values alone, not on the number of threads (as a plain sum would) or the partition."""
     return {name: sum_of_squares(layout.flat(gradient, name)) for name in layout.names}
 
 

@@ -16,10 +16,8 @@ CLIP_EPSILON = 1e-6
 
 def learning_rate(config: RunConfig, t: int) -> float:
     """Learning rate of iteration t = 1, 2, ...: linear warm-up, then the run file's schedule (cosine, linear
-    or wsd) down to lr · min_lr_ratio, where it stays.
-
-    It follows the iteration, skipped steps included; Adam's counter does not.
-    """
+    or wsd) down to lr · min_lr_ratio, where it stays. It follows the iteration, skipped steps included;
+    Adam's counter does not."""
     o = config.optimizer
     if t <= o.warmup_steps:
         return o.lr * t / o.warmup_steps

@@ -157,7 +157,8 @@ PRESETS = {
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
     """Configuration with a preset's settings. With islands, the microbatches of a batch are rounded up to a
-    multiple of their number, and a local swarm gets a relay for each."""
+    multiple of their number, and a local swarm gets a relay for each. Raises KeyError for an unknown
+    preset."""
     settings = dict(PRESETS[name].settings)
     slots = settings.get("round.slots", 0)
     if slots:

@@ -55,12 +55,9 @@ _WIDTHS = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training settings of a named size.
-
-    batch_tokens: tokens per step, approximately; sequence: tokens; rows: sequences of a microbatch;
-    vocabulary: ids of the tokenizer, a BPE of the corpus unless the user names another; steps, warmup_steps:
-    0 to derive them from the parameters and from WARMUP_TOKENS.
-    """
+    """Training settings of a named size. batch_tokens: tokens per step, approximately; sequence: tokens;
+    rows: sequences of a microbatch; vocabulary: ids of the tokenizer, a BPE of the corpus unless the user
+    names another; steps, warmup_steps: 0 to derive them from the parameters and from WARMUP_TOKENS."""
 
     lr: float
     batch_tokens: int
@@ -102,11 +99,9 @@ def recipe_of(size: str) -> Recipe:
 
 
 def recipe_values(size: str, batch: BatchSection | None = None, steps: int = 0) -> dict[str, object]:
-    """Values of a named size's recipe by dotted key of the run file.
-
-    batch: the batch if it is chosen already (by a plan), to which steps and warm-up are fitted; steps:
-    length of the run, 0 for the recipe's. Raises ConfigError for an unknown size.
-    """
+    """Values of a named size's recipe by dotted key of the run file. batch: the batch if it is chosen already
+    (by a plan), to which steps and warm-up are fitted; steps: length of the run, 0 for the recipe's. Raises
+    ConfigError for an unknown size."""
     recipe = recipe_of(size)
     if batch is None:
         microbatches = max(1, recipe.batch_tokens // (recipe.rows * recipe.sequence))
@@ -129,7 +124,7 @@ def recipe_values(size: str, batch: BatchSection | None = None, steps: int = 0) 
 
 
 def recipe_run(size: str) -> RunConfig:
-    """Default run file with a named size and its recipe."""
+    """Default run file with a named size and its recipe. Raises ConfigError for an unknown size."""
     return with_changes(RunConfig(), recipe_values(size))
 
 

@@ -85,9 +85,8 @@ class Alone:
         )
 
     def restore(self, snapshots: Sequence[bytes]) -> int:
-        """Continue from the snapshots of all stages, in order; returns the step after which they were
-        taken. Raises
-        SnapshotError."""
+        """Continue from the snapshots of all stages, in order; returns the step after which they were taken.
+        Raises SnapshotError if one is damaged or of another model."""
         for data, state in zip(snapshots, self.states, strict=True):
             kept = parse_snapshot(data, state.layout, state.weights.dtype, self._device)
             state.weights.copy_(kept.weights)
@@ -102,7 +101,7 @@ class Alone:
         return self.states[0].t
 
     def step(self, t: int) -> AloneStep:
-        """Take step t on the whole batch."""
+        """Take step t, which follows the last one, on the whole batch; changes the weights."""
         run, total = self._run, torch.zeros((), device=self._device)
         for index in range(run.batch.microbatches):
             loss = self._loss(t, index)

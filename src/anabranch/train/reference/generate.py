@@ -23,6 +23,7 @@ def generate(
     stop: int | None = None,
 ) -> Iterator[int]:
     """Up to `max_new_tokens` ids that continue `prompt_ids` (at least one id), each as soon as it is drawn.
+    Of a longer text the model sees the last `max_sequence` ids.
 
     `weights` are all tensors of the model by name, of one dtype on one device. Temperature 0 takes the most
     likely id. Otherwise ids are drawn from softmax(logits / temperature), of the `top_k` most likely ones if

@@ -342,7 +342,7 @@ class IndependentReference:
         return former
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
-        """(loss sum in nats, tokens) of each held-out window."""
+        """(loss sum in nats, tokens) of each of the first `windows` held-out windows."""
         first, batch = self._run.batch.microbatches, self._run.batch
         with torch.no_grad():
             return [(float(self._loss(0, first + w)), batch.rows * batch.sequence) for w in range(windows)]

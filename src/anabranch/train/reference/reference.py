@@ -86,7 +86,8 @@ class Share:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Values of a step that the log holds too. Stage-wise tuples are indexed by stage 0..S."""
+    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch. squares: by tensor.
+    norm: before clipping. Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -148,7 +149,8 @@ class Reference:
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
-        """Continue from the snapshots of stages 0 to S. Raises SnapshotError."""
+        """Continue from the snapshots of stages 0 to S. Raises SnapshotError if one is damaged or of another
+        run's shape."""
         self.states[:] = [
             parse_snapshot(
                 data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
@@ -179,7 +181,8 @@ class Reference:
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
-        """Compute and sum the contributions of these microbatches of t, in the given order."""
+        """Compute and sum the contributions of these microbatches of t, in the given order; the sums of an
+        earlier share are overwritten."""
         for accumulator in self._accumulators:
             accumulator.clear()
         share = Share(t, [accumulator.flat for accumulator in self._accumulators])
@@ -197,10 +200,8 @@ class Reference:
             self._contribution_of(t, slot, self.late[slot])
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """All overflows of microbatch `index` of t; none if there is no such microbatch.
-
-        It is computed in the accumulators of `share`: a share made earlier and not stepped is void.
-        """
+        """All overflows of microbatch `index` of t; none if there is no such microbatch. It is computed in
+        the accumulators of `share`: a share made earlier and not stepped is void."""
         if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
@@ -250,7 +251,7 @@ class Reference:
             end_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
-        """Take the outer step of round share.t."""
+        """Take the outer step of round share.t; returns its record."""
         before, run = self.fingerprints(), self._run
         bits = BITS[run.round.results]
         gradients = [exact.reduced(rounded_sums(sums, bits), self._master) for sums in share.sums]
@@ -281,7 +282,8 @@ class Reference:
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
-        """(loss sum in nats, tokens) of each held-out window, with the present weights."""
+        """(loss sum in nats, tokens) of each of the first `windows` held-out windows, with the present
+        weights."""
         working: dict[str, Tensor] = {}
         for state in self.states:
             working.update(working_weights(state, self._dtype))

@@ -43,11 +43,9 @@ def _hash_of(payload: Tensor) -> str:
 
 class AuditedSteps:
     """Weights before the last audited steps, and the sum of the microbatches' contributions that an audit
-    computes again.
-
-    weights_of(state): working weights of a state. units_of(state): exponents of the sums' units.
-    accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum are cut.
-    """
+    computes again. weights_of(state): working weights of a state. units_of(state): exponents of the sums'
+    units. accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum
+    are cut."""
 
     def __init__(
         self,
@@ -82,8 +80,8 @@ class AuditedSteps:
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor | None) -> tuple[Tensor, ...] | None:
         """Compute a microbatch again, from the stage's input x and output gradient dy, with the weights of
         step task.t; returns (y, dx), and adds its contribution to the audit's sum, which `task.first` begins
-        anew. Without dy it returns (y,) and adds nothing. None if the weights are not kept. Raises
-        Overflow."""
+        anew. Without dy it returns (y,) and adds nothing. None if the weights are not kept. Raises Overflow
+        if a result is not finite."""
         kept = self._weights.get(task.t)
         if kept is None:
             return None

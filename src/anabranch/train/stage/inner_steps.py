@@ -41,11 +41,8 @@ def taken(run: RunConfig, steps: int) -> int:
 
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
     """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows,
-    sequence+1).
-
-    Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c: the K
-    slots together pass through the batches that synchronous steps would have had.
-    """
+    sequence+1). Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start +
+    c: the K slots together pass through the batches that synchronous steps would have had."""
     count, start = inner_microbatches(run), rounds_of(run).start
     rows = []
     for step in range(first + 1, first + steps + 1):
@@ -74,12 +71,11 @@ def contribution(
     carried: SlotState | None = None,
     late: bool = False,
 ) -> Contribution:
-    """Contribution to round t of a slot that takes `steps` inner steps on `tokens`.
-
-    It is steps · (weights before - weights after), of which some values are sent, rounded as the run file
-    says. carried: state of the slot after the round before; None if it begins anew. late: True if that
-    round's contribution was late, and is added to this one. Raises Overflow.
-    """
+    """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
+    `taken(run, steps)` steps). It is steps · (weights before - weights after), of which some values are sent,
+    rounded as the run file says. carried: state of the slot after the round before; None if it begins anew.
+    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss or
+    the change is not finite."""
     rounds, part = rounds_of(run), run.round
     island = _Island(run, model, state, t, carried)
     of_step = tokens.view(steps + part.overlap, inner_microbatches(run), run.batch.rows, -1)
@@ -180,10 +176,8 @@ def add_gradient(
     model: Model, state: StageState, leaves: dict[str, Tensor], ids: Tensor, gradient: Tensor, scale: float
 ) -> float:
     """Add the gradient of scale · loss of one microbatch to the flat vector `gradient`; returns the loss sum
-    (nats).
-
-    leaves: working weights that require gradients. ids: (rows, sequence + 1). Raises Overflow of the loss.
-    """
+    (nats). leaves: working weights that require gradients. ids: (rows, sequence + 1). Raises Overflow of the
+    loss."""
     inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
     weights = PlainWeights(leaves)
     x = begin = model.embed(weights, inputs).detach().requires_grad_()
@@ -243,10 +237,8 @@ def outer_step(
     run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int = 0
 ) -> None:
     """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
-    μb). With fragments only the one whose turn it is moves.
-
-    total: summed contributions (flat). factor: 1 / all inner steps. b is kept in place of the first moment.
-    """
+    μb). With fragments only the one whose turn it is moves. total: summed contributions (flat). factor: 1 /
+    all inner steps. b is kept in place of the first moment."""
     momentum, fragments = run.round.outer_momentum, run.round.fragments
     fragment = turn(t - rounds_of(run).start, fragments)
     for begin, end in fragment_bounds(state.layout, fragments, fragment):

@@ -47,7 +47,7 @@ def take_step(
     optimizer: OptimizerSection,
     matrices: frozenset[str],
 ) -> None:
-    """Take one optimizer step in place: Muon's for `matrices`, AdamW's for the other tensors.
+    """Take one optimizer step in place, and raise Adam's counter: Muon's for `matrices`, AdamW's for others.
 
     `gradient` is flat, in the state's layout. Of a matrix only the first moment is used:
 

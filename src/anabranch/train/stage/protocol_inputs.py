@@ -173,7 +173,8 @@ def schedule_of(
 def initial_fingerprints(
     run: RunConfig, model: ModelConfig, initial: Mapping[str, Tensor] | None = None
 ) -> tuple[str, ...]:
-    """Fingerprint of each stage's state before the first step, one stage in memory at a time."""
+    """Fingerprint of each stage's state before the first step, one stage in memory at a time. initial: as for
+    `initial_state`."""
     device = torch.device("cpu")
     built = run_model(run, model, device)
     return tuple(

@@ -139,9 +139,7 @@ def initial_state(
     device: Where,
 ) -> StageState:
     """State of a stage before the first step, from the tensors `initial` or, if None, from the run's seed.
-
-    Raises ValueError if a tensor is missing or has another shape.
-    """
+    Raises ValueError if a tensor is missing or has another shape."""
     master = master_dtype(DTYPES[run.compute.dtype])
     if initial is None:
         flat = initial_weights(model, layout, run.run.seed, master, run.model.initial_std)
@@ -161,10 +159,8 @@ def initial_states(
 
 
 def contributions(run: RunConfig, model: Model, name: str) -> int:
-    """Most contributions that tensor `name` may get in one iteration; bounds the magnitude of each.
-
-    A tensor gets one per microbatch, a lookup table one per token, a tied table both.
-    """
+    """Most contributions that tensor `name` may get in one iteration; bounds the magnitude of each. A tensor
+    gets one per microbatch, a lookup table one per token, a tied table both."""
     batch = run.batch
     if name not in model.tables:
         return batch.microbatches

@@ -33,11 +33,9 @@ class _Forward:
 
 
 class Stage:
-    """Passes of one stage. `weights` are in the compute dtype; contributions go to `accumulator`.
-
-    x and y are (rows, sequence, stream.columns), dx and dy (rows, sequence, stream.width). Methods raise
-    Overflow if a result is not finite, and KeyError for a microbatch without a graph or store.
-    """
+    """Passes of one stage. `weights` are in the compute dtype; contributions go to `accumulator`. x and y are
+    (rows, sequence, stream.columns), dx and dy (rows, sequence, stream.width). Methods raise Overflow if a
+    result is not finite, and KeyError for a microbatch without a graph or store."""
 
     def __init__(
         self, model: Model, spec: StageSpec, weights: Mapping[str, Tensor], accumulator: Accumulator

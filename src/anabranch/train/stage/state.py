@@ -42,7 +42,7 @@ class Ahead:
 @dataclass(frozen=True)
 class SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
-    iterations. segments: number of rounding units of coarse sums, of 64 parameters each."""
+    iterations. segments: number of rounding units of coarse sums; 0: exact sums."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -54,11 +54,9 @@ PLAIN_FORM = SnapshotForm()
 
 @dataclass
 class StageState:
-    """State of one stage after step `t`; the vectors are flat, in the master dtype.
-
-    ahead: what iteration t + 1 computes with, if it is delayed. rate, corrections: learning rate and bias
-    corrections of the last step that was taken, from which weights are predicted; kept in runs with delay.
-    """
+    """State of one stage after step `t`; the vectors are flat, in the master dtype. ahead: what iteration t +
+    1 computes with, if it is delayed. rate, corrections: learning rate and bias corrections of the last step
+    that was taken, from which weights are predicted; kept in runs with delay."""
 
     layout: Layout
     weights: Tensor
@@ -182,7 +180,7 @@ def parse_snapshot(
 ) -> StageState:
     """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage, and the
     further contents that `form` names. Nothing in the bytes is executed, and nothing is allocated beyond the
-    bytes themselves and the state. Raises SnapshotError."""
+    bytes themselves and the state. Raises SnapshotError for anything else."""
     t, adam_step, scalars = _counters(data, _longest_header(layout))
     if scalars and not form.delay.start:
         raise SnapshotError("the snapshot is of a run with iteration.delay, which this one does not have")
@@ -218,7 +216,7 @@ def parse_snapshot(
 
 
 def _are_units(units: Tensor | None, segments: int) -> bool:
-    """True for exponents that `coarse_sums.unit_exponents` may give."""
+    """True for `segments` exponents that `coarse_sums.unit_exponents` may give."""
     if units is None or units.dtype != torch.int32 or tuple(units.shape) != (segments,):
         return False
     return bool((units >= 0).all() and (units <= MOST_DROPPED).all())

@@ -167,7 +167,8 @@ class WholeWorker(_SumsOfRounds):
         return Result()
 
     def _add(self, slot: int, sign: int) -> None:
-        """Add a slot's contribution to the sum `sign` times (±1). On Overflow nothing was added."""
+        """Add a slot's contribution to the sum `sign` times (±1). On Overflow nothing was added. Raises
+        Refused if none is held."""
         if slot not in self._contributions:
             raise Refused(f"no contribution of slot {slot} is held")
         change, done, most = self._contributions[slot], list[str](), self._rounds.slots

@@ -72,9 +72,7 @@ class Refused(Exception):
 
 class Worker:
     """Executor of the tasks of one stage on one peer. Without `batches` (a relay) it serves stages 1..S only.
-
-    `run` never raises: a task that cannot be done gives Result.error, an overflow Result.overflow.
-    """
+    A task that cannot be done gives Result.error, an overflow Result.overflow; exhausted memory raises."""
 
     def __init__(
         self,
@@ -88,8 +86,8 @@ class Worker:
     ) -> None:
         """initial: tensors to start from instead of the seed's (used by `InitState`). resident: most
         microbatches whose activations stay on the device between forward and backward; others are offloaded.
-        frozen: this machine's store of frozen weights, for a run that trains adapters.
-        """
+        frozen: this machine's store of frozen weights, for a run that trains adapters. Raises ConfigError if
+        the run's sequences or devices do not fit, ValueError for stage 0 without batches."""
         check_shape(run, model)
         devices, specs = devices_of(run.compute), partition(model, run.pipeline)
         check_devices(run, specs, len(devices))
@@ -401,7 +399,8 @@ class Worker:
         return Result(outputs=found.pieces(), fingerprint=found.hash())
 
     def _check_frozen(self, stage: int, inputs: Sequence[Tensor]) -> Result:
-        """Hashes of pieces of frozen weights, and of all of them."""
+        """Hashes of pieces of frozen weights, and of all of them; Result.error if their size is wrong. Raises
+        Refused if the run has no such weights."""
         if self._frozen is None or stage >= self._frozen.stages:
             raise Refused(f"the run has no frozen weights of a stage {stage}")
         hashes = piece_hashes(inputs)
@@ -542,7 +541,8 @@ class Worker:
         return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
     def _ids(self, t: int, index: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows."""
+        """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows. Raises
+        Refused at relays and for a negative index."""
         if self._batches is None or self.spec.stage != 0:
             raise Refused("only stage 0 reads tokens")
         if index < 0:

@@ -31,7 +31,7 @@ class HostilePeer(LivePeer):
     """Peer of a volunteer that does a deed while it is in the deed's role, and is honest otherwise."""
 
     deed: Deed
-    """Set before the process makes its peer."""
+    """Set on the class before the process makes its peer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -83,11 +83,10 @@ def run_guest(
     name: str, arguments: Sequence[str], log: str, namespace: str, environment: Mapping[str, str],
     deeds: Mapping[str, Deed] = DEEDS, peer: type[HostilePeer] = HostilePeer,
 ) -> NoReturn:  # fmt: skip
-    """Be a guest in this process, which a supervisor started (see `peer_process.run_peer`).
-
-    arguments: deed, ticket, folder for its key and logs, wished stage, and address of its own. deeds, peer:
-    of members; tests have more of them.
-    """
+    """Be a guest in this process, which never leaves this call, and which a supervisor started (see
+    `peer_process.run_peer`). arguments: deed, ticket, folder for its key and logs, wished stage, and address
+    of its own. deeds, peer: of members; tests have more of them. The process exits with 0, or 1 if the
+    guest's part ended with an error; a stranger attacks until it is killed."""
     enter(name, log, namespace, environment)
     deed, text, home, stage, host = arguments
     ticket = parse_ticket(text, now_s=time.time())
