@@ -133,7 +133,7 @@ class HostileGuests:
         """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
         it; without those that left or moved while the work could be audited."""
         self._had_states: set[tuple[str, int]] = set()
-        """(guest, incarnation) that had its stage's state once; after a missed step it may fetch a later one."""
+        """(guest, incarnation) that had its state once; after a missed step it may fetch a later one."""
         self._keeps: set[tuple[str, int, int]] = set()
         """(guest, stage, iteration) of states that the leader had it keep while it served."""
         self._log_read, self._committed_at = 0, 0.0
