@@ -44,7 +44,7 @@ def test_a_relay_that_asks_for_states_all_the_time_gets_one_read_at_a_time() -> 
     for _ in range(64):
         server.on_fetch_state("guest", FetchState(1, -1))
     assert len(reads) == 3, "the newest is known until another is written"
-    server.checkpoint_written()
+    server.checkpoint_written(7)
     server.on_fetch_state("guest", FetchState(1, -1))
     assert reads[3:] == [(1, -1)]
 

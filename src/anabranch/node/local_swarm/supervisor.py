@@ -55,8 +55,9 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Send a signal if the process is still running."""
-        if self.running:
-            os.kill(self.pid, number)
+        with self._lock:  # no other thread finds its end, which frees its number, in between
+            if self._child.exitcode is None:
+                os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process for at most this long. True if it has ended."""

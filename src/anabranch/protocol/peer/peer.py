@@ -334,7 +334,7 @@ class Peer:
                 if self.lead is not None:
                     self.lead.checkpoints.failed(t, reason)
             case ev.CheckpointWritten(t):
-                self.states.checkpoint_written()
+                self.states.checkpoint_written(t)
                 if self.lead is not None:
                     self.lead.checkpoints.written(t)
             case ev.DialledBack():

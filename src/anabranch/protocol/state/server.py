@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from anabranch.protocol.context.peer_context import PeerContext
@@ -37,6 +38,8 @@ class StateServer:
         self._recent: dict[Key, State] = {}
         self._newest: dict[int, int] = {}
         """Stage -> iteration of the newest checkpoint, where that was read."""
+        self._sound_t: float = math.inf
+        """Checkpoints of later iterations on the disk are of steps that were rolled back."""
         self._reading = False
         self._wanted: dict[tuple[str, int], int] = {}
         """(peer, stage) -> iteration of the state to read next: the last that the peer asked for."""
@@ -99,15 +102,18 @@ class StateServer:
             self._waiting[stage, t].add(peer)
         elif self._reading:
             self._wanted[peer, stage] = t
-        elif self._read_checkpoint(t, stage):
+        elif t <= self._sound_t and self._read_checkpoint(t, stage):
             self._reading = True
             self._waiting[stage, t] = {peer}
         else:
             self._lack(peer, stage, t)
 
-    def checkpoint_written(self) -> None:
-        """Note that there is a newer checkpoint than those that were read."""
-        self._newest.clear()
+    def checkpoint_written(self, t: int) -> None:
+        """Note that the checkpoint of step t, newer than those that were read, was written. One that a
+        rollback overtook is void."""
+        if t <= self._state_t():
+            self._newest.clear()
+            self._sound_t = max(self._sound_t, t)
 
     def applied(self, t: int) -> None:
         """Offer the state after step t, which was just applied, to the peers that asked for it early."""
@@ -149,7 +155,10 @@ class StateServer:
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
         """Offer a state read from disk (None: it could not be read) to the peers that wait for it. asked_t:
-        iteration that they asked for (-1: the newest)."""
+        iteration that they asked for (-1: the newest). A state of steps that were rolled back meanwhile is
+        none."""
+        if state is not None and state.t > self._sound_t:
+            state = None
         if state is not None:
             self._keep(state)
             if asked_t < 0:
@@ -168,6 +177,8 @@ class StateServer:
         """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
+        self._newest = {stage: newest for stage, newest in self._newest.items() if newest <= t}
+        self._sound_t = min(self._sound_t, t)
         self.abandon(t)
 
     def abandon(self, t: int) -> None:
