@@ -29,7 +29,7 @@ def test_honest_relays_pass_every_audit(tmp_path: Path, texts: Path, supervisor:
 
 def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Stage 1 has two replicas. Without the auditor no third one could tell which of them lies."""
-    run = small_run(texts, run__steps=6, audit__share=1.0, routing__policy="static")
+    run = small_run(texts, run__steps=6, audit__share=1.0, routing__policy="static", fleet__minimum=2)
     directory = created(tmp_path / "run", run)
     plan_a_lie(directory)
     with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
@@ -42,7 +42,8 @@ def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supe
         swarm.to_the_end()
     auditor, liar = swarm.peer_id("auditor"), swarm.peer_id(LIAR)
     found = [audit for audit in swarm.of(Audit) if audit.verdict == "different"]
-    assert {(audit.auditor, audit.subject) for audit in found} == {(auditor, liar)}, swarm.story()
+    assert {audit.subject for audit in found} == {liar}, swarm.story()
+    assert auditor in {audit.auditor for audit in found}, swarm.story()  # the other replica may be drawn, too
     assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
     assert {step.stage for step in swarm.of(PeerJoined) if step.role == "auditor"} == {1}
     report = verify(directory.path)
