@@ -33,7 +33,7 @@ from anabranch.sim.cluster.device_model import Machine, known_devices
 from anabranch.sim.cluster.scenario import Fleet, Host, fleet_of, load_scenario
 from anabranch.sim.experiment.run import Simulation
 from anabranch.sim.metrics.lower_bound import LowerBound
-from anabranch.sim.network.fair_share import Line
+from anabranch.sim.network.shared_link import Line
 from benchmarks import harness
 from benchmarks.harness import table
 

@@ -21,7 +21,9 @@ from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.metrics.iteration_metrics import MetricsRecorder, Outcome
-from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, Traffic
+from anabranch.sim.network.fair_share import Traffic
+from anabranch.sim.network.in_flight_time import InFlightTime
+from anabranch.sim.network.shared_link import SETUP_TRIPS
 
 Callback = Callable[[], None]
 #: Priorities of payloads (0 goes first), as in `protocol.messages`.

@@ -34,7 +34,7 @@ from anabranch.sim.cluster.scenario_schema import (
 )
 from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.network.drift import Drift
-from anabranch.sim.network.fair_share import Line, SharedLink
+from anabranch.sim.network.shared_link import Line, SharedLink
 from anabranch.train.model.sizes import named_size, size_names
 
 #: Version of a scenario file.

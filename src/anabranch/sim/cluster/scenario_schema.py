@@ -110,7 +110,7 @@ class FleetPart:
 class NetworkPart:
     """Network of a scenario. profile: shipped profile of regions, or a file. up_bps, down_bps: access lines
     (bits per second), drawn for each host. loss: share of lost packets. burst_trips: TCP's pacing
-    (`network.fair_share.SharedLink`). hidden: share of the machines of relays that nobody can dial."""
+    (`network.shared_link.SharedLink`). hidden: share of the machines of relays that nobody can dial."""
 
     profile: str = "wan10"
     up_bps: tuple[LineRate, ...] = (2e9,)

@@ -28,8 +28,8 @@ from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
-from anabranch.sim.network.fair_share import SETUP_TRIPS, SharedLink
 from anabranch.sim.network.lined_world import LinedWorld
+from anabranch.sim.network.shared_link import SETUP_TRIPS, SharedLink
 from anabranch.sim.workers import integer_world
 from anabranch.sim.workers.integer_arithmetic import PIECES
 from anabranch.sim.workers.integer_worker import IntegerWorker

@@ -16,8 +16,8 @@ from anabranch.sim.checks.invariants import GroundTruth
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.network.fair_share import Line, SharedLink
 from anabranch.sim.network.lined_world import LinedWorld
+from anabranch.sim.network.shared_link import Line, SharedLink
 from anabranch.sim.workers.integer_arithmetic import (
     batch_of,
     digest_of,

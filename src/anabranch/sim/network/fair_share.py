@@ -19,75 +19,18 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 from anabranch.sim.kernel.clock import Clock
+from anabranch.sim.network.shared_link import Line, SharedLink, spliced
+from anabranch.sim.network.tcp_pacing import PacedConnection
 
-#: Round trips until a connection can be used: TCP's, TLS 1.3's, and the challenge's.
-SETUP_TRIPS = 3
-#: Payload of a TCP segment on an Ethernet path (bytes), for the throughput that loss leaves.
-SEGMENT_BYTES = 1460
-#: Initial window of a new connection (RFC 6928); in slow start each acknowledged byte adds one to the window.
-FIRST_WINDOW_BYTES = 10 * SEGMENT_BYTES
-#: Shortest time over which a burst is paced (s); avoids a division by zero.
-LEAST_BURST_S = 1e-9
-#: Seconds after a round trip until a lost control message is resent: Linux's least retransmission timeout.
-RETRANSMIT_S = 0.2
 #: Relative bound on the rounding error of a sum of rates.
 ROUNDING = 1e-9
 #: Lanes that depend on each other from which on their rates are computed at intervals, and seconds of these
 #: for each lane: a payload that begins or ends in between changes no rate until then. A choice: such crowds
 #: are exchanges of hundreds of machines over lines that are full for minutes.
 MANY, SETTLE_S = 1024, 1e-4
-
-
-@dataclass(frozen=True)
-class SharedLink:
-    """Link from one host to another, without other traffic.
-
-    latency_s: one-way delay. loss: share of lost packets. burst_trips: round trips over which TCP paces a
-    burst, once the connection has measured that its link carries such bursts (0: not paced).
-    """
-
-    latency_s: float
-    bandwidth_bps: float
-    loss: float = 0.0
-    burst_trips: float = 0.0
-
-    @cached_property
-    def rate_bps(self) -> float:
-        """Throughput of one connection (bits per second); with loss at most MSS/RTT * sqrt(3/2)/sqrt(loss)
-        (Mathis et al., CCR 27(3), 1997)."""
-        if not self.loss or not self.latency_s:
-            return self.bandwidth_bps
-        window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
-        return min(self.bandwidth_bps, window_bits / (2.0 * self.latency_s))
-
-    def seconds(self, size_bytes: float) -> float:
-        """Seconds from the departure of the first byte to the arrival of the last, without other traffic."""
-        return self.latency_s + 8.0 * size_bytes / self.rate_bps
-
-    def retransmit_s(self) -> float:
-        """Seconds that each loss of a control message costs: a round trip and the retransmission timeout."""
-        return 2.0 * self.latency_s + RETRANSMIT_S
-
-
-def spliced(near: SharedLink, far: SharedLink) -> SharedLink:
-    """Link through a carrier, which passes on each chunk as it comes: the latencies of both of its links, and
-    the rate of the slower one. Each of the two is a connection of its own, so each is bound by its own loss,
-    and paced by its own round trip: a burst takes the time of the longer one."""
-    latency_s = near.latency_s + far.latency_s
-    longer = max(near.latency_s, far.latency_s) / latency_s if latency_s else 0.0
-    rate_bps = min(near.rate_bps, far.rate_bps)
-    return SharedLink(latency_s, rate_bps, burst_trips=longer * near.burst_trips)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Access line of a host: bits per second up and down, shared by all its traffic."""
-
-    up_bps: float = math.inf
-    down_bps: float = math.inf
 
 
 @dataclass(order=True, slots=True)
@@ -98,77 +41,18 @@ class _Payload:
     arrived: Callable[[], None] = field(compare=False)
 
 
-class _Paced:
-    """Connection paced like TCP's: it sends at the rate that it has measured, which is low at first.
-
-    The measured amount (bits per round trip) grows by the bits carried in each round trip in which the sender
-    offered more than that amount. A sender that offers little at a time never fills its link: its
-    measurements are application-limited, and never lower the amount (Cardwell et al., BBR, ACM Queue 14(5),
-    2016).
-    """
-
-    __slots__ = ("_carried_bits", "_given_bits", "_learnt_bits", "_looked_at", "_most_bits", "_since",
-                 "burst_s", "learns", "trip_s")  # fmt: skip
-
-    def __init__(self, link: SharedLink) -> None:
-        self.trip_s = 2.0 * link.latency_s
-        self.burst_s = max(link.burst_trips * self.trip_s, LEAST_BURST_S)
-        self._given_bits = self._carried_bits = 0.0
-        self._learnt_bits = self._most_bits = 8.0 * FIRST_WINDOW_BYTES
-        self._since = self._looked_at = -math.inf
-        self.learns = False
-        """True if a measurement is planned at the end of this round trip."""
-
-    @property
-    def rate_bps(self) -> float:
-        return min(self._learnt_bits, self._most_bits) / self.burst_s
-
-    @property
-    def knows(self) -> bool:
-        """True if the measured rate carries the most bits that were offered within a round trip; then there
-        is nothing to learn."""
-        return self._learnt_bits >= self._most_bits
-
-    def offer(self, bits: float, now: float) -> None:
-        """Note bits that the sender wants to send. Those of one round trip add up, and the greatest sum so
-        far bounds the rate (`rate_bps`): more was never tried. Measures first, after a round trip."""
-        if now - self._looked_at >= self.trip_s:
-            self.measure(now)
-        if now - self._since > self.trip_s:
-            self._since, self._given_bits = now, 0.0
-        self._given_bits += bits
-        if self.knows:
-            self._carried_bits = 0.0
-        self._most_bits = max(self._most_bits, self._given_bits)
-
-    def carry(self, bits: float) -> None:
-        """Note bits that the connection has sent."""
-        self._carried_bits += bits
-
-    def measure(self, now: float) -> None:
-        """End a measurement: the bits sent since the last one have arrived and widen the amount per round
-        trip, unless the sender offers no more than that."""
-        self._looked_at = now
-        if not self.knows:
-            self._learnt_bits += self._carried_bits
-        self._carried_bits = 0.0
-
-
 class _Lane:
     """Direction between two hosts, over a carrier or none, while payloads are on it.
 
-    key: sender, receiver, and carrier ("": none). wires: the sender's uplink and the receiver's downlink (up,
-    down), and the carrier's (further). rate_bps: current rate; most_bps: bound by the link and the pacing.
-    since: time up to which the sent bits of the first payload are counted. sending, begun_at: priority of the
-    payloads that the lane sends (None: none) and since when. plan: number of the planned departure; older
-    plans are void. turn, level_bps: last pass that visited the lane, and rate at which it stopped rising in
-    `Traffic._share`.
+    key: sender, receiver, and carrier ("": none). wires: the sender's uplink, the receiver's downlink, and
+    those of the carrier. rate_bps: current rate; most_bps: bound by the link and the pacing. since: time up
+    to which the sent bits of the first payload are counted. sending, begun_at: priority of the payloads that
+    the lane sends (None: none) and since when. plan: number of the planned departure; older plans are void.
+    turn, level_bps: last pass that visited the lane, and rate at which it stopped rising in `Traffic._share`.
     """
 
     __slots__ = (
         "begun_at",
-        "down",
-        "further",
         "key",
         "level_bps",
         "link",
@@ -181,20 +65,16 @@ class _Lane:
         "sending",
         "since",
         "turn",
-        "up",
         "waiting",
         "wires",
     )  # fmt: skip
 
-    def __init__(
-        self, key: tuple[str, str, str], link: SharedLink, up: _Wire, down: _Wire, further: tuple[_Wire, ...]
-    ) -> None:
+    def __init__(self, key: tuple[str, str, str], link: SharedLink, wires: tuple[_Wire, ...]) -> None:
         self.key, self.link = key, link
         self.sender, self.receiver = key[0], key[1]
-        self.up, self.down, self.further = up, down, further
-        self.wires: tuple[_Wire, ...] = (up, down) + further  # noqa: RUF005 (mypyc: no starred names)
+        self.wires = wires
         self.most_bps = link.rate_bps
-        self.paced: _Paced | None = None
+        self.paced: PacedConnection | None = None
         self.rate_bps = self.level_bps = 0.0
         self.since = self.begun_at = 0.0
         self.sending: int | None = None
@@ -258,34 +138,6 @@ def _by_turn(lane: _Lane) -> int:
     return lane.turn
 
 
-def _narrowest_bps(lane: _Lane) -> float:
-    """Bandwidth of the narrowest of a lane's lines."""
-    least_bps = min(lane.up.most_bps, lane.down.most_bps)
-    for wire in lane.further:
-        least_bps = min(least_bps, wire.most_bps)
-    return least_bps
-
-
-class InFlightTime:
-    """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock = clock
-        self._now: dict[str, tuple[int, float]] = {}
-
-    def begin(self, host: str) -> None:
-        count, since = self._now.get(host, (0, 0.0))
-        self._now[host] = (count + 1, since if count else self._clock.now)
-
-    def end(self, host: str, count: int = 1) -> None:
-        """Note that `count` payloads sent by `host` have arrived or are lost."""
-        before, since = self._now[host]
-        if before == count:
-            self.seconds[host] = self.seconds.get(host, 0.0) + self._clock.now - since
-        self._now[host] = (before - count, since)
-
-
 class Traffic:
     """All payloads in flight between the hosts of a simulated network.
 
@@ -303,7 +155,7 @@ class Traffic:
         self.clock = clock
         self._link, self._line, self._machine = link, line, machine
         self._lanes: dict[tuple[str, str, str], _Lane] = {}
-        self._paced: dict[tuple[str, str, str], _Paced] = {}
+        self._paced: dict[tuple[str, str, str], PacedConnection] = {}
         self._up: dict[str, _Wire] = {}
         self._down: dict[str, _Wire] = {}
         self._order = self._turn = 0
@@ -340,9 +192,9 @@ class Traffic:
         down = self._wire(self._down, self._machine(receiver))
         if via:
             link = spliced(self._link(sender, via), self._link(via, receiver))
-            lane = _Lane(key, link, up, down, self._wires_of_carrier(via, up, down))
+            lane = _Lane(key, link, (up, down) + self._wires_of_carrier(via, up, down))  # noqa: RUF005 (mypyc)
         else:
-            lane = _Lane(key, self._link(sender, receiver), up, down, ())
+            lane = _Lane(key, self._link(sender, receiver), (up, down))
         self._lanes[key] = lane
         lane.since = self.clock.now
         lane.waiting.append(payload)
@@ -393,11 +245,11 @@ class Traffic:
         if not link.burst_trips or not link.latency_s:
             return
         key = lane.key
-        paced = lane.paced = self._paced.get(key) or self._paced.setdefault(key, _Paced(link))
+        paced = lane.paced = self._paced.get(key) or self._paced.setdefault(key, PacedConnection(link))
         paced.offer(payload.bits, self.clock.now)
         self._apply_pacing(lane, paced)
 
-    def _learn(self, key: tuple[str, str, str], paced: _Paced) -> None:
+    def _learn(self, key: tuple[str, str, str], paced: PacedConnection) -> None:
         """Let a paced connection measure at the end of a round trip in which its pacing limited the lane, and
         apply the rate that it has then."""
         lane = self._lanes.get(key)
@@ -408,7 +260,7 @@ class Traffic:
         paced.measure(self.clock.now)
         self._apply_pacing(lane, paced)
 
-    def _apply_pacing(self, lane: _Lane, paced: _Paced) -> None:
+    def _apply_pacing(self, lane: _Lane, paced: PacedConnection) -> None:
         """Apply the connection's rate to the lane; plan a measurement if that rate limits the lane."""
         most_bps = min(lane.link.rate_bps, paced.rate_bps)
         if most_bps != lane.most_bps:
@@ -416,7 +268,7 @@ class Traffic:
             for wire in lane.wires:
                 wire.narrow = None
             self._unsettle(lane)
-        binds = paced.rate_bps < min(lane.link.rate_bps, _narrowest_bps(lane))
+        binds = paced.rate_bps < min(lane.link.rate_bps, min(wire.most_bps for wire in lane.wires))
         if binds and not paced.knows and not paced.learns:
             paced.learns = True
             self.clock.after(paced.trip_s, partial(self._learn, lane.key, paced))
@@ -447,9 +299,7 @@ class Traffic:
                 self._unsettled.pop(lane, None)
             if len(coupled) > MANY:
                 self._settles_at = max(self._settles_at, self.clock.now + SETTLE_S * len(coupled))
-                self._share_among_many(coupled)
-            else:
-                self._share(coupled)
+            self._share(coupled)
 
     def _wire(self, wires: dict[str, _Wire], host: str) -> _Wire:
         found = wires.get(host)
@@ -522,7 +372,7 @@ class Traffic:
         """
         if len(lanes) == 1:
             lane = lanes[0]
-            self._set_rate(lane, min(_narrowest_bps(lane), lane.most_bps))
+            self._set_rate(lane, min(min(wire.most_bps for wire in lane.wires), lane.most_bps))
             return
         wires, bounded = self._prepare_filling(lanes), sorted(lanes, key=_by_bound)
         queue = []
@@ -567,54 +417,13 @@ class Traffic:
                             wire.share_bps = share_bps
                             heapq.heappush(queue, (share_bps, wire.number))
         for lane in sorted(lanes, key=_by_turn, reverse=True):  # those that stopped first come first
-            if lane.level_bps != lane.rate_bps:
-                self._set_rate(lane, lane.level_bps)
+            self._set_rate(lane, lane.level_bps)
 
     @staticmethod
     def _is_current(wires: list[_Wire], share_bps: float, number: int) -> bool:
         """True if an entry of the queue of `_share` says what its line's lanes share now."""
         wire = wires[number]
         return wire.rising > 0 and wire.share_bps == share_bps
-
-    def _share_among_many(self, lanes: list[_Lane]) -> None:
-        """Assign the rates of `_share`, but for rounding, in time that grows little faster than the lanes:
-        lines and lanes are taken in the order of the rate at which they stop. (Shares of a line's lanes only
-        rise while others stop.)"""
-        wires, bounded = self._prepare_filling(lanes), sorted(lanes, key=_by_bound)
-        open_turn = self._turn
-        queue = [(wire.room / wire.rising, number) for number, wire in enumerate(wires)]
-        heapq.heapify(queue)
-        at, count = 0, len(bounded)
-        while queue or at < count:
-            while at < count and bounded[at].turn != open_turn:
-                at += 1  # it has stopped
-            bound_bps = bounded[at].most_bps if at < count else math.inf
-            if not queue or bound_bps <= queue[0][0]:
-                if at < count:
-                    self._stop(bounded[at], bound_bps)
-                    at += 1
-                continue
-            _, number = heapq.heappop(queue)
-            wire = wires[number]
-            if not wire.rising:
-                continue
-            share_bps = max(0.0, wire.room) / wire.rising
-            if share_bps > min(queue[0][0] if queue else math.inf, bound_bps):
-                heapq.heappush(queue, (share_bps, number))
-                continue
-            for lane in wire.lanes:
-                if lane.turn == open_turn:
-                    self._stop(lane, share_bps)
-        for lane in lanes:
-            self._set_rate(lane, lane.level_bps)
-
-    @staticmethod
-    def _stop(lane: _Lane, level_bps: float) -> None:
-        """Note that a lane of progressive filling rises no further than to this rate."""
-        lane.level_bps, lane.turn = level_bps, -1
-        for wire in lane.wires:
-            wire.room -= level_bps
-            wire.rising -= 1
 
     def _prepare_filling(self, lanes: list[_Lane]) -> list[_Wire]:
         """Reset the lines of these lanes for progressive filling; returns those that may become full."""

@@ -14,7 +14,9 @@ from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.messages import PAYLOAD_PRIORITY, AnyMessage, ReducePart
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.network.fair_share import InFlightTime, Line, SharedLink, Traffic
+from anabranch.sim.network.fair_share import Traffic
+from anabranch.sim.network.in_flight_time import InFlightTime
+from anabranch.sim.network.shared_link import Line, SharedLink
 
 #: Greatest priority number of a payload without which an iteration does not end; states and probes have more.
 OF_ITERATION = PAYLOAD_PRIORITY[ReducePart]
