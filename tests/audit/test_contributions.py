@@ -175,6 +175,18 @@ def test_a_slot_counts_for_the_inner_steps_that_it_took() -> None:
     assert found["d"].total == 8 + 2 * (7 + 1) * 3
 
 
+def test_a_plan_of_negative_steps_counts_nothing() -> None:
+    """A leader may log anything; the table of everybody else's work is made."""
+    crew = joined(2, ("a", 1, "ada", ""), ("b", 1, "bob", ""))
+    planning = msgspec.structs.replace(step(1, DATA), slots=(Slot(0, 2, "a"), Slot(0, -2, "b")))
+    ended = step(2, (["d"], [-1] * 4, ()), (["a", "b"], [0, 1], ()))
+    lines = chained([genesis(), joined(1, ("d", 0, "dora", "")), crew, planning, ended])
+    accounts = ledger(lines, [], 16, 3)
+    found = {row.sources[0].peer: row.total for row in accounts.rows}
+    assert found["a"] == 2 * 3 and not found["b"]
+    assert table(accounts, {})
+
+
 def test_a_log_with_units_of_nobody_is_summed_without_them() -> None:
     found = counted(joined(2, ("a", 1, "ada", "")), step(1, DATA, (["a"], [0, 7, 0, 0], ())))
     assert units(found) == {"dora": 8, "ada": 3}

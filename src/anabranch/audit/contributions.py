@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
-
 from anabranch.observe.events import Audit
 from anabranch.observe.wording import NAME_MAX, plain
 from anabranch.protocol.log.hash_chain import Position, follow
@@ -171,12 +169,12 @@ class _Accounts:
                     places = [(s, peer) for s, part in enumerate(commit.stages) for peer in part.members]
                     sources = {(stage, peer): self._source(peer, stage) for stage, peer in places}
                     self.counted.append(_Counted(commit, plan, entry_hash(line), sources))
-                    plan = () if commit.slots is UNSET else commit.slots
+                    plan = commit.slots or ()
                 case Rollback() as rollback:
                     kept = [each for each in self.counted if each.commit.t <= rollback.t]
                     self.rolled_back += len(self.counted) - len(kept)
                     self.counted = kept
-                    plan = () if rollback.slots is UNSET else rollback.slots
+                    plan = rollback.slots or ()
 
     def _source(self, peer: str, stage: int) -> Source:
         """Source of the work of `peer` at `stage`, with the newest name and ticket in the log so far."""
@@ -192,18 +190,17 @@ class _Accounts:
         microbatch of its inner steps. Units of nobody in the step are left out. unit_tokens: target tokens of
         a microbatch. inner: microbatches of an inner step."""
         for stage, part in enumerate(each.commit.stages):
-            receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
                 if not 0 <= owner < len(part.members):
                     continue
                 slot = unit if stage else unit // 2
-                count = each.plan[slot].weight * inner if slot < len(each.plan) else 1
+                count = max(0, each.plan[slot].weight) * inner if slot < len(each.plan) else 1
                 source = each.sources[stage, part.members[owner]]
                 row, key = self._row(source), (each.base, stage, source.peer)
                 row.units[stage] += count
                 row.tokens += count * unit_tokens if stage or unit % 2 == 0 else 0
                 row.steps.add(each.commit.t)
-                row.signed += count if owner < len(receipts) and receipts[owner] else 0
+                row.signed += count if owner < len(part.receipts) and part.receipts[owner] else 0
                 self.stage_units[stage] += count
                 self._units[key] = source, self._units.get(key, (source, 0))[1] + count
 

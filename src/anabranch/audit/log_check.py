@@ -10,8 +10,6 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec import UnsetType
-
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface.tasks import unit_count
@@ -184,7 +182,7 @@ class _LogChecker:
         self._adam = {t: step for t, step in self._adam.items() if t < rollback.t}
         self._adam[rollback.t] = rollback.adam_step
         self._membership.rolled_back(rollback.t)
-        plan = () if isinstance(rollback.slots, UnsetType) else rollback.slots
+        plan = rollback.slots or ()
         plans = plan, self._plans.get(rollback.t, ())
         inner, known_inner = ([(slot.done, slot.steps) for slot in each] for each in plans)
         self._expect(inner == known_inner, "the next round is another one than the log had there")
@@ -239,7 +237,7 @@ class _LogChecker:
 
     def _check_plan(self, commit: Commit) -> None:
         """Check that the slots that `commit` plans for the next round follow from the plan of this one."""
-        plan = () if isinstance(commit.slots, UnsetType) else commit.slots
+        plan = commit.slots or ()
         wrong = next_plan_problem(self._plan, plan, commit)
         self._expect(not wrong, f"the next round is another one: {wrong}")
         self._expect(all(slot.steps >= 0 for slot in plan), "a slot of the next round has no number of steps")

@@ -123,7 +123,7 @@ class RunView:
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
         """Store the plan of iteration t from the log (UNSET: it has none) and drop those of later rounds.
         Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
-        slots = () if isinstance(plan, UnsetType) else plan
+        slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = plan_problem(self.settings.rounds, t, slots)
         if slots and not wrong:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import UnsetType
-
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
@@ -227,7 +225,7 @@ class Invariants:
         """Note a record's plan of the next round, and check over rounds that each inner step counts exactly
         once (I1): a slot's counter rises by the steps that counted, and by no others; a rollback plans the
         same steps as were planned before."""
-        plan = () if isinstance(record.slots, UnsetType) else record.slots
+        plan = record.slots or ()
         self._plans[base] = plan
         if isinstance(record, Rollback):
             inner = [(slot.done, slot.steps) for slot in plan]

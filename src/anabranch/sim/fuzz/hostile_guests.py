@@ -260,7 +260,8 @@ class HostileGuests:
         for guest in (guest for guest in self.guests if guest.name == node.id):
             state = guest.name, message.stage, message.t
             if isinstance(message, Keep):
-                self._keeps |= {state} if guest.serves else set()
+                if guest.serves:
+                    self._keeps.add(state)
                 continue
             admitted = guest.role is GuestRole.ADMITTED or guest.name in members
             needs = guest.serves or (admitted and message.stage == guest.stage) or state in self._keeps

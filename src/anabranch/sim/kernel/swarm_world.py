@@ -194,7 +194,7 @@ class World(Environment):
             self.clock.at(link.arrival(here, bulky, planned), deliver)
         for at in times:
             link.quiet_at = max(link.quiet_at, at)
-            self._at(at, deliver)
+            self.clock.at(at, deliver)
 
     @staticmethod
     def _delivered(
@@ -225,10 +225,6 @@ class World(Environment):
     def _arrival(self, sender: str, receiver: str, delay_s: float) -> float:
         """Arrival time of a message that is sent now and takes `delay_s`; infinite: never."""
         return self.trouble.open_at(sender, receiver, self.clock.now) + delay_s
-
-    def _at(self, time: float, action: Callable[[], None]) -> None:
-        if time < math.inf:
-            self.clock.at(time, action)
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly. The
@@ -348,14 +344,14 @@ class World(Environment):
             link.open = False
             link.nodes[peer].link_down(link, node.id, f"closed by the peer: {reason}")
 
-        self._at(max(link.quiet_at, self._arrival(node.id, peer, self._delay(node.id, peer))), closed)
+        self.clock.at(max(link.quiet_at, self._arrival(node.id, peer, self._delay(node.id, peer))), closed)
 
     def replace(self, node: Node, peer: str, link: Link) -> None:
         reason, far = "replaced by a new connection", link.nodes[peer]
         link.open = False
         node.link_down(link, peer, reason)
         at = self._arrival(node.id, peer, self._delay(node.id, peer))
-        self._at(at, lambda: far.link_down(link, node.id, f"closed by the peer: {reason}"))
+        self.clock.at(at, lambda: far.link_down(link, node.id, f"closed by the peer: {reason}"))
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -370,7 +366,7 @@ class World(Environment):
             if self.random.random() < 0.5:
                 link.cut_by = peer
                 at = max(at, link.quiet_at)
-            self._at(at, partial(link.nodes[other].link_down, link, peer, "connection reset"))
+            self.clock.at(at, partial(link.nodes[other].link_down, link, peer, "connection reset"))
         self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
@@ -451,9 +447,8 @@ class World(Environment):
         raise TimeoutError(": ".join([after, *waiting]))
 
     def _over(self) -> bool:
+        """True if nothing is left to run for, once the founder has stopped."""
         leader = self.nodes[self.genesis.leader]
-        if leader.alive and leader.stopped is None:
-            return False
         removed = leader.stopped is not None and not leader.stopped[1]
         if not leader.alive or (removed and self.settings.voters > 1):
             # Others may finish the run; the founder is needed only for the last checkpoint.
