@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from random import Random
 
 import pytest
 
-from anabranch.protocol.messages import Claim
+from anabranch.protocol.interface.events import Received
+from anabranch.protocol.messages import Claim, Keep, Piece
 from anabranch.sim.fuzz.fault_kinds import PROFILES
-from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, Deed, GuestRole, _drops, cells
+from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, Deed, Guest, GuestRole, _drops, cells
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
 from anabranch.sim.fuzz.trial import SeedTrial
+from anabranch.sim.kernel.violation import Violation
 from support.grids import first_of
 
 soak = partial(pytest.param, marks=pytest.mark.soak)
@@ -41,9 +44,26 @@ def test_guests_are_survived(seed: int) -> None:
     assert outcome.faults
 
 
-def test_a_snapshot_that_a_guest_keeps_may_arrive_after_it_was_moved() -> None:
-    """It served, the leader had it keep the states of two stages, and moved it while these were under way."""
-    assert not run_seed(10000005, "hostile").violation
+def test_a_state_that_a_guest_was_to_keep_may_come_after_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It served when the leader asked it to keep the state, and was moved to another stage while pieces of
+    that state were under way. A piece of any other state is one too many (G4)."""
+    trial = SeedTrial(draw(22, "hostile"))
+    node = next(node for node in trial.world.nodes.values() if node.member.stage)
+    guest = Guest(trial.world, node.id, DEEDS["all states"], GuestRole.ADMITTED, Random(0))
+    trial.guests.guests.append(guest)
+    monkeypatch.setattr(Guest, "stage", 2)
+
+    def hears(message: Keep | Piece) -> None:
+        trial.guests._heard(node, Received("d0", message, None))
+
+    monkeypatch.setattr(Guest, "serves", True)
+    hears(Keep(1, 8, "", ()))
+    monkeypatch.setattr(Guest, "serves", False)
+    hears(Piece(1, 8, 0))
+    hears(Piece(2, 12, 0))
+    hears(Keep(1, 12, "", ()))
+    with pytest.raises(Violation, match="G4"):
+        hears(Piece(1, 12, 0))
 
 
 def test_a_guest_that_proved_its_state_and_fetches_a_later_one_may_serve() -> None:
