@@ -163,6 +163,43 @@ def test_a_founder_that_is_back_before_another_leads_is_let_in(seed: int) -> Non
     assert not wrong_states(world)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_founder_asks_further_than_strangers_who_ask_it(seed: int) -> None:
+    """It was frozen for long and is no voter any more. Relays that died meanwhile are back elsewhere, know its
+    address alone and linked with it; they know no leader either. It goes through the addresses of its log
+    until one does, and they come in after it."""
+    machines = [Machine("d0", 0), Machine("x1", 0), *(Machine(f"r{s}.{n}", s) for s in (1, 2) for n in range(4))]
+    world = counting_world(Settings("back", 1, 2, 4, 400, voters=3, snapshot_every=1), machines, seed)
+    Invariants(world)
+
+    def strike(world: World, node: Node) -> None:
+        world.freeze("d0", 60.0)
+        for peer in ("r1.0", "r1.1", "r1.2"):
+            world.clock.after(50.0, lambda peer=peer: world.crash(peer))  # type: ignore[misc]
+        for peer in ("r1.1", "r1.2"):
+            world.clock.after(52.0, lambda peer=peer: come_back(world, peer))  # type: ignore[misc]
+        world.clock.after(60.5, removed)
+
+    def removed() -> None:
+        if world.nodes["d0"].stopped is None:
+            world.clock.after(0.5, removed)
+            return
+        assert "d0/0" not in world.leading().peer.voter.raft.log.voters
+        founder_comes_back(world)
+        world.clock.after(8.0, all_are_in)
+
+    seen = []
+
+    def all_are_in() -> None:
+        members = world.leading().peer.ctx.run.membership.members
+        seen.append({"d0", "r1.1", "r1.2"} - members.keys())
+
+    struck = Fault(world, ("d0",), leads_three(3), strike)
+    world.run(until_s=300)
+    assert struck.delivered and seen == [set()]
+    assert world.history().t == 400
+
+
 def test_a_founder_that_nobody_can_dial_leads_again() -> None:
     """It comes back behind another router, and dials out only."""
     machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]

@@ -24,7 +24,8 @@ from anabranch.protocol.peer.shared_state import SharedParts, Step
 #: First and longest wait (s) before an unanswered request is repeated, and number of requests: about a
 #: quarter of an hour, in which a run that lost its leader elects another.
 ASK_AGAIN = (2.0, 30.0, 30)
-#: Time (s) between dialling two of the run's known addresses: enough for a dial and a question.
+#: Time (s) that a dial and a question at one of the run's known addresses take at most before the next one is
+#: tried, and between two turns through all of them.
 KNOCK_S = 2.0
 #: Time (s) between reports of a joiner that has loaded its state and waits for the record that lets it serve.
 REPORT_S = 2.0
@@ -113,7 +114,9 @@ class JoinProcess(Timer):
         if self._entry.done or ctx.log.leads or leader == ctx.log.leader:
             return  # the request is repeated later
         if leader in ("", ctx.me):  # it knows no leader, but another address may
-            self._refused_by, self._knock_at = ctx.log.leader, ctx.clock.now + KNOCK_S
+            self._refused_by, self._knock_at = ctx.log.leader, self._next_knock()
+            if self.doors:
+                self._entry.repeat_at = math.inf  # a question that is repeated would put off the knock
             return
         self.doors.setdefault(leader, message.address)
         ctx.log.follow_leader(leader)
@@ -121,6 +124,11 @@ class JoinProcess(Timer):
             self.leader_up()
         elif message.address:
             ctx.outbox.emit(Dial(leader, message.address))
+
+    def _next_knock(self) -> float:
+        """Time (s) at which the next address is tried: now, or after a wait once all were."""
+        all_tried = self._knocks % max(1, len(self.doors.keys() - {self._ctx.me})) == 0
+        return self._ctx.clock.now + (KNOCK_S if all_tried else 0.0)
 
     def _knock(self) -> None:
         """Ask the peer at the next known address who leads the run; it is dialled if need be."""
@@ -343,4 +351,4 @@ class JoinProcess(Timer):
             return
         self._ctx.outbox.note("waiting", reason=f"the link to the leader is down: {lost.reason}")
         if not self._entry.done and self.doors:
-            self._knock_at = min(self._knock_at, self._ctx.clock.now + KNOCK_S)
+            self._knock_at = min(self._knock_at, self._next_knock())
