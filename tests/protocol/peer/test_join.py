@@ -31,7 +31,7 @@ def test_a_door_that_knows_of_nobody_is_left_for_the_next_and_never_for_my_own()
         now = number * (KNOCK_S + 0.5)
         door = peer.ctx.log.leader
         peer.handle(ev.LinkUp(door, 1), now - 0.4)
-        peer.handle(ev.Received(door, Elsewhere("", "")), now - KNOCK_S)
+        found += dialled(peer.handle(ev.Received(door, Elsewhere("", "")), now - KNOCK_S))
         found += dialled(peer.handle(ev.Wake(), now))
     assert "c" in found and "b" not in found
 
