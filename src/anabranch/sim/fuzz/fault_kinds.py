@@ -77,7 +77,8 @@ class FaultProfile:
     undefended: True if one of the guests does a deed against which there is no full defence
     (`guest_deeds.OPEN`). islands: True if its seeds take rounds. delayed: True if all of its seeds have two
     iterations in flight, instead of some. carriers: True if all of its seeds have relays that nobody can
-    dial, access lines and faults of carriers, instead of some."""
+    dial, access lines and faults of carriers, instead of some. tickets: True if whoever joins or starts again
+    knows the addresses of the data nodes alone."""
 
     name: str
     kinds: tuple[str, ...]
@@ -88,6 +89,7 @@ class FaultProfile:
     islands: bool = False
     delayed: bool = False
     carriers: bool = False
+    tickets: bool = False
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -115,8 +117,10 @@ DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
 #: Profile of runs over carriers with shared lines, in which only carriers fail; no turn comes to it, since
 #: others have some such seeds.
 CARRIERS = FaultProfile("carriers", (), (0, 0), carriers=True)
+#: Profile of runs that processes find by the addresses of their ticket; in others they are led to the leader.
+TICKETS = FaultProfile("tickets", tuple(KINDS), (2, 6), churn=0.2, tickets=True)
 #: Profiles that are run by name only.
-BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED, CARRIERS)}
+BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED, CARRIERS, TICKETS)}
 
 
 def profile_named(name: str) -> FaultProfile:

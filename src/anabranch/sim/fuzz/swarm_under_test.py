@@ -62,8 +62,12 @@ class SwarmUnderTest:
         member: Member = structs.replace(
             like, id=name, name=name, address=f"{name}:1", incarnation=1, capacity=capacity, stage=stage
         )
-        self.world.add(member, self.world.leading().id, self.world.clock.now)
+        self.world.add(member, self._door(), self.world.clock.now)
         return name
+
+    def _door(self) -> str:
+        """Peer that a new process dials first: the leader, or one that its ticket names."""
+        return self.rng.choice(self.world.ticket) if self.world.ticket else self.world.leading().id
 
     def add_auditors(self) -> None:
         """Let the auditors of the seed join at AUDITORS_AT_S, with the owner's ticket for it."""
@@ -83,4 +87,4 @@ class SwarmUnderTest:
             founder_comes_back(self.world)
             return
         member = self.world.nodes[node.id].next_life(without_disk)
-        self.world.add(member, self.world.leading().id, self.world.clock.now, node.slowness)
+        self.world.add(member, self._door(), self.world.clock.now, node.slowness)

@@ -45,6 +45,8 @@ def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
         made = partial(CarrierWorld, drawn.line_bps) if drawn.line_bps else World
         world = counting_world(drawn.settings, drawn.machines, drawn.seed, drawn.model, make_world=made)
         truth = IntegerWorld(drawn.settings)
+    if drawn.profile.tickets:
+        world.ticket = tuple(machine.id for machine in drawn.machines if not machine.stage)
     for one, other, factor in drawn.slow:
         world.slow[frozenset((one, other))] = factor
     return world, truth

@@ -105,6 +105,8 @@ class World(Environment):
         """Number of links made so far, by (carrier, pair)."""
         self.swallows: set[str] = set()
         """Carriers that drop the bytes of the links that they forward, although their own links are sound."""
+        self.ticket: tuple[str, ...] = ()
+        """Peers whose addresses a new process knows, as from its ticket; (): it knows everybody's."""
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
@@ -130,7 +132,8 @@ class World(Environment):
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
         kept = disk.kept(self.seed_of(member))
-        doors = {i: n.member.address for i, n in self.nodes.items() if n.member.address}
+        known = self.ticket or self.nodes
+        doors = {i: address for i in known if (address := self.nodes[i].member.address)}
         peer = Peer(
             member.id, member.incarnation, leader, self.settings, member.stage, kept,
             founder=member.id == self.genesis.leader, doors=doors, unheard=self.unheard,
