@@ -55,6 +55,11 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
     assert not run_seed(331, "islands").violation
 
 
+def test_a_founder_and_strangers_who_know_it_alone_do_not_ask_each_other_for_ever() -> None:
+    """No process knows more than its ticket, the addresses of the data nodes (I4)."""
+    assert not run_seed(56, "tickets").violation
+
+
 def test_rounds_of_several_stages_complete() -> None:
     """Every stage sent the slots of a round to their data node, not only the last one (I4)."""
     assert not run_seed(10100010, "islands").violation
