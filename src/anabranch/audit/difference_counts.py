@@ -46,7 +46,7 @@ class DifferenceCount:
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:
-        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit."""
+        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit, and count the result."""
         kind = _INTEGERS[ours.element_size()]
         a, b = (tensor.detach().cpu().contiguous().view(kind).reshape(-1) for tensor in (ours, theirs))
         different = torch.bitwise_xor(a, b)
@@ -64,7 +64,8 @@ class DifferenceCount:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite for NaN."""
+    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if they are equal, infinite if only `theirs`
+    is zero or a value is not finite."""
     a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
     apart, length = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
     if apart == 0.0:

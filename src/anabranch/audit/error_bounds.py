@@ -64,11 +64,9 @@ def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
 
 
 def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tensor]:
-    """Losses, norms and evaluations in the log, as vectors under the labels that `RecordedValues.vectors`
-    uses.
-
-    means: True for the mean loss of each step (as in `independent_vectors`), False for each microbatch's sum.
-    """
+    """Losses and norms of the steps in the log that were not skipped, and evaluations, as fp64 vectors with
+    the labels of `RecordedValues.vectors`. means: True for the mean loss of each step ("mean losses", as in
+    `independent_vectors`) in place of each microbatch's sum ("losses")."""
     steps = [commit for commit in history.commits if commit.verdict == "step"]
     mean_losses = {"mean losses": [math.fsum(commit.loss_sums) / commit.tokens for commit in steps]}
     loss_sums = {"losses": [loss for commit in steps for loss in _counted_losses(commit)]}
@@ -125,8 +123,9 @@ def permutations(
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
     """Results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`); up to
-    `jobs` run at the same time. `advance` is called with the number of iterations that were replayed since
-    its last call. Each replay runs in one process, as shared float sums depend on their number."""
+    `jobs` run at the same time; at most `PERMUTATIONS`. `advance` is called with the number of iterations
+    replayed since its last call. Each replay runs in one process, as shared float sums depend on their
+    number. Raises UserError if a worker process ends early."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
@@ -152,7 +151,7 @@ def measured_bounds(
     """(bound of every label in `found`, number of permutations used). A bound is `SLACK` times the largest
     distance of a permutation's result from `ours`, and at least one rounding of every value. dtype: of the
     computation. found: label -> distance of the run. ours: result in the usual order. permutations: results
-    in other orders, drawn until each distance is within its bound."""
+    in other orders, drawn until each distance is within its bound or they end."""
     least = FP64_ROUNDING if dtype == "fp64" else FP32_ROUNDING
     largest = dict.fromkeys(found, least / SLACK)
     used = 0

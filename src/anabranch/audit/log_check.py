@@ -54,7 +54,8 @@ class LoggedRun:
 
 def read_log(path: Path) -> LoggedRun:
     """Read and check a log; contradictions in its contents become its `problems`. Raises UserError for an
-    empty log, a first record that is no genesis, and a line that is unreadable or breaks the chain."""
+    unreadable or empty file, a first record that is no genesis, and a line that is damaged or breaks the
+    chain."""
     lines, torn_bytes = log_lines(path)
     checker = _LogChecker()
     position = Position()

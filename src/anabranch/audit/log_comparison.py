@@ -222,7 +222,8 @@ class Comparison:
 
     def _stage(self, t: int, stage: int, layout: Layout, dtype: torch.dtype) -> StageState | None:
         """Read a stage's state from the checkpoint of step t; None if it is missing. A missing stage and
-        wrong hashes are added to the problems. Raises UserError if the file cannot be read."""
+        wrong hashes are added to the problems. Raises UserError if the file is outside the checkpoint's
+        folder, cannot be read, or is no snapshot of the stage."""
         directory, where = self.inputs.directory, f"checkpoint of step {t}, stage {stage}"
         entry = directory.manifest(t).stages.get(stage)
         if entry is None:
@@ -256,7 +257,8 @@ def _norm(commit: Commit) -> float:
 
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
-    """(steps of checkpoints on the log's current branch, problems of others, notes on rolled back ones)."""
+    """(ascending steps of the checkpoints on the log's current branch, sentences on those that belong to
+    another run or to no record of the log, sentences on those of steps that were rolled back)."""
     usable, problems, notes = [], [], []
     for t in inputs.directory.checkpoints():
         manifest = inputs.directory.manifest(t)

@@ -44,7 +44,8 @@ class Distance:
 
     @property
     def strain(self) -> float:
-        """Distance as a multiple of its bound, or the distance itself if there is none."""
+        """Distance as a multiple of its bound (infinite if that is 0), or the distance itself if it is 0 or
+        has no bound."""
         if self.bound is None or self.distance == 0.0:
             return self.distance
         return self.distance / self.bound if self.bound else float("inf")
@@ -64,7 +65,8 @@ class Distance:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of `verify`. `promise` is a key of PROMISES."""
+    """Findings of `verify`. `steps`: iterations taken again, skipped ones included. `microbatches`: of each
+    step. `rolled_back`: commits made void by the `rollbacks`. `promise`: key of PROMISES."""
 
     run_id: str
     steps: int

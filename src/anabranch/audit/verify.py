@@ -41,9 +41,9 @@ def verify(
 ) -> Report:
     """Recompute every step of a run, and compare the results with its log and checkpoints.
 
-    `jobs` processes share the work; the result does not depend on their number. rounds: first and last
-    iteration of the log to recompute, from the last checkpoint before them; None: all. Raises UserError for
-    anything missing or unreadable.
+    Up to `jobs` processes share the work; the result does not depend on their number. rounds: first and last
+    iteration of the log to recompute, from the last usable checkpoint before them; None: all. Raises
+    UserError for anything missing or unreadable, and for `rounds` that cannot be judged alone.
     """
     inputs, log = _opened(run_dir)
     history, run = log.history, inputs.run

@@ -83,7 +83,8 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
-        """Create a run directory. Raises UserError if `path` is in use."""
+        """Create a run directory. Raises UserError if something but an empty folder is at `path`, or it
+        cannot be written."""
         directory = cls(path)
         if directory.path.exists() and (not directory.path.is_dir() or any(directory.path.iterdir())):
             raise UserError(
@@ -98,7 +99,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError for another folder or version, or a link or special file."""
+        """Open a run directory. Raises UserError if it is none or of another version, or for a link to a file
+        or a special file in it."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():

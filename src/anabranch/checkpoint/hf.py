@@ -322,7 +322,8 @@ def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
 
 
 def dropout_of(folder: Path) -> dict[str, float]:
-    """Dropout probabilities above 0 in a folder's config.json, by key. A run trains without dropout."""
+    """Dropout probabilities above 0 in a folder's config.json, by key; those that the key's absence means
+    included. A run trains without dropout. Raises ConfigError if the file cannot be read."""
     config = _read_json(folder / "config.json")
     if config.get("model_type") == "gpt2":
         found = {key: config.get(key, GPT2_DROPOUT) for key in DROPOUT["gpt"]}

@@ -77,7 +77,8 @@ def write_proof(run_dir: Path, run_id: str, finding: Mapping[str, Any]) -> Path 
 
 
 def read_proof(path: Path) -> ProofFile:
-    """Contents of a proof file. Raises UserError naming the file if it is missing, too large or none."""
+    """Contents of a proof file. Raises UserError naming the file if it is missing, larger than SIZE_MAX, or
+    no proof of this version."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; proofs are in the folder {FOLDER} of the run directory")
     if path.stat().st_size > SIZE_MAX:

@@ -47,7 +47,8 @@ Ids = npt.NDArray[np.int64]
 
 
 class Permutation:
-    """Permutation of range(size) that a key determines; computed, not stored."""
+    """Permutation of range(size) that a key determines; computed, not stored. A call maps a position to its
+    value, and raises IndexError beyond `size`."""
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
@@ -199,7 +200,8 @@ class Batches:
         self._all_count = all(source.windows.all_count for source in self._sources)
 
     def microbatch(self, t: int, index: int) -> tuple[Ids, Ids]:
-        """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence)."""
+        """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence). Raises
+        IndexError if there is none."""
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
@@ -223,7 +225,8 @@ class Batches:
 
     def window_numbers(self, t: int, index: int) -> list[int]:
         """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
-        epoch's permutation. The windows of a mixture are numbered one source after the other."""
+        epoch's permutation. The windows of a mixture are numbered one source after the other. Raises
+        IndexError if there is no such microbatch."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows
@@ -239,7 +242,8 @@ class Batches:
         return source.first + self._window(source.name, source.windows.count, sample)
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
-        """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation."""
+        """Token ids (inputs, targets) of held-out microbatch `window` (0, 1, ...: any, as the held-out part
+        repeats), the same in every evaluation. Raises IndexError for a negative one."""
         if window < 0:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)

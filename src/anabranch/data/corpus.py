@@ -132,7 +132,8 @@ def materialise(
     """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
     see `Progress`. tell: gets sentences about files that were left out or are not UTF-8. cache: of tokenized
     corpora; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer than 20
-    documents or too little text for the vocabulary, or if the directory holds a corpus of other settings."""
+    documents or too little text for the vocabulary, or if the directory holds a damaged corpus or one of
+    other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -181,7 +182,8 @@ def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: 
 
 
 def _tokenized(section: DataSection, directory: Path, documents: Documents, report: Progress) -> Corpus:
-    """Corpus of the documents, written into `directory`. Raises ConfigError if there is too little text."""
+    """Corpus of the documents, written into `directory`. Raises ConfigError if there is too little text, or
+    text or tokenizer cannot be read."""
     with _unfinished(directory / TOKENIZER) as path:
         write_tokenizer(section, _training_texts(documents, report), path)
     tokenizer = TextTokenizer(directory / TOKENIZER)
@@ -249,7 +251,8 @@ def _write_manifest(directory: Path, manifest: _Manifest) -> None:
 
 def _check_possible(section: DataSection, documents: Documents) -> None:
     """Raise ConfigError, before anything is read, if there is no text, or if a BPE of it cannot have
-    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more."""
+    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more. A stream is
+    not checked."""
     if not documents.files:  # a stream, which counts records
         return
     if not documents.size_bytes:
@@ -370,7 +373,6 @@ class _PartWriter:
         self._group = []
         self._characters = 0
 
-
     def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
         """Token ids of a document with the separator behind it, and for each id True if it counts as a target
         of the loss. encoded: iterator of the ids of each piece of this document and the following ones; the
@@ -387,7 +389,8 @@ class _PartWriter:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Context manager: temporary file, renamed to `path` on success and deleted after an error."""
+    """Context manager: name of a temporary file that the block writes; it is flushed to the disk and renamed
+    to `path` on success, and deleted after an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield temporary

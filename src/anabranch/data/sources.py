@@ -91,15 +91,15 @@ class Documents:
             name, bad = max(self.replaced.items(), key=lambda item: item[1])
             found.append(
                 f"warning: {len(self.replaced)} file(s) are not UTF-8 and {sum(self.replaced.values()):,} "
-                f"places "
-                f"became U+FFFD, most in {name} ({bad:,}); convert them first, e.g. from Latin-1: "
+                f"places became U+FFFD, most in {name} ({bad:,}); convert them first, e.g. from Latin-1: "
                 "iconv -f latin1 -t utf-8"
             )
         return found
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError."""
+    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError if there is
+    no source, or nothing to read in it; unreadable contents raise it during the iteration."""
     if not section.mixture:
         return _some(section)
     parts = [_some(_component(section, each)) for each in section.mixture]
@@ -338,7 +338,8 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
     """Document of one record: its text field, or its conversation in pieces if the format is "chat".
 
-    name: file and record, for messages. position: as in `Document`. Raises ConfigError without a text.
+    name: file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is
+    missing or no text (null is no error, but an empty text), or there is no conversation.
     """
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)

@@ -27,8 +27,6 @@ SEPARATOR = "<|endoftext|>"
 KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 #: First characters of the corpus on which a BPE is trained: more cost memory and change little.
 TRAINING_CHARACTERS = 1 << 26
-
-
 #: Largest vocabulary accepted, sixty times the largest published. Ids of a forged file could take 32 GiB.
 VOCABULARY_MAX = 1 << 24
 
