@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of every policy's messages; one message is one datagram. confirms: True for a periodic message
-    that only repeats the agreed state, which is not counted as activity (`Agent.quiet`). """
+    that only repeats the agreed state, which is not counted as activity (`Agent.quiet`)."""
 
     confirms: ClassVar[bool] = False
 
@@ -163,7 +163,7 @@ class Agent(Protocol):
         """Units that begin at this node and are confirmed along their whole path; none at a relay. At every
         moment the path is complete: from node to node, the unit's entry in that node's `held` names the next
         one, up to a data node that holds the unit (with return "own" the one where it began), unless a node
-        or link on the path has just died. """
+        or link on the path has just died."""
         ...
 
     def held(self) -> Sequence[Held]:

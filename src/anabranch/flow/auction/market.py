@@ -50,7 +50,7 @@ class Ranking:
         self._two: tuple[OutLink | None, float, float] | None = None
 
     def put(self, link: OutLink) -> None:
-        """Insert a link, or sort it anew after a change of its cost or price."""
+        """Set the link's `level` from its cost and price, and sort it in; out, if the level is infinite."""
         level = link.level = link.cost + link.price
         self.remove(link)
         if level < math.inf:
@@ -187,7 +187,8 @@ class Market:
             self.ranking.put(link)
 
     def resize(self, capacity: int) -> None:
-        """Set the capacity; hand back units beyond it, and withdraw as many from next hops at once."""
+        """Set the capacity; once bidding has begun, hand back units beyond it, those with the lowest bids,
+        and withdraw as many from next hops at once."""
         self.capacity = capacity
         self.moved = True
         if self.ready and self._arrived > capacity:
@@ -209,7 +210,8 @@ class Market:
     # -- bidding: prices rise ----------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty."""
+        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty;
+        nothing before the start."""
         if not self.ready:
             return
         if not self._is_data:
@@ -349,7 +351,8 @@ class Market:
     # -- telling prices ----------------------------------------------------------------------------------
 
     def tell_fall(self) -> None:
-        """Mark the links to previous hops that know a higher price as dirty; rises are not sent."""
+        """Mark the links to previous hops that know a price higher by over `MIN_FALL` epsilons as dirty;
+        rises are not sent."""
         if self.price >= self._compared:
             return
         self._compared = self.price
@@ -361,7 +364,7 @@ class Market:
     # -- single moves ------------------------------------------------------------------------------------
 
     def _lowest_bidder(self) -> InLink:
-        """In-link with the lowest bid of those that have units at this node."""
+        """In-link with the lowest bid of those that have units at this node, which there must be."""
         least = self._lowest_sender
         if least is None:
             for link in self.senders:

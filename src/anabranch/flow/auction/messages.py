@@ -23,7 +23,8 @@ class Search(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Answer to a `Search`. open: the sender knows a free path; False: all paths from it are full."""
+    """Answer to a `Search`. open: the sender knows a free path; False: all paths from it are full, or it
+    still searches for a node that asked before."""
 
     source: str
     number: int

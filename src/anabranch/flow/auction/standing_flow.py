@@ -174,7 +174,7 @@ class StandingFlow:
         self._recheck = True
 
     def shrink(self) -> None:
-        """Drop the units beyond the demand at once; at a source."""
+        """At a source: drop the newest units beyond the demand at once."""
         self._recheck = True
         while len(self._places) > self._market.demand:
             self._drop(next(reversed(self._places)))
@@ -287,7 +287,8 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Choose another next hop for a reserved unit. Without one it waits, or ends if it had one."""
+        """Choose another next hop for a reserved unit. If no other has room, a unit with a next hop is given
+        up (at a relay: marked as stale), and one without waits."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now
@@ -324,7 +325,7 @@ class StandingFlow:
     # -- single steps ------------------------------------------------------------------------------------
 
     def _free_link(self, besides: OutLink | None = None) -> OutLink | None:
-        """Next hop, other than `besides`, that has more working than standing units of this node."""
+        """Next hop, other than `besides`, that has more working than standing units of this node, or None."""
         for link in self._market.users:
             if link is not besides and link.units > len(self._units_on.get(link, ())):
                 return link

@@ -35,7 +35,7 @@ def _places(replicas: tuple[tuple[str, float, int], ...], batch: int) -> Mapping
 
 
 def _time_s(replicas: tuple[tuple[str, float, int], ...], batch: int) -> float:
-    """Least seconds in which a stage can compute `batch` microbatches."""
+    """Least seconds in which a stage can compute `batch` microbatches, or as many as it can hold."""
     first = [(pass_s, peer, 1, pass_s, capacity) for peer, pass_s, capacity in replicas if capacity > 0]
     heapq.heapify(first)
     time_s = 0.0

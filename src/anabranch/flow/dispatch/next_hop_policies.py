@@ -59,8 +59,9 @@ class Policy:
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
-        """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
-        waited_s: seconds since it was ready to be sent. The caller sends at once if `hold_s` is 0."""
+        """Peer for microbatch `index`, to which the caller sends at once if `hold_s` is 0 (the peer has a
+        free slot then); None if no peer that the policy would take has one. candidates: sorted by id.
+        waited_s: seconds since the microbatch was ready to be sent."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:

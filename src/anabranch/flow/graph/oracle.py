@@ -47,8 +47,9 @@ class Solution:
 
 
 def solve(instance: Instance) -> Solution:
-    """Greatest flow of least cost of an instance; only an upper bound of the flow for a large instance with
-    several data nodes whose paths must end where they began (return "own")."""
+    """Greatest flow of least cost of an instance; only an upper bound of the flow for an instance of over
+    INTEGER_LIMIT variables with several data nodes whose paths must end where they began (return "own").
+    Raises OracleError if the solver fails."""
     program = FlowProgram(instance)
     if not program.several:
         amounts = program.best()
@@ -59,7 +60,8 @@ def solve(instance: Instance) -> Solution:
 
 
 def optimal(instance: Instance) -> Flow:
-    """Flow of the policy `optimal`. Raises UserError if the instance is too large for an exact solution."""
+    """Flow of the policy `optimal`. Raises UserError if the instance is too large for an exact solution,
+    OracleError if the solver fails."""
     flow = solve(instance).paths
     if flow is None:
         raise UserError("optimal: too large for an exact answer with several data nodes and return own")

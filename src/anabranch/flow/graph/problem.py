@@ -130,7 +130,8 @@ def link_cost(
 
 
 def paths_from_link_flows(instance: Instance, amounts: dict[tuple[str, str], int]) -> list[Path]:
-    """Split a flow into paths. amounts: microbatches on each link, conserved at every relay."""
+    """Split a flow of one commodity into paths. amounts: microbatches on each link, conserved at every
+    relay."""
     left = {hop: amount for hop, amount in amounts.items() if amount > 0}
     onward: dict[str, list[str]] = {}
     for start, end in sorted(left):

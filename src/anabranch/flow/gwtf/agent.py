@@ -118,8 +118,9 @@ class GwtfAgent:
         return []
 
     def _remove_peer(self, peer: str, side: Side) -> list[Send]:
-        """Remove a lost neighbour, its offer, the request to it, and the paths reserved through it. Returns
-        messages for other neighbours that free their parts of these paths. Annealing begins anew."""
+        """Remove a lost neighbour, its offer, the request to it, and the units and paths through it. Returns
+        messages for other neighbours that free their parts of these paths. Unless it is of this node's stage,
+        annealing begins anew."""
         negotiation, units = self._negotiation, self._units
         pending = negotiation.pending
         if pending is not None and (pending.peer, pending.side) == (peer, side):

@@ -27,8 +27,9 @@ def cancel(units: Units, out: Unit) -> Send:
 
 
 def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[Send]:
-    """Give up units beyond capacity or demand: first inflows and outflows that are not joined to one another
-    (without a partner), then the most expensive units."""
+    """Give up outflows beyond capacity or demand, with their inflows: first those without a partner, then the
+    most expensive. A data node also gives up the newest inflows beyond its demand. Ends the back-off. Returns
+    the messages that tell neighbours and sources."""
     units.restart()
     sends: list[Send] = []
     dearest = sorted(units.outs.values(), key=lambda out: (out.partner is not None, -units.cost_to_sink(out)))

@@ -91,7 +91,8 @@ class Units:
 
     def onward(self, link: UnitId, peer: str | None) -> tuple[str | None, UnitId] | None:
         """Next hop and outflow (unit to the next stage) to which the inflow `link` (unit from the previous
-        stage, from `peer`) is joined; None if it is not joined (`reservations.Onward`)."""
+        stage, from `peer`) is joined; at a data node (None, `link`). None if it is not joined or there is no
+        such inflow (`reservations.Onward`)."""
         unit = self.ins.get(link)
         if unit is None or unit.peer != peer:
             return None
@@ -103,7 +104,7 @@ class Units:
 
     def offerable(self) -> dict[str, float]:
         """Units to offer to the previous stage: sink -> least cost over the outflows to that sink that are
-        joined to no inflow; a data node offers itself at cost 0."""
+        joined to no inflow; a data node with fewer inflows than its demand offers itself at cost 0."""
         if self._setup.is_data:
             return {self._setup.id: 0.0} if len(self.ins) < self.demand else {}
         offers: dict[str, float] = {}
@@ -179,7 +180,8 @@ class Units:
         return self.round - at > 2 * CONFIRM_ROUNDS
 
     def price(self) -> float:
-        """Least cost from this node to a sink, over its outflows and the neighbours' offers."""
+        """Least cost from this node to a sink, over its outflows and the neighbours' offers; else
+        infinite."""
         costs = [self.cost_to_sink(unit) for unit in self.outs.values()]
         costs += [self.next[peer] + cost for peer, (_, of) in self.offers.items() for cost in of.values()]
         return min(costs, default=math.inf)
