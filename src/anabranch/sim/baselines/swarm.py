@@ -296,8 +296,9 @@ class Swarm(Pipelines):
             self._broken(microbatch, sender, to)
 
     def _broken(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient at `sender` to another replica in place of the lost peer `gone`; in SWARM's
-        variant without `any_replica` the microbatch restarts at its data node instead."""
+        """Send the gradient at `sender`, and the input again, to another replica in place of the lost peer
+        `gone`; if none can be called, after a second. In SWARM's variant without `any_replica` the microbatch
+        restarts at its data node instead."""
         if not self.variant.any_replica:
             self._start_again(microbatch)
             return

@@ -301,5 +301,3 @@ class Invariants:
             if tuple(logged) != losses:
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
         self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots, plan))
-
-

@@ -360,7 +360,8 @@ class KnownDevices(dict[str, Device]):
 
 
 def known_devices(more: str) -> Mapping[str, Device]:
-    """Devices of the package and, if `more` is not empty, of that file."""
+    """Devices of the package and, if `more` is not empty, of that file. Raises UserError as
+    `read_devices`."""
     return KnownDevices({**shipped_devices(), **(read_devices(Path(more)) if more else {})})
 
 

@@ -370,7 +370,8 @@ def fleet_of(
 ) -> Fleet:
     """Fleet of a scenario for a seed. Relays without a given stage are assigned in turn. The seed draws
     regions (as evenly as possible), devices, speeds and capacities that the scenario does not give. assigned:
-    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region."""
+    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region, and for a churn
+    trace that is unreadable or names other machines than these relays."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     assigned = assigned or {}
     named = staged(scenario.machines, stages)
@@ -465,5 +466,3 @@ def misfit(scenario: Scenario) -> str:
             what = f"a stage of {model.size} does not fit into a {one.device}"
             return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.relay_stages}"
     return ""
-
-

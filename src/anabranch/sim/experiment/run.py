@@ -51,8 +51,8 @@ def simulate(
     committed: Callable[[int], None] = lambda t: None,
 ) -> Outcome:
     """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
-    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called after
-    each iteration of a policy."""
+    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called with the
+    number of each iteration after it, under a policy but no baseline."""
     if policy in BASELINES:
         if scenario.network.hidden:
             key = f"network.hidden = {scenario.network.hidden:g}"

@@ -125,7 +125,7 @@ def profile_named(name: str) -> FaultProfile:
 
 
 def kind_named(name: str) -> FaultKind:
-    """Kind of fault with this name."""
+    """Kind of fault with this name. Raises KeyError if there is none."""
     return KINDS.get(name) or CARRIER_KINDS[name]
 
 

@@ -326,7 +326,7 @@ def _carries(guest: Guest) -> bool:
 
 
 def _break_circuits(guest: Guest) -> None:
-    """Deed: as a carrier, flip, repeat or drop bytes of a circuit. Its ends (TLS) see a broken link."""
+    """Deed: as a carrier, flip, repeat or drop bytes of its circuits, whose ends (TLS) see broken links."""
     if _carries(guest):
         guest.told.add(("broke", round(guest.world.clock.now, 3)))
         guest.world.end_circuits(guest.name)

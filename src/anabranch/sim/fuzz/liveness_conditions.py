@@ -10,7 +10,8 @@ from anabranch.sim.kernel.swarm_world import World
 
 
 def unmet(world: World, t: int) -> list[str]:
-    """Conditions of I4 (progress) that do not hold now, in words. t: last committed iteration."""
+    """Conditions of I4 (progress) that do not hold now, in words; none are named while there is no leader and
+    one can be elected. t: last committed iteration."""
     missing = []
     leader = world.leading()
     if not any(_electable(world, node) for node in world.nodes.values()):

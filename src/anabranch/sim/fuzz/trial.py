@@ -192,7 +192,8 @@ class SeedTrial:
         return Role.RELAY if node.stage else Role.DATA
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
-        """Inject a fault into this peer now; False if impossible. aimed: planned phase ("": none)."""
+        """Inject a fault into this peer now and record it; False if impossible. aimed: planned phase ("":
+        none)."""
         phase = phase_for(node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
@@ -281,8 +282,9 @@ class _PendingFault:
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
         """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
-        its delay the fault is injected (`_inject`). Returns True if the fault was dropped, because it found
-        no victim in time; else False. For the phase DOWNLOAD a machine joins first."""
+        its delay the fault is injected (`_inject`). Before, an election is caused if the fault needs one, and
+        for the phase DOWNLOAD a machine joins. Returns True if the fault was dropped, because it found no
+        victim in time; else False."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps

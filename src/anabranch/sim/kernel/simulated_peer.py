@@ -293,7 +293,8 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process and close its links. reason: for the story. ok: True without an error."""
+        """Exit the process, leave its stage's state on its disk if the world keeps states, and close its
+        links and circuits. reason: for the story. ok: True without an error."""
         self.stopped = (reason, ok)
         if self.world.keeps_states and self.computer is not None and self.peer.replica.t >= 0:
             t, stage = self.peer.replica.t, self.peer.ctx.run.stage

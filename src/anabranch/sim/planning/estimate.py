@@ -137,7 +137,8 @@ class Estimates:
         return self.of(assignment).iteration_s if fits else math.inf
 
     def of(self, assignment: Mapping[str, int]) -> Estimated:
-        """Estimate for an assignment (relay -> stage); not raised to the lower bound, as `estimate` does."""
+        """Estimate for an assignment (relay -> stage) that leaves no stage empty; not raised to the lower
+        bound, as `estimate` does."""
         names: list[list[str]] = [[] for _ in range(self.stages)]
         for name, stage in assignment.items():
             names[stage - 1].append(self._like[name])

@@ -36,9 +36,10 @@ WORTH = 0.05
 def weighed(
     plan: Plan, regions: Regions, iterations: int, progress: Progress = lambda activity, done, total: None
 ) -> list[Plan]:
-    """Variants of the plan on the same machines: one with each of the codecs in CANDIDATES; the best of them
-    with two iterations in flight, and in a subspace. Simulated for `iterations`, or only estimated if that is
-    0: then without the delay, which the estimate does not know."""
+    """Variants of the plan on the same machines: one with each of the codecs in CANDIDATES, in this order;
+    the best of them with two iterations in flight, if memory suffices, and in a subspace, if it has none.
+    Simulated for `iterations` (some may fail), or only estimated if that is 0: then without the delay, which
+    the estimate does not know."""
     found = [
         _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress) for wire in CANDIDATES
     ]

@@ -296,7 +296,7 @@ class IntegerWorker:
 
 
 def hashed(task: Task, inputs: tuple[Payload, ...], result: Result) -> Result:
-    """Result with the hashes of inputs and outputs, if the task asks for them."""
+    """Result with the hashes of inputs and outputs, if the task asks for them and has not failed."""
     if not task.hashed or result.error:
         return result
     return msgspec.structs.replace(result, hashes=tuple(map(payload_hash, (*inputs, *result.outputs))))
