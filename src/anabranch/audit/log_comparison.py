@@ -74,12 +74,10 @@ def as_vectors(t: int, series: Mapping[str, Sequence[float]]) -> dict[Label, Ten
 
 @dataclass
 class Comparison:
-    """Observer of a replay that counts its differences from log and checkpoints.
-
-    `exact`: True if replay and log must agree in every bit. Otherwise only what the log derives from itself
-    is counted (batches, schedule, checkpoints against the log), and `distances` are judged by the caller.
-    `same_class`: True if all owners are of this machine's numerics class.
-    """
+    """Observer of a replay that counts its differences from log and checkpoints. `exact`: True if replay and
+    log must agree in every bit. Otherwise only what the log derives from itself is counted (batches,
+    schedule, checkpoints against the log), and `distances` are judged by the caller. `same_class`: True if
+    all owners are of this machine's numerics class."""
 
     inputs: Inputs
     log: LoggedRun

@@ -27,10 +27,8 @@ _NAMES = {"moments": "optimizer state"}
 @dataclass(frozen=True)
 class Distance:
     """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it.
-
     `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance that
-    rounding in the run's precision causes in the implementation that the run is compared with.
-    """
+    rounding in the run's precision causes in the implementation that the run is compared with."""
 
     t: int
     of: str

@@ -39,12 +39,10 @@ from anabranch.train.stage.state import SnapshotError
 def verify(
     run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
 ) -> Report:
-    """Recompute every step of a run, and compare the results with its log and checkpoints.
-
-    Up to `jobs` processes share the work; the result does not depend on their number. rounds: first and last
-    iteration of the log to recompute, from the last usable checkpoint before them; None: all. Raises
-    UserError for anything missing or unreadable, and for `rounds` that cannot be judged alone.
-    """
+    """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
+    processes share the work; the result does not depend on their number. rounds: first and last iteration of
+    the log to recompute, from the last usable checkpoint before them; None: all. Raises UserError for
+    anything missing or unreadable, and for `rounds` that cannot be judged alone."""
     inputs, log = _opened(run_dir)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]

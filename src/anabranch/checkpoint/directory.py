@@ -51,10 +51,8 @@ class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Manifest of a checkpoint.
-
-    `base`: hash of the log record (`Genesis`, `Commit` or `Rollback`) that led to the state.
-    """
+    """Manifest of a checkpoint. `base`: hash of the log record (`Genesis`, `Commit` or `Rollback`) that led
+    to the state."""
 
     version: int
     run_id: str
@@ -120,12 +118,10 @@ class RunDirectory:
         return directory
 
     def _check_files(self) -> None:
-        """Raise UserError if an entry is a link to a file, or neither a file nor a folder.
-
-        A directory may come from somebody else. Reading a FIFO in it would never end, and a symbolic link
-        would let it name any file of this machine to be read, appended to or replaced. A folder that its
-        owner has moved to another disk may be a link.
-        """
+        """Raise UserError if an entry is a link to a file, or neither a file nor a folder. A directory may
+        come from somebody else. Reading a FIFO in it would never end, and a symbolic link would let it name
+        any file of this machine to be read, appended to or replaced. A folder that its owner has moved to
+        another disk may be a link."""
         waiting = [self.path]
         while waiting:
             folder = waiting.pop()
@@ -157,10 +153,8 @@ class RunDirectory:
             yield
 
     def peer(self, name: str) -> Path:
-        """Folder of a peer on this machine (its key and incarnation), created if missing.
-
-        It is readable by its owner only: it holds a private key.
-        """
+        """Folder of a peer on this machine (its key and incarnation), created if missing. It is readable by
+        its owner only: it holds a private key."""
         path = self.peers_path / name
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return path

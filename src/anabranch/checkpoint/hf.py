@@ -118,13 +118,11 @@ SHAPE_DEFAULTS: dict[str, dict[str, object]] = {
 
 
 def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json: Path, out: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
-
-    `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
-    written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist or
-    must be empty; it is written atomically. Raises UserError if it is in use or `CLASSES` lacks the
-    architecture, ConfigError for the tokenizer, ValueError for the tensors.
-    """
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load. `weights` are all tensors of the
+    model by name, in any floating dtype, which is kept. A subspace model is written as the dense model with
+    the same logits (`train.model.dense_equivalent`). `out` must not exist or must be empty; it is written
+    atomically. Raises UserError if it is in use or `CLASSES` lacks the architecture, ConfigError for the
+    tokenizer, ValueError for the tensors."""
     check_unused(out)
     if model.architecture not in CLASSES:
         raise UserError(f"{model.architecture} is no model of Hugging Face: it cannot be exported")
@@ -212,10 +210,8 @@ def _tokenizer_config(tokenizer: TextTokenizer, model: ModelConfig) -> dict[str,
 
 
 def import_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Shape and tensors (by the names used in `train/`, in the dtype of the file) of a saved model.
-
-    Raises ConfigError naming the file and key of anything missing, damaged or unsupported.
-    """
+    """Shape and tensors (by the names used in `train/`, in the dtype of the file) of a saved model. Raises
+    ConfigError naming the file and key of anything missing, damaged or unsupported."""
     config = _read_json(folder / "config.json")
     model = _model_config(folder / "config.json", config)
     prefix = "transformer." if model.architecture == "gpt" else "model."

@@ -29,10 +29,8 @@ NAME_CHARS = 16
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Finding of `auditor`: the work of `subject` at `stage` in `step` is another than its receipt says.
-
     base: hash of the log entry of the step's commit. what: the first thing that differs; found, claimed: its
-    hash as computed again and in the receipt. receipt: the signed receipt, base64.
-    """
+    hash as computed again and in the receipt. receipt: the signed receipt, base64."""
 
     version: int
     run_id: str

@@ -90,13 +90,11 @@ class Component(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """Opened corpus directory.
-
-    `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of uint16 or uint32;
-    `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for. Masks are uint8
-    (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,), the positions
-    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources, if several.
-    """
+    """Opened corpus directory. `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of
+    uint16 or uint32; `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for.
+    Masks are uint8 (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,),
+    the positions behind each document, or None if sequences are cut from the stream of all. `mixture`:
+    sources, if several."""
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
         self.directory = directory
@@ -290,10 +288,8 @@ def _check_enough_documents(documents: Documents, count: int) -> None:
 
 
 def open_corpus(directory: Path) -> Corpus:
-    """Open a corpus directory after checking every file against its hash.
-
-    Raises ConfigError if a file is missing or damaged, or the directory is of another version.
-    """
+    """Open a corpus directory after checking every file against its hash. Raises ConfigError if a file is
+    missing or damaged, or the directory is of another version."""
     manifest = _read_manifest(directory)
     for file in manifest.files:
         _check_file(directory / file.name, file)

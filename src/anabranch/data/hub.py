@@ -31,10 +31,8 @@ def split_name(name: str, key: str) -> tuple[str, str]:
 
 def model_folder(initial_weights: str) -> Path:
     """Folder of the model that `model.initial_weights` names: a path, or "hub:OWNER/NAME@REVISION", which is
-    taken from the cache of huggingface_hub, or downloaded into it.
-
-    Raises ConfigError for a name without revision, without the library, or if it cannot be fetched.
-    """
+    taken from the cache of huggingface_hub, or downloaded into it. Raises ConfigError for a name without
+    revision, without the library, or if it cannot be fetched."""
     if not initial_weights.startswith(PREFIX):
         return Path(initial_weights).expanduser()
     repository, revision = split_name(initial_weights.removeprefix(PREFIX), "model.initial_weights")

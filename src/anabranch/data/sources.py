@@ -45,11 +45,9 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class Document:
-    """Text of one document.
-
-    `name`: file and record; `position`: approximate bytes of the source up to its end; `pieces`: of a
-    conversation, whose text they are together; `component`: number of its source in a mixture.
-    """
+    """Text of one document. `name`: file and record; `position`: approximate bytes of the source up to its
+    end; `pieces`: of a conversation, whose text they are together; `component`: number of its source in a
+    mixture."""
 
     name: str
     text: str
@@ -60,12 +58,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a source; may be iterated over any number of times.
-
-    `size_bytes` is the total of which `Document.position` is the running part; `label` is the setting and the
-    path for messages. `files` are all that is read, `left_out` binary files of the folder; `replaced` counts
-    the U+FFFD that stand for undecodable bytes, by file, for the files iterated over so far.
-    """
+    """Documents of a source; may be iterated over any number of times. `size_bytes` is the total of which
+    `Document.position` is the running part; `label` is the setting and the path for messages. `files` are all
+    that is read, `left_out` binary files of the folder; `replaced` counts the U+FFFD that stand for
+    undecodable bytes, by file, for the files iterated over so far."""
 
     label: str
     size_bytes: int
@@ -336,11 +332,9 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 
 
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
-    """Document of one record: its text field, or its conversation in pieces if the format is "chat".
-
-    name: file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is
-    missing or no text (null is no error, but an empty text), or there is no conversation.
-    """
+    """Document of one record: its text field, or its conversation in pieces if the format is "chat". name:
+    file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is missing
+    or no text (null is no error, but an empty text), or there is no conversation."""
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)
         return Document(name, "".join(piece.text for piece in pieces), position, pieces)

@@ -44,13 +44,10 @@ def _panics_named(path: Path) -> Iterator[None]:
 
 
 class TextTokenizer:
-    """Loaded tokenizer.json.
-
-    `hash` is the BLAKE3 of the file's bytes, `vocab_size` one more than the largest id, `separator` the id
-    of the token that ends a document, `token_bytes` int64 (vocab_size,): UTF-8 bytes of text that each id
-    stands for (special tokens: 0). The lengths are exact for byte-level and byte-fallback tokenizers. Others
-    may normalise text: there they are the bytes of the token's spelling.
-    """
+    """Loaded tokenizer.json. `hash` is the BLAKE3 of the file's bytes, `vocab_size` one more than the largest
+    id, `separator` the id of the token that ends a document, `token_bytes` int64 (vocab_size,): UTF-8 bytes
+    of text that each id stands for (special tokens: 0). The lengths are exact for byte-level and
+    byte-fallback tokenizers. Others may normalise text: there they are the bytes of the token's spelling."""
 
     def __init__(self, path: Path) -> None:
         """Load the file `path`. Raises ConfigError, also for no separator or ids beyond `VOCABULARY_MAX`."""
@@ -123,10 +120,8 @@ class TextTokenizer:
 
 
 def write_tokenizer(section: DataSection, texts: Iterable[str], path: Path) -> None:
-    """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE.
-
-    Raises ConfigError for an unreadable tokenizer.json.
-    """
+    """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE. Raises
+    ConfigError for an unreadable tokenizer.json."""
     if section.tokenizer == "bytes":
         path.write_text(_bytes_tokenizer().to_str(pretty=True), encoding="utf-8")
     elif section.tokenizer in ("auto", "bpe"):

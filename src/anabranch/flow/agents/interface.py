@@ -52,11 +52,8 @@ class UnitId(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Entry of a node's plan: a unit (path of a microbatch), and the nodes before and after this one on
-    the path.
-
-    previous: None at the data node where the path begins. next: None where it ends.
-    """
+    """Entry of a node's plan: a unit (path of a microbatch), and the nodes before and after this one on the
+    path. previous: None at the data node where the path begins. next: None where it ends."""
 
     unit: UnitId
     previous: str | None
@@ -72,12 +69,10 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True)
 class Setup:
-    """Facts that a node's agent is given when it is made.
-
-    stage: 0 for a data node. capacity: of a relay, in microbatches. demand: of a data node, in microbatches.
-    incarnation: number of this process of the node, higher after each restart. relays, cost_max: upper bounds
-    of the number of relays and of link costs, from which a policy may derive the cost of a refusal.
-    """
+    """Facts that a node's agent is given when it is made. stage: 0 for a data node. capacity: of a relay, in
+    microbatches. demand: of a data node, in microbatches. incarnation: number of this process of the node,
+    higher after each restart. relays, cost_max: upper bounds of the number of relays and of link costs, from
+    which a policy may derive the cost of a refusal."""
 
     id: str
     stage: int
@@ -167,19 +162,15 @@ class Agent(Protocol):
         ...
 
     def held(self) -> Sequence[Held]:
-        """All units for which this node reserves capacity, whether confirmed along their whole path or not.
-
-        A relay never holds more than its capacity, except after the capacity shrank until it has given up
-        enough units. A data node lists the units that begin and those that end at it.
-        """
+        """All units for which this node reserves capacity, whether confirmed along their whole path or not. A
+        relay never holds more than its capacity, except after the capacity shrank until it has given up
+        enough units. A data node lists the units that begin and those that end at it."""
         ...
 
     def price(self) -> float:
-        """Estimated cost (s) of one more microbatch from this node to the end of the pipeline.
-
-        The price of this node's own scarce capacity is not included: dispatch sees its queue. math.inf if
-        no cost is known, or if one more microbatch would have to be refused.
-        """
+        """Estimated cost (s) of one more microbatch from this node to the end of the pipeline. The price of
+        this node's own scarce capacity is not included: dispatch sees its queue. math.inf if no cost is
+        known, or if one more microbatch would have to be refused."""
         ...
 
     def quiet(self) -> bool:

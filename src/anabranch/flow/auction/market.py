@@ -292,10 +292,8 @@ class Market:
         return any(bid < link.bid - least for link, bid in self._current_bids(best, level, second))
 
     def repair(self) -> None:
-        """Repair: lower prices and bids that are too high, and move units to cheaper next hops.
-
-        Call it only after a time in which no unit moved: prices raised and lowered at once chase each other.
-        """
+        """Repair: lower prices and bids that are too high, and move units to cheaper next hops. Call it only
+        after a time in which no unit moved: prices raised and lowered at once chase each other."""
         if not self.ready:
             return
         self._return_dear_units()

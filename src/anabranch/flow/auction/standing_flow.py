@@ -23,12 +23,10 @@ from anabranch.flow.auction.market import Market
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Place (capacity for one microbatch) reserved for a unit at this node.
-
-    next: link to the next hop. since: time (s) since which the unit waits for a next hop, a previous hop or
-    confirmation; infinite if it does not. previous: in-links that want the unit. new_next: link to another
-    next hop, over which the path is being reserved. stale: True if the place cannot be kept.
-    """
+    """Place (capacity for one microbatch) reserved for a unit at this node. next: link to the next hop.
+    since: time (s) since which the unit waits for a next hop, a previous hop or confirmation; infinite if it
+    does not. previous: in-links that want the unit. new_next: link to another next hop, over which the path
+    is being reserved. stale: True if the place cannot be kept."""
 
     next: OutLink | None
     since: float = math.inf

@@ -97,12 +97,10 @@ class Greedy(Policy):
 
 
 class Dispatch(Policy):
-    """Policy `auction`: the least link time + queueing time + price.
-
-    Queueing is at the peer or on the link, whichever is slower. If the best peer has no free slot, the
-    microbatch is held back for as long as waiting costs less than the best peer with a free slot. load,
-    price, hold: switches for benchmarks; False ignores load or prices, or never holds back.
-    """
+    """Policy `auction`: the least link time + queueing time + price. Queueing is at the peer or on the link,
+    whichever is slower. If the best peer has no free slot, the microbatch is held back for as long as waiting
+    costs less than the best peer with a free slot. load, price, hold: switches for benchmarks; False ignores
+    load or prices, or never holds back."""
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:
         self._load, self._price, self._hold = load, price, hold

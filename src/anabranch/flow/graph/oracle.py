@@ -34,11 +34,8 @@ class OracleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Solution:
-    """Optimal flow (microbatches) and its cost.
-
-    exact: True if it is proven optimal in whole microbatches. Otherwise `flow` is an upper bound, `cost` that
-    of the linear program at this flow, and paths is None.
-    """
+    """Optimal flow (microbatches) and its cost. exact: True if it is proven optimal in whole microbatches.
+    Otherwise `flow` is an upper bound, `cost` that of the linear program at this flow, and paths is None."""
 
     flow: float
     cost: float
@@ -90,14 +87,12 @@ def _whole_solution(instance: Instance, program: FlowProgram, amounts: Vector) -
 
 
 class FlowProgram:
-    """Matrices of the flow problem as a linear program.
-
-    Variables: microbatches of each commodity on each link (`hops`). Return "own" has one commodity for each
-    data node, "any" a single one. conserve: matrix whose rows (one for each commodity and relay) must give 0.
-    bound, limits: matrix and right side of the capacities and demands. costs: link cost of each variable.
-    departs: for each variable, 1 if its link leaves a data node, else 0. several: True if there are several
-    commodities. width: number of variables, before those that cannot be used are left out.
-    """
+    """Matrices of the flow problem as a linear program. Variables: microbatches of each commodity on each
+    link (`hops`). Return "own" has one commodity for each data node, "any" a single one. conserve: matrix
+    whose rows (one for each commodity and relay) must give 0. bound, limits: matrix and right side of the
+    capacities and demands. costs: link cost of each variable. departs: for each variable, 1 if its link
+    leaves a data node, else 0. several: True if there are several commodities. width: number of variables,
+    before those that cannot be used are left out."""
 
     def __init__(self, instance: Instance) -> None:
         data = instance.data

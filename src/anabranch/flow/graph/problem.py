@@ -121,10 +121,8 @@ def link_cost(
     size_bytes: float,
 ) -> float:
     """Link cost `d_ij` of GWTF in seconds: half of the compute times, mean latency, mean transfer time.
-
     compute_s: of nodes i and j. latency_s, bandwidth_bps: from i to j and from j to i. size_bytes: of one
-    activation.
-    """
+    activation."""
     transfer = 2 * size_bytes / (sum(bandwidth_bps) / 8)
     return sum(compute_s) / 2 + sum(latency_s) / 2 + transfer
 

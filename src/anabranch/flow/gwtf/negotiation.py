@@ -36,11 +36,9 @@ class Pending:
 
 
 class Negotiation:
-    """Requests of one node, and its answers to others.
-
-    pending: this node's unanswered request. answers: neighbour -> last answer to it; a neighbour has at most
-    one unanswered request. same: other nodes of this stage. temperature: of the simulated annealing.
-    """
+    """Requests of one node, and its answers to others. pending: this node's unanswered request. answers:
+    neighbour -> last answer to it; a neighbour has at most one unanswered request. same: other nodes of this
+    stage. temperature: of the simulated annealing."""
 
     def __init__(self, setup: Setup, rng: CounterRng, units: Units, reservations: Reservations) -> None:
         self._setup = setup

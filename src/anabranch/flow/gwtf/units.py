@@ -16,11 +16,9 @@ CONFIRM_ROUNDS = 5
 
 @dataclass(slots=True)
 class Unit:
-    """A unit of flow between this node and the neighbour `peer`: an inflow or an outflow.
-
-    link: name of the unit. round: when the unit was created or lost its partner. beyond: of an outflow, cost
-    from the next node to the sink. partner: outflow that an inflow is joined to, or the reverse.
-    """
+    """A unit of flow between this node and the neighbour `peer`: an inflow or an outflow. link: name of the
+    unit. round: when the unit was created or lost its partner. beyond: of an outflow, cost from the next node
+    to the sink. partner: outflow that an inflow is joined to, or the reverse."""
 
     link: UnitId
     peer: str

@@ -14,11 +14,9 @@ from anabranch.flow.gwtf.agent import GwtfAgent
 
 
 class Planner(NamedTuple):
-    """Planning part of a policy: an agent at every peer plans the flow with its neighbours' agents.
-
-    agent: factory of the agents. published: True for GWTF's published algorithm, in which peers of one stage
-    negotiate too, a relay takes part with its whole capacity, and microbatches follow the plan.
-    """
+    """Planning part of a policy: an agent at every peer plans the flow with its neighbours' agents. agent:
+    factory of the agents. published: True for GWTF's published algorithm, in which peers of one stage
+    negotiate too, a relay takes part with its whole capacity, and microbatches follow the plan."""
 
     agent: AgentFactory
     published: bool = False

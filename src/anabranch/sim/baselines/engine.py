@@ -106,11 +106,9 @@ class Worker:
 
 class Baseline(ABC):
     """Simulated swarm of another system. Subclasses define an iteration, and the effect of a crash on it.
-
     serving: stage -> live replicas. downloads: joining relay -> replicas that it downloads its state from.
     ready: joined relays that serve from the next iteration on. t: last committed iteration. sending: for each
-    host, seconds in which it had a payload in flight.
-    """
+    host, seconds in which it had a payload in flight."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         self.fleet, self.clock = fleet, Clock()
@@ -320,9 +318,7 @@ class Baseline(ABC):
 
 class Reduce:
     """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
-
-    still(): False once the reduce is to be given up. then: runs when all members have the result.
-    """
+    still(): False once the reduce is to be given up. then: runs when all members have the result."""
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
 

@@ -27,12 +27,9 @@ def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> 
 
 @dataclass
 class RelayMemory(Generic[Occupant]):
-    """Memory slots of one relay, occupied by microbatches (the type parameter).
-
-    A microbatch that finds no free slot waits: repairs first, then by index. A repair may use one further
-    slot, as in the protocol; its activations are not kept. size: number of slots. keeps: number of slots
-    whose activations are kept.
-    """
+    """Memory slots of one relay, occupied by microbatches (the type parameter). A microbatch that finds no
+    free slot waits: repairs first, then by index. A repair may use one further slot, as in the protocol; its
+    activations are not kept. size: number of slots. keeps: number of slots whose activations are kept."""
 
     size: int
     keeps: int

@@ -42,13 +42,10 @@ FIRST_S, NEWEST = 1.0, 0.1
 
 @dataclass(frozen=True)
 class Variant:
-    """Parameters of a SWARM variant.
-
-    deadline_s: time-out of a forward call. refresh_s: interval at which the list of peers is refreshed.
-    recompute: True if the backward call recomputes the forward. any_replica: True if a call to a lost relay
-    is made again at another replica, False if its microbatch restarts. rebalance_s: seconds
-    between two moves of a peer (0: none).
-    """
+    """Parameters of a SWARM variant. deadline_s: time-out of a forward call. refresh_s: interval at which the
+    list of peers is refreshed. recompute: True if the backward call recomputes the forward. any_replica: True
+    if a call to a lost relay is made again at another replica, False if its microbatch restarts. rebalance_s:
+    seconds between two moves of a peer (0: none)."""
 
     deadline_s: float
     refresh_s: float
@@ -65,11 +62,9 @@ VARIANTS = {
 
 
 class StochasticWiring:
-    """Weighted round robin of one sender over the peers of the next stage.
-
-    Each call adds the peer's mean call duration to its virtual time; the peer with the least is next. banned:
-    peers that are not called until the next refresh of the list of peers.
-    """
+    """Weighted round robin of one sender over the peers of the next stage. Each call adds the peer's mean
+    call duration to its virtual time; the peer with the least is next. banned: peers that are not called
+    until the next refresh of the list of peers."""
 
     def __init__(self, rng: CounterRng) -> None:
         self._dice = rng
@@ -78,10 +73,8 @@ class StochasticWiring:
         self.banned: set[str] = set()
 
     def choose(self, peers: Collection[str]) -> str | None:
-        """Choose the peer with the least virtual time and add the call to it; None if all are banned.
-
-        A new peer starts with the least virtual time of the others.
-        """
+        """Choose the peer with the least virtual time and add the call to it; None if all are banned. A new
+        peer starts with the least virtual time of the others."""
         able = sorted(peer for peer in peers if peer not in self.banned)
         if not able:
             return None
@@ -115,12 +108,10 @@ class _ForwardCall:
 
 
 class Swarm(Pipelines):
-    """SWARM, in the variant (`VARIANTS`) that the policy names.
-
-    known: relays in the list of peers, as of its last refresh. _calls: microbatch -> its current forward
-    call. _inputs: microbatch -> relay that sends the activation again, to the replacement of a lost relay.
-    _arrived: microbatches whose newest gradient has arrived.
-    """
+    """SWARM, in the variant (`VARIANTS`) that the policy names. known: relays in the list of peers, as of its
+    last refresh. _calls: microbatch -> its current forward call. _inputs: microbatch -> relay that sends the
+    activation again, to the replacement of a lost relay. _arrived: microbatches whose newest gradient has
+    arrived."""
 
     backward: Kinds = (tasks.InputGradient, tasks.WeightGradient)
     late: Kinds = ()

@@ -42,12 +42,9 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Scenario of a recorded run.
-
-    profile: network profile (JSON). trace: churn of the run. Both are to be written to files, whose paths
-    `scenario` lacks. iteration_s: mean of an iteration after the warm-up. policy: routing policy of the
-    run.
-    """
+    """Scenario of a recorded run. profile: network profile (JSON). trace: churn of the run. Both are to be
+    written to files, whose paths `scenario` lacks. iteration_s: mean of an iteration after the warm-up.
+    policy: routing policy of the run."""
 
     scenario: Scenario
     profile: dict[str, Any]
@@ -92,11 +89,9 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
-    """Make a scenario from a run's events. config: its run file. name: of the scenario.
-
-    Raises UserError if the log has fewer than two steps with timings, or the run has a model, dtype or
-    pipeline that is not simulated.
-    """
+    """Make a scenario from a run's events. config: its run file. name: of the scenario. Raises UserError if
+    the log has fewer than two steps with timings, or the run has a model, dtype or pipeline that is not
+    simulated."""
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:
@@ -224,11 +219,9 @@ def _profile(log: _EventsByPeer, names: Mapping[str, str], run: str) -> dict[str
 def _medians(
     found: Mapping[frozenset[str], Sequence[float]], pairs: Mapping[str, frozenset[str]], unknown: float
 ) -> dict[frozenset[str] | None, float]:
-    """Median measurement by pair of regions, limited to a factor FAR around the median of these medians.
-
-    Key None: all measurements inside a region, pooled. A pair that nobody measured gets the median of the
-    medians; `unknown` if nothing at all was measured.
-    """
+    """Median measurement by pair of regions, limited to a factor FAR around the median of these medians. Key
+    None: all measurements inside a region, pooled. A pair that nobody measured gets the median of the
+    medians; `unknown` if nothing at all was measured."""
     inside = [value for key, values in found.items() if len(key) == 1 for value in values]
     known = {key: statistics.median(values) for key, values in found.items() if len(key) == 2}
     middle = statistics.median(known.values()) if known else statistics.median(inside or [unknown])

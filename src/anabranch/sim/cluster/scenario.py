@@ -92,10 +92,8 @@ def shipped_scenarios() -> tuple[str, ...]:
 
 
 def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
-    """Scenario by the name of a shipped one or the path of a file. changes: dotted key -> value.
-
-    Raises UserError with file, key and allowed values.
-    """
+    """Scenario by the name of a shipped one or the path of a file. changes: dotted key -> value. Raises
+    UserError with file, key and allowed values."""
     data, where = read_scenario(name)
     for dotted, value in (changes or {}).items():
         part, _, key = dotted.partition(".")
@@ -107,10 +105,8 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
 
 
 def read_scenario(name: str) -> tuple[dict[str, Any], str]:
-    """Unchecked contents of a scenario file, and its name for messages. Raises UserError.
-
-    Paths in it are relative to the file if they exist there.
-    """
+    """Unchecked contents of a scenario file, and its name for messages. Raises UserError. Paths in it are
+    relative to the file if they exist there."""
     if name in shipped_scenarios():
         where = f"{name}.toml"
         folder = resources.files("anabranch.sim.cluster").joinpath("scenarios")

@@ -22,9 +22,7 @@ PATIENCE_HEARTBEATS = 600
 
 def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
     """Fleet of a scenario and seed, its relays assigned to stages by measured links if `fleet.deal` says so.
-
-    Raises UserError as `fleet_of`, and if the run that measures the links does not begin.
-    """
+    Raises UserError as `fleet_of`, and if the run that measures the links does not begin."""
     fleet = fleet_of(scenario, regions, seed)
     if scenario.fleet.deal != "links" or all(host.fixed for host in fleet.hosts.values() if host.stage):
         return fleet

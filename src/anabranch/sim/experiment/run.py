@@ -81,11 +81,9 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 
 class Simulation:
-    """Simulation of one seed of a scenario under a routing policy, with the real protocol.
-
-    recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return.
-    committed: called with the number of each iteration after its commit.
-    """
+    """Simulation of one seed of a scenario under a routing policy, with the real protocol. recorder: metrics
+    of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return. committed: called
+    with the number of each iteration after its commit."""
 
     def __init__(
         self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None

@@ -168,12 +168,9 @@ def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 def _has_a_say(guest: Guest, t: int) -> bool:
     """True if a false report of the guest about iteration t can do harm, so that the protocol must withstand
-    it.
-
-    That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
+    it. That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
     stage outnumber the liars there. A guest that does not serve yet in t would be ignored and lose its seat;
-    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
-    """
+    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md)."""
     if guest.role not in SERVING:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)

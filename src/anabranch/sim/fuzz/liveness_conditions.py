@@ -67,11 +67,9 @@ def _voters_remain(world: World, node: Node) -> bool:
 
 
 def can_be_lost(world: World, node: Node, t: int) -> bool:
-    """True if the run can go on when this peer's process and state are lost.
-
-    Another peer of its stage must have the same state and take part in the open iteration (if this one does
-    not serve yet: any other peer of the stage), and a majority of the voters must remain.
-    """
+    """True if the run can go on when this peer's process and state are lost. Another peer of its stage must
+    have the same state and take part in the open iteration (if this one does not serve yet: any other peer of
+    the stage), and a majority of the voters must remain."""
     stage = node.peer.ctx.run.stage
     if not _voters_remain(world, node):
         return False

@@ -316,10 +316,8 @@ def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:
     """Planned faults of a seed, so that over all profiles every (kind, phase) pair is hit about equally
-    often.
-
-    The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational numbers) over seeds.
-    """
+    often. The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational numbers) over
+    seeds."""
     sums = list(accumulate(weights()[cell] for cell in profile.cells))
     aims = []
     for number in _IRRATIONAL[: rng.randint(*profile.faults)]:

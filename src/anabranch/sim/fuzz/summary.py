@@ -38,10 +38,8 @@ class Failure(msgspec.Struct):
 
 
 class FuzzSummary(msgspec.Struct):
-    """Result of `anabranch simtest --json` over seeds `first` to `end` - 1.
-
-    docs/reference/json-results.md describes the fields.
-    """
+    """Result of `anabranch simtest --json` over seeds `first` to `end` - 1. docs/reference/json-results.md
+    describes the fields."""
 
     first: int
     end: int

@@ -26,11 +26,9 @@ AUDITORS_AT_S = 0.5
 
 
 class SwarmUnderTest:
-    """World of a seed with its machines.
-
-    rng: random numbers of all that happens while the seed runs (the swarm and its planned faults are drawn
-    from another generator). heard: peer -> last messages that it received.
-    """
+    """World of a seed with its machines. rng: random numbers of all that happens while the seed runs (the
+    swarm and its planned faults are drawn from another generator). heard: peer -> last messages that it
+    received."""
 
     def __init__(self, drawn: DrawnSeed, world: World) -> None:
         self.drawn, self.world = drawn, world

@@ -144,10 +144,8 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
 
 
 class Tensors:
-    """Results of a single machine that trains with torch, computed when they are asked for.
-
-    The key of a state (see `GroundTruth`) is its last iteration: these seeds skip none.
-    """
+    """Results of a single machine that trains with torch, computed when they are asked for. The key of a
+    state (see `GroundTruth`) is its last iteration: these seeds skip none."""
 
     first: object = 0
 

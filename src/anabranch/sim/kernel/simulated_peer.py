@@ -168,11 +168,9 @@ class Disk:
 
 
 class Node:
-    """Simulated peer: the protocol's peer with its links, disk and task executor.
-
-    slowness: factor on the seconds of its tasks. alive: False after the process was killed. stopped: (reason,
-    True if without an error) after the process has exited by itself.
-    """
+    """Simulated peer: the protocol's peer with its links, disk and task executor. slowness: factor on the
+    seconds of its tasks. alive: False after the process was killed. stopped: (reason, True if without an
+    error) after the process has exited by itself."""
 
     def __init__(self, world: Environment, peer: Peer, member: Member, slowness: float) -> None:
         self.world = world

@@ -81,10 +81,8 @@ class Estimate(msgspec.Struct):
 
 
 class MetricsRecorder:
-    """Recorder of a simulated run's metrics: `add` counts, `commit` makes the row of an iteration.
-
-    rows: metrics of the committed iterations. totals: sums since the beginning of the run.
-    """
+    """Recorder of a simulated run's metrics: `add` counts, `commit` makes the row of an iteration. rows:
+    metrics of the committed iterations. totals: sums since the beginning of the run."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self.fleet, self.clock = replace(fleet, drift=Drift()), clock

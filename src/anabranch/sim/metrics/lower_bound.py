@@ -151,11 +151,9 @@ def download_s(fleet: Fleet, relay: str) -> float:
 
 
 def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
-    """Seconds of the cheapest reduce among two or more of these hosts, with any helpers (0 with one host).
-
-    At least one of n replicas sums a share of at most 1/n. That replica has to send the rest of its sums, and
-    its reduced share to the others, over its own line.
-    """
+    """Seconds of the cheapest reduce among two or more of these hosts, with any helpers (0 with one host). At
+    least one of n replicas sums a share of at most 1/n. That replica has to send the rest of its sums, and
+    its reduced share to the others, over its own line."""
     if len(hosts) < 2:
         return 0.0
     others = [other for other in fleet.hosts.values() if other not in hosts]

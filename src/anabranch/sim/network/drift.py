@@ -21,10 +21,8 @@ STEPS = 10
 
 @dataclass
 class Drift:
-    """Drifting speeds of a fleet's machines and links, from `begin` on.
-
-    speed, links: standard deviations of the logarithm for machines and links. period_s: correlation time.
-    """
+    """Drifting speeds of a fleet's machines and links, from `begin` on. speed, links: standard deviations of
+    the logarithm for machines and links. period_s: correlation time."""
 
     speed: float = 0.0
     links: float = 0.0

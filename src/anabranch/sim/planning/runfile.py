@@ -31,10 +31,8 @@ KEPT = 4
 
 
 def run_config(plan: Plan) -> RunConfig:
-    """Run file of a plan. Raises UserError if a rule of run files forbids it.
-
-    The vocabulary is that of the named model size; a tokenizer may have fewer ids.
-    """
+    """Run file of a plan. Raises UserError if a rule of run files forbids it. The vocabulary is that of the
+    named model size; a tokenizer may have fewer ids."""
     scenario = plan.scenario
     model, shape = scenario.model, named_size(scenario.model.size)
     data_nodes = sum(part.role == "data" for part in scenario.machines)

@@ -237,11 +237,9 @@ def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
 
 
 def without(plan: Plan, regions: Regions) -> Plan:
-    """Plan without the machines that make the iteration longer.
-
-    The machine that is missed least is removed again and again; the result is the first assignment whose
-    iteration is nearly as short as the shortest one.
-    """
+    """Plan without the machines that make the iteration longer. The machine that is missed least is removed
+    again and again; the result is the first assignment whose iteration is nearly as short as the shortest
+    one."""
     estimates, keeps = of_any_assignment(plan.scenario, regions), _least_replicas(plan.scenario)
     shrinking = [_assignment_of(plan)]
     while True:

@@ -51,10 +51,8 @@ class Begun:
 
 
 class IntegerWorker:
-    """Executor of a peer's tasks on integers, for one stage.
-
-    Activations and their gradients are integers; parts of a reduce and weight gradients are tuples.
-    """
+    """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
+    parts of a reduce and weight gradients are tuples."""
 
     def __init__(self, stage: int, delay: Delay = NO_DELAY) -> None:
         self.stage = stage
