@@ -34,7 +34,8 @@ class DifferenceCount:
         self._count(1, int(bits > 0), bits, where)
 
     def numbers(self, ours: Sequence[float], theirs: Sequence[float], where: str, item: str) -> None:
-        """Compare two sequences of floats; a value of only one differs. Place: `where`, `item` and index."""
+        """Compare two sequences of floats, value by value (`number`); each of the longer one's further values
+        differs, in no counted bit. Place of a value: `where`, `item` and index."""
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             self.number(a, b, f"{where}, {item} {index}")
         shorter, longer = sorted((len(ours), len(theirs)))

@@ -49,13 +49,14 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
     """Greatest allowed distances from a single process, by label (of a tensor or series), where a constant is
-    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured."""
+    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured; empty for another
+    dtype."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
 def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
-    """Relative L2 distance by label (of a tensor or series); infinite if only one side has the label or the
-    shapes differ."""
+    """L2 distance of `theirs` from `ours` over the norm of `ours`, by label (of a tensor or series); infinite
+    if only one side has the label or the shapes differ."""
     found = {}
     for label in theirs.keys() | ours.keys():
         a, b = theirs.get(label), ours.get(label)

@@ -98,7 +98,8 @@ def log_lines(path: Path) -> tuple[list[bytes], int]:
 
 @dataclass
 class _LogChecker:
-    """Checker of a log, record by record; it keeps the values that the next record must agree with."""
+    """Checker of a log, record by record, which adds contradictions to `problems`. It keeps the values that
+    the next record must agree with. owners: iteration -> numerics classes of its units' owners."""
 
     genesis: Genesis | None = None
     rollbacks: int = 0
@@ -239,7 +240,8 @@ class _LogChecker:
             self._expect(set(data) == set(islands), "the slots of its stages differ")
 
     def _check_plan(self, commit: Commit) -> None:
-        """Check that the slots that `commit` plans for the next round follow from the plan of this one."""
+        """Check that the slots that `commit` plans for the next round follow from the plan of this one, and
+        keep the new plan."""
         plan = () if isinstance(commit.slots, UnsetType) else commit.slots
         wrong = next_plan_problem(self._plan, plan, commit)
         self._expect(not wrong, f"the next round is another one: {wrong}")
@@ -247,7 +249,7 @@ class _LogChecker:
         self._plan = self._plans[commit.t] = plan
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
-        """Check that a logged evaluation is of the state after step t before it: the replay has no other."""
+        """Check that a logged evaluation is of the state after step t, and of at least one window."""
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 
@@ -255,7 +257,9 @@ class _LogChecker:
         self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
     ) -> None:
         """Check invariant I1: every unit has exactly one owner, an active member of the stage; in a round,
-        units of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
+        units of a slot that does not count have none. Also check that no member is named twice, that each
+        joined with its numerics class, and that the sums of squares are possible. Adds the owners' numerics
+        classes to `owners[t]`."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, unit_count(stage, microbatches)
         self._expect(len(entry.owners) == units, f"{len(entry.owners)} owners for {units} units")

@@ -156,7 +156,8 @@ class Comparison:
                 self.counts["fingerprints"].word(theirs, ours, f"{where}, stage {stage}")
 
     def _schedule(self, commit: Commit) -> None:
-        """Compare the values of a commit that need no replay: batch hash, learning rate, other scalars."""
+        """Compare, and count, the values of a commit that need no replay: batch hash, learning rate, other
+        scalars."""
         run, t = self.inputs.run, commit.t
         if rounds_of(run).has(t):
             self._round_schedule(commit)

@@ -213,7 +213,7 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
 
 def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
     """Reference model in the state before the step, replayed from the nearest checkpoint on its branch of the
-    log, or from the initial state."""
+    log, or from the initial state; progress is shown. Raises UserError if the checkpoint is damaged."""
     directory, before = inputs.directory, logged.before
     start, reference = 0, inputs.reference()
     for t in reversed(directory.checkpoints()):

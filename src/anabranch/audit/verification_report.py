@@ -185,7 +185,8 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Text lines: a title and the greatest distance of each kind (weights, moments, each series)."""
+    """Text lines: a title and the greatest distance of each kind (weights, moments, each series); one line if
+    all are 0, none without distances."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):

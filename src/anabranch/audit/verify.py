@@ -174,8 +174,8 @@ def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[st
 
 
 def _restore(reference: Reference, inputs: Inputs, commit: Commit) -> None:
-    """Continue from the checkpoint of the step that `commit` ended. Raises UserError if it cannot be read, or
-    is of another step."""
+    """Load the checkpoint of the step that `commit` ended into `reference`. Raises UserError if it cannot be
+    read, or is of another step."""
     directory, t = inputs.directory, commit.t
     try:
         reference.restore([directory.read_stage(t, stage) for stage in range(len(reference.states))])

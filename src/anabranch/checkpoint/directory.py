@@ -62,7 +62,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class RunDirectory:
-    """Directory of a run, made by `create` or `open`; paths are attributes."""
+    """Directory of a run, made by `create` or `open` (the constructor itself checks nothing); paths are
+    attributes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -215,7 +216,7 @@ class RunDirectory:
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
-        `keep`; returns the deleted steps. Later ones (damaged, rolled back) stay."""
+        `keep` (0: all); returns the deleted steps. Later ones (damaged, rolled back) stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]

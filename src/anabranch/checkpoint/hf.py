@@ -151,7 +151,8 @@ def check_unused(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context manager of a folder that becomes `out` at a good end. Raises UserError if `out` is in use."""
+    """Context manager of a new folder that becomes `out` at a good end, and is deleted after an error. Raises
+    UserError if `out` is in use."""
     check_unused(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -383,7 +384,8 @@ def _check_tensors(tensors: Mapping[str, Tensor], model: ModelConfig) -> None:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Tensor in the other library's layout (an involution): GPT-2's linear weights are transposed."""
+    """Tensor, contiguous and on the CPU, in the other library's layout (an involution): GPT-2's linear
+    weights are transposed."""
     tensor = tensor.detach().cpu()
     turn = name.startswith("transformer.h.") and name.endswith(CONV1D) and tensor.dim() == 2
     return (tensor.t() if turn else tensor).contiguous()

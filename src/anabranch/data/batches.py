@@ -108,7 +108,7 @@ class Windows:
         return np.pad(found, (0, missing), constant_values=self._separator) if missing else found
 
     def counts(self, number: int) -> npt.NDArray[np.bool_]:
-        """For each id of a sequence, True if it counts as a target."""
+        """For each id of a sequence, True if it counts as a target; False for separators that fill it up."""
         begin, end = self._bounds(number)
         counts = np.zeros(self._sequence + 1, dtype=np.bool_)
         counts[: end - begin] = True if self._mask is None else self._mask[begin:end] != 0
@@ -122,8 +122,9 @@ class Windows:
 
 
 def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
-    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. A longer
-    document is cut into stretches that share a token, as windows do. Stretches of one token are left out."""
+    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. ends:
+    position behind each document, ascending. A longer document is cut into stretches that share a token, as
+    windows do. Stretches of one token are left out."""
     rows: list[tuple[int, int]] = []
     begin = last = 0
     for end in map(int, ends):
@@ -205,7 +206,8 @@ class Batches:
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
-        """Factor of the losses of iteration t: all its positions over those whose target counts."""
+        """Factor of the losses of iteration t: all its positions over those whose target counts; 1 if all
+        do."""
         if self._all_count:
             return 1.0
         return self.tokens_per_iteration / max(1, self._counted(t))

@@ -82,7 +82,8 @@ class Part:
 
 
 class Component(msgspec.Struct, frozen=True):
-    """Source of a mixture: its share of the sequences, and its number of training tokens, in order."""
+    """Source of a mixture: its sequences in each cycle (`weight`), and its number of training tokens, which
+    follow those of the sources before it."""
 
     source: str
     weight: int
@@ -162,7 +163,7 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
     """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
-    there is none. A damaged one is deleted from the cache."""
+    there is none, or a damaged one, which is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None

@@ -58,10 +58,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a source; may be iterated over any number of times. `size_bytes` is the total of which
-    `Document.position` is the running part; `label` is the setting and the path for messages. `files` are all
-    that is read, `left_out` binary files of the folder; `replaced` counts the U+FFFD that stand for
-    undecodable bytes, by file, for the files iterated over so far."""
+    """Documents of a source, without empty ones; may be iterated over any number of times. `size_bytes` is
+    the total of which `Document.position` is the running part; `label` is the setting and the path for
+    messages. `files` are all that is read, `left_out` binary files of the folder; `replaced` counts the
+    U+FFFD that stand for undecodable bytes, by file, for the files iterated over so far."""
 
     label: str
     size_bytes: int
@@ -184,8 +184,9 @@ def _text(section: DataSection) -> Documents:
 def _file_documents(
     label: str, root: Path, files: list[Path], cut: bool = False, left_out: tuple[Path, ...] = ()
 ) -> Documents:
-    """Documents of text files: each file is one document, or is `cut` into pieces at line ends. label:
-    setting and path, for messages. left_out: binary files of the folder."""
+    """Documents of text files: each file is one document, or all are `cut` at line ends, into about
+    TEXT_PIECES. The iteration raises ConfigError for an unreadable file. label: setting and path, for
+    messages. left_out: binary files of the folder."""
     total = _total_size(files)
     replaced: dict[str, int] = {}
     piece_bytes = max(1, math.ceil(total / TEXT_PIECES))

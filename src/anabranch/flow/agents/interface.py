@@ -90,7 +90,8 @@ class Setup:
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """Event: a neighbour has become reachable. cost: d_ij (s) of the link, forward (0: `Side.SAME`)."""
+    """Event: a neighbour has become reachable. cost: d_ij (s) from the node of the earlier stage to the other
+    (0: `Side.SAME`)."""
 
     peer: str
     side: Side

@@ -79,8 +79,8 @@ class Link:
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
         """Fields that the next `Offer` and the next `Answer` have in common (those of `Letter`). A changed
-        state gets the next version number, and the letter's repetition is scheduled. stir: number of external
-        changes of the swarm that this node knows of."""
+        state gets the next version number, the letter's repetition is scheduled, and the other end is owed no
+        answer any more. stir: number of external changes of the swarm that this node knows of."""
         asking, answers = self.asks, self.owes
         if self._dirty:
             self._seq += 1

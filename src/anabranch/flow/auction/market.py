@@ -224,7 +224,7 @@ class Market:
                 self.tell_fall()  # first prices of next hops are still arriving
 
     def withdraw(self, count: int) -> None:
-        """Withdraw `count` placed units from the most expensive next hops."""
+        """Withdraw `count` placed units (all, if they are fewer) from the most expensive next hops."""
         while count > 0 and self.users:
             link = max(self.users, key=lambda user: (user.level, user.peer))
             taken = min(count, link.units)
@@ -292,8 +292,9 @@ class Market:
         return any(bid < link.bid - least for link, bid in self._current_bids(best, level, second))
 
     def repair(self) -> None:
-        """Repair: lower prices and bids that are too high, and move units to cheaper next hops. Call it only
-        after a time in which no unit moved: prices raised and lowered at once chase each other."""
+        """Repair: lower prices and bids that are too high, and move units to cheaper next hops; changed links
+        are marked as dirty. Nothing before the start. Call it only after a time in which no unit moved:
+        prices raised and lowered at once chase each other."""
         if not self.ready:
             return
         self._return_dear_units()

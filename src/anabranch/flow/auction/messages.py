@@ -13,7 +13,8 @@ from anabranch.flow.agents.interface import Message, UnitId
 
 class Search(NamedTuple):
     """Request to search, for data node `source`, for a path with free capacity (`residual_search.py`).
-    number: ascends with each search of the source. bound: the source's price when the search began."""
+    number: ascends with each search of the source. bound: the greatest of the source's price and of all
+    bounds that it knew when the search began."""
 
     source: str
     number: int

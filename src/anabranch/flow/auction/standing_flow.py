@@ -92,7 +92,7 @@ class StandingFlow:
     def wanted(self, link: InLink, wants: Iterable[UnitId]) -> None:
         """Handle the list `wants` of all units that the previous hop of `link` wants to pass through this
         node. Places of units that no previous hop wants any more are given up; units new in the list wait for
-        a place, which `act` reserves."""
+        a place, which `act` reserves. A data node takes all at once."""
         fresh = dict.fromkeys(wants)
         gone = [unit for unit in link.wants if unit not in fresh]
         added = [unit for unit in fresh if unit not in link.wants]
@@ -117,7 +117,8 @@ class StandingFlow:
     def answered(
         self, link: OutLink, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float
     ) -> bool:
-        """Apply the next hop's answer about the units that this node wants; True if it changed."""
+        """Apply the next hop's answer about the units that this node wants, as far as it follows the newest
+        request for each; True if it changed."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.

@@ -29,7 +29,8 @@ FIRST_S, NEWEST = 1.0, 0.1
 
 @dataclass
 class _Mean:
-    """Exponentially weighted mean, corrected for the few samples at its beginning."""
+    """Exponentially weighted mean, corrected for the few samples at its beginning; FIRST_S before the
+    first."""
 
     total: float = 0.0
     weight: float = 0.0

@@ -21,8 +21,8 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class FairShares:
-    """Max-min fair flow. shares: data node -> its share, the part of its demanded microbatches that is
-    admitted (0 to 1). flow: microbatches in all. cost: least total cost of such a flow."""
+    """Max-min fair flow. shares: data node with a demand -> the part of it that is admitted (0 to 1). flow:
+    microbatches in all. cost: least total cost of such a flow."""
 
     shares: dict[str, float]
     flow: float

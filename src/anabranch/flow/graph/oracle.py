@@ -66,14 +66,16 @@ def optimal(instance: Instance) -> Flow:
 
 
 def linear_bound(instance: Instance) -> Solution:
-    """Greatest flow in fractional microbatches, an upper bound of the flow, and its least cost."""
+    """Greatest flow in fractional microbatches, an upper bound of the flow, and its least cost. Raises
+    OracleError if the solver fails."""
     program = FlowProgram(instance)
     amounts = program.best()
     return Solution(program.value(amounts), program.cost(amounts), exact=False)
 
 
 def solve_integer(instance: Instance) -> Solution:
-    """Optimal flow in whole microbatches by integer programs; exponential time in the worst case."""
+    """Optimal flow in whole microbatches by integer programs; exponential time in the worst case. Raises
+    OracleError if the solver fails."""
     program = FlowProgram(instance)
     return _whole_solution(instance, program, program.best(integer=True))
 
@@ -129,7 +131,8 @@ class FlowProgram:
         self.limits = np.array(list(limits.values()), dtype=np.float64)
 
     def best(self, *, integer: bool = False) -> Vector:
-        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches."""
+        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches.
+        Raises OracleError if the solver fails."""
         if not self.hops:
             return np.zeros(0)
         constraints = [(self.conserve, 0.0, 0.0), (self.bound, -np.inf, self.limits)]

@@ -165,7 +165,8 @@ class GwtfAgent:
         return sends
 
     def _report_costs(self) -> list[Send]:
-        """Report changed costs to the sink of joined units to the previous nodes."""
+        """Messages to the previous nodes with changed costs to the sink of joined units; none at a data
+        node."""
         if self._setup.is_data:
             return []
         units = self._units
@@ -218,7 +219,8 @@ class GwtfAgent:
         return self._note(peer, side, message)
 
     def _note(self, peer: str, side: Side, message: Message) -> list[Send]:
-        """Handle a message of neighbour (peer, side) that needs no answer."""
+        """Handle a message of neighbour (peer, side) that needs no answer; returns messages about paths given
+        up for it."""
         units = self._units
         match message:
             case msg.Advertise(version, costs):
@@ -243,7 +245,8 @@ class GwtfAgent:
 
     def _change_end(self, peer: str, side: Side, link: UnitId, cost: float | None) -> None:
         """Record that the unit `link` (one hop of a path, shared by the nodes at its ends) has `peer` as its
-        other end, on `side`, from now on. cost: from `peer` to the data node where the path ends, if told."""
+        other end, on `side`, from now on. cost: from `peer` to the data node where the path ends, if told.
+        Without effect if this node has no such unit, or no such neighbour on that side."""
         units = self._units
         unit = (units.ins if side is Side.PREVIOUS else units.outs).get(link)
         if unit is None or peer not in units.costs(side) or unit.peer == peer:

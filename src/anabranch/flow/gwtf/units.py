@@ -144,7 +144,8 @@ class Units:
             others[unit.partner].round = self.round
 
     def next_request(self) -> tuple[float, str, str, float] | None:
-        """Cheapest offered unit that this node may request, (cost, peer, sink, advertised cost), or None."""
+        """Cheapest offered unit that this node may request, or None: (cost with the link to `peer`, peer,
+        sink, advertised cost)."""
         if self._setup.is_data:
             if len(self.outs) >= self.demand:
                 return None

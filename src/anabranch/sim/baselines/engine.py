@@ -282,7 +282,8 @@ class Baseline(ABC):
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
     def move(self, relay: str, stage: int) -> None:
-        """Let a relay stop serving its stage and download the state of another one."""
+        """Let a relay stop serving its stage and download the state of another one, which it serves from the
+        next iteration after that on."""
         host = self.fleet.hosts[relay]
         self.serving[host.stage].discard(relay)
         moved = self.workers[relay].host = replace(host, stage=stage)
@@ -318,7 +319,8 @@ class Baseline(ABC):
 
 class Reduce:
     """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
-    still(): False once the reduce is to be given up. then: runs when all members have the result."""
+    `begin` starts it. still(): False once it is to be given up. then: runs when all members have the
+    result."""
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
 

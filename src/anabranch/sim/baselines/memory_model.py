@@ -38,8 +38,9 @@ class RelayMemory(Generic[Occupant]):
     _waiting: dict[Occupant, tuple[bool, int, Callable[[], None]]] = field(default_factory=dict)
 
     def enter(self, occupant: Occupant, index: int, then: Callable[[], None], repairs: bool = False) -> None:
-        """Let a microbatch occupy a slot as soon as one is free, and then run `then`. index: rank of the
-        microbatch among those that wait. repairs: True if it is sent again after the loss of a relay."""
+        """Let a microbatch occupy a slot as soon as one is free, maybe now, and then run `then`. index: rank
+        of the microbatch among those that wait. repairs: True if it is sent again after the loss of a
+        relay."""
         self._waiting[occupant] = (not repairs, index, then)
         self._admit()
 

@@ -73,8 +73,8 @@ class StochasticWiring:
         self.banned: set[str] = set()
 
     def choose(self, peers: Collection[str]) -> str | None:
-        """Choose the peer with the least virtual time and add the call to it; None if all are banned. A new
-        peer starts with the least virtual time of the others."""
+        """Choose the peer with the least virtual time and add the call to it; None if there is none that is
+        not banned. A new peer starts with the least virtual time of the others."""
         able = sorted(peer for peer in peers if peer not in self.banned)
         if not able:
             return None
@@ -100,7 +100,8 @@ class StochasticWiring:
 
 @dataclass(eq=False)
 class _ForwardCall:
-    """Call of a microbatch's forward at `receiver`, until the forward is computed."""
+    """Call of a microbatch's forward at `receiver`, until the forward is computed. begun_at: time (s) when
+    the sender made it, before the transfer."""
 
     sender: str
     receiver: str

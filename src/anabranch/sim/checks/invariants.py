@@ -55,12 +55,12 @@ class GroundTruth(Protocol):
 
 
 class Invariants:
-    """Observer of a world that checks the invariants after every event. t: last committed iteration.
-    forgives: True if relays compute falsely: then a false step is no violation at once, but the log must go
-    back before it (`false_from`). computed: (base, t, stage, unit) -> processes (id, incarnation) that added
-    the weight gradient of the unit (a microbatch's share of the gradient sum) to their sum. applied: (base,
-    stage, t) -> first peer that reached the state after t, and its fingerprint. A base is the hash of the log
-    entry that an iteration starts from."""
+    """Observer of a world that checks the invariants after every event, and raises Violation from it. t: last
+    committed iteration. forgives: True if relays compute falsely: then a false step is no violation at once,
+    but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes (id,
+    incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
+    their sum. applied: (base, stage, t) -> first peer that reached the state after t, and its fingerprint. A
+    base is the hash of the log entry that an iteration starts from."""
 
     def __init__(self, world: World, truth: GroundTruth | None = None) -> None:
         self.world = world

@@ -152,7 +152,8 @@ def _names(log: _EventsByPeer) -> dict[str, str]:
 
 
 def _machine(log: _EventsByPeer, peer: str, name: str, steps: Sequence[Step]) -> MachinePart:
-    """Machine that a peer ran on; its seconds are medians over the steps, per microbatch or per step."""
+    """Machine that a peer ran on; its seconds are medians over the steps, per microbatch or per step; 0 where
+    nothing was measured."""
     joined = log.joined[peer][-1]
     timings = [each for each in log.timings[peer] if each.t in log.steps]
     counts = {step.t: list(step.owners.get(joined.stage, {}).values()).count(peer) for step in steps}
@@ -237,7 +238,7 @@ def _medians(
 
 def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
     """Build the churn trace of a run from its events: departures and returns of relays, in seconds since the
-    first iteration began."""
+    first iteration began. Relays that joined before its end are there from the beginning."""
     begun_at = first.time - first.seconds
     changes: list[Change] = []
     for peer in _in_order(log):
@@ -259,7 +260,8 @@ def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
 
 
 def render_scenario(scenario: Scenario) -> str:
-    """TOML text of a scenario, the inverse of `parse_scenario`."""
+    """TOML text of a recorded scenario, which `parse_scenario` reads; the sections [round] and [precision],
+    which such a scenario leaves at their defaults, are not written."""
     lines = ["[anabranch]", "version = 1"]
     for part in ("model", "fleet", "network", "churn", "drift", "wire", "run"):
         lines += ["", f"[{part}]", *_keys(getattr(scenario, part))]

@@ -204,7 +204,8 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
 
 
 def _value(value: Any, hint: Any, label: str) -> Any:
-    """Checked value of a key, or an item of a list, in its field's type. `label` begins a UserError."""
+    """Checked value of a key, or an item of a list, in its field's type. Raises UserError, whose message
+    begins with `label`, if it is not allowed."""
     kind, allowed = type_and_constraint(hint)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value):
         value = float(value)
@@ -288,9 +289,9 @@ class Regions(Protocol):
 @dataclass(frozen=True)
 class Host:
     """Machine of a fleet. stage: 0 for a data node. capacity: greatest number of microbatches in flight.
-    parked: how many of these have their activations offloaded to host memory. fixed: True if the scenario
-    gives the stage. on: host whose machine this is a further process of ("": a machine of its own). hidden:
-    True if nobody can dial it, so that others reach it through carriers."""
+    parked: how many of these, at most, have their activations offloaded to host memory. fixed: True if the
+    scenario gives the stage. on: host whose machine this is a further process of ("": a machine of its own).
+    hidden: True if nobody can dial it, so that others reach it through carriers."""
 
     id: str
     stage: int
@@ -414,7 +415,8 @@ def _hidden(hosts: Mapping[str, Host], share: float, seed: int) -> set[str]:
 
 
 def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:
-    """Churn trace of a scenario. Raises UserError if it names a machine that is no relay of the fleet."""
+    """Churn trace of a scenario. Raises UserError if it is unreadable, or names a machine that is no relay of
+    the fleet."""
     path = scenario.churn.trace
     if not path:
         return NO_TRACE

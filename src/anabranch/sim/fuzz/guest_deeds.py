@@ -314,7 +314,7 @@ def _blame(guest: Guest) -> None:
 
 def _carries(guest: Guest) -> bool:
     """True if the guest carries circuits. It comes late, when all circuits are there already, so until it has
-    one those of others break, one each MOVES_S."""
+    one, a call lets a circuit of others break, one each MOVES_S."""
     now, world = guest.world.clock.now, guest.world
     if not guest.told and not world.carries(guest.name) and now >= guest.moves_at:
         guest.moves_at = now + MOVES_S
@@ -337,7 +337,8 @@ def _swallow_circuits(guest: Guest) -> None:
 
 
 def _come_again(guest: Guest) -> None:
-    """Deed: walk in with further keys, up to KEYS. Each process works honestly if it gets a seat."""
+    """Deed: walk in with further keys, up to KEYS, one each NEXT_KEY_S seconds. Each process works honestly
+    if it gets a seat."""
     world, number = guest.world, len(guest.told) + 1
     if number > KEYS or ("key", int(world.clock.now / NEXT_KEY_S)) in guest.told:
         return

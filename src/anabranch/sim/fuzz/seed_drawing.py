@@ -170,7 +170,8 @@ def profile_of(seed: int) -> str:
 
 
 def draw(seed: int, profile_name: str) -> DrawnSeed:
-    """Swarm and faults of a seed under a profile; the same on every machine."""
+    """Swarm and faults of a seed under a profile; the same on every machine. Raises KeyError for an unknown
+    profile."""
     profile = profile_named(profile_name)
     if profile.guests and profile_of(seed) != profile_name:
         return _with_guests(seed, profile)

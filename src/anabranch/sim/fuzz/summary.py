@@ -110,7 +110,7 @@ def reproduce(outcome: Outcome) -> str:
 
 
 def report(found: FuzzSummary) -> str:
-    """Summary as text."""
+    """Summary as text: a table of faults, totals, and a line for each failure."""
     lines = [_table(found), ""]
     share = found.wasted_s / found.computed_s if found.computed_s else 0.0
     lines += [

@@ -117,8 +117,8 @@ class SeedTrial:
         self._stuck()
 
     def _is_true(self) -> bool:
-        """True if no false step is left, or only a share of the work is audited. A false step that stays for
-        FALSE_STEPS steps violates I3."""
+        """True if no false step is left, or only a share of the work is audited. Raises Violation (I3) for a
+        false step that stays for FALSE_STEPS steps."""
         false_from = self.invariants.false_from
         if not false_from or self.world.settings.audit_share < 1.0:
             return True
@@ -178,7 +178,8 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now."""
+        """True if a fault of this kind may hit this peer now: it runs, has a role for it, and can be lost if
+        the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)

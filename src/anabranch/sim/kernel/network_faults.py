@@ -40,7 +40,7 @@ class NetworkFaults:
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
         """Hold back all messages from the first to the second peer of each pair until the time `until`
-        (infinite: for ever)."""
+        (infinite: for ever), or a later one that was set before."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 

@@ -51,7 +51,7 @@ class Estimated:
 
 
 def estimate(fleet: Fleet) -> Estimated:
-    """Estimate for a fleet with the stages that its relays have."""
+    """Estimate for a fleet with the stages that its relays have, with the lower bound and not below it."""
     found = Estimates(fleet).of({host.id: host.stage for host in fleet.hosts.values() if host.stage})
     least = LowerBound(fleet).bound_s({}, {})
     return replace(found, iteration_s=max(least, found.iteration_s), bound_s=least)

@@ -165,7 +165,8 @@ def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
 
 
 def named_fleet(scenario: Scenario, regions: Regions) -> Scenario:
-    """The same scenario with every machine named and in a region; missing figures are drawn with seed 0."""
+    """The same scenario with every machine named, in a region, and without a stage; missing figures are drawn
+    with seed 0."""
     hosts = list(fleet_of(scenario, regions, 0).hosts.values())
     parts = [part for _, part in staged(scenario.machines, scenario.model.relay_stages)]
     drawn = [_as_part(scenario, host) for host in hosts[: len(hosts) - len(parts)]]
@@ -238,8 +239,8 @@ def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
 
 def without(plan: Plan, regions: Regions) -> Plan:
     """Plan without the machines that make the iteration longer. The machine that is missed least is removed
-    again and again; the result is the first assignment whose iteration is nearly as short as the shortest
-    one."""
+    again and again, while its stage has more than `_least_replicas`; the result is the first assignment whose
+    iteration is nearly as short as the shortest one."""
     estimates, keeps = of_any_assignment(plan.scenario, regions), _least_replicas(plan.scenario)
     shrinking = [_assignment_of(plan)]
     while True:
@@ -298,9 +299,10 @@ def simulated(
     seed: int = 0,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
-    """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
-    and links are unknown; with two iterations in flight there are DELAYED more, of which all but one are, and
-    the last iteration, beside which there is no other, is not counted. committed: called after each one."""
+    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed. Up to
+    two iterations are warm-up, in which speeds and links are unknown; with two iterations in flight there are
+    DELAYED more, of which all but one are, and the last iteration, beside which there is no other, is not
+    counted. committed: called with the number of each iteration after it."""
     delay = plan.scenario.run.delay
     whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
     run = replace(plan.scenario.run, iterations=whole, warm_up=warm_up)

@@ -117,7 +117,7 @@ class FlowWorld:
 
     @property
     def quiet(self) -> bool:
-        """True if no agent is busy and no datagram but confirmations is in transit."""
+        """True if no agent is busy, no datagram but confirmations is in transit, and no action is planned."""
         return not self.in_flight and not self._busy
 
     # -- events ------------------------------------------------------------------------------------------
