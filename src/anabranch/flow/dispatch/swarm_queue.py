@@ -28,7 +28,7 @@ FIRST_S, NEWEST = 1.0, 0.1
 
 
 @dataclass
-class _Mean:
+class Mean:
     """Exponentially weighted mean, corrected for the few samples at its beginning; FIRST_S before the
     first."""
 
@@ -61,7 +61,7 @@ class SwarmQueue(Policy):
         self._dice = rng
         self._time: dict[str, float] = {}
         self._tie: dict[str, float] = {}
-        self._mean: dict[str, _Mean] = {}
+        self._mean: dict[str, Mean] = {}
         self._banned: dict[str, float] = {}
         self._calls: dict[int, _Call] = {}
 
@@ -94,7 +94,7 @@ class SwarmQueue(Policy):
     def returned(self, index: int) -> None:
         call = self._calls.pop(index, None)
         if call is not None and call.took_s:
-            self._mean.setdefault(call.peer, _Mean()).add(call.took_s)
+            self._mean.setdefault(call.peer, Mean()).add(call.took_s)
 
     def lost(self, peer: str, now: float) -> None:
         self._calls = {index: call for index, call in self._calls.items() if call.peer != peer}

@@ -23,21 +23,20 @@ None has slots: a microbatch waits for memory (`memory_model`) while its call ma
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 
 from anabranch.counter_rng import CounterRng
+from anabranch.flow.dispatch.swarm_queue import Mean
 from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.engine import BACKWARD, FORWARD
 from anabranch.sim.baselines.memory_model import RelayMemory, input_slots
 from anabranch.sim.baselines.pipeline_model import Kinds, Microbatch, Pipelines
 from anabranch.sim.baselines.rebalancing import Rebalancing
 from anabranch.sim.cluster.scenario import Fleet, Host
-
-#: Expected seconds of a call before any is measured; weight of the newest call in the mean (SWARM's values).
-FIRST_S, NEWEST = 1.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class StochasticWiring:
     def __init__(self, rng: CounterRng) -> None:
         self._dice = rng
         self._time: dict[str, float] = {}
-        self._pace: dict[str, tuple[float, float]] = {}
+        self._pace: defaultdict[str, Mean] = defaultdict(Mean)
         self.banned: set[str] = set()
 
     def choose(self, peers: Collection[str]) -> str | None:
@@ -82,14 +81,12 @@ class StochasticWiring:
         for peer in able:
             self._time.setdefault(peer, head)
         chosen = min(able, key=lambda peer: (self._time[peer], self._dice.uniform()))
-        total, weight = self._pace.get(chosen, (0.0, 0.0))
-        self._time[chosen] += total / weight if weight else FIRST_S
+        self._time[chosen] += self._pace[chosen].seconds
         return chosen
 
     def took(self, peer: str, seconds: float) -> None:
         """Add the measured duration of a call to the running mean of a peer."""
-        total, weight = self._pace.get(peer, (0.0, 0.0))
-        self._pace[peer] = (total + NEWEST * (seconds - total), weight + NEWEST * (1.0 - weight))
+        self._pace[peer].add(seconds)
 
     def lost(self, peer: str) -> None:
         """Ban a peer and forget its measurements."""

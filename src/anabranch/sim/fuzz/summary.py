@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from anabranch.observe.wording import table
 from anabranch.sim.fuzz.fault_kinds import CARRIER_KINDS, KINDS, matrix_cells
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.peer_phases import PHASES
@@ -142,11 +143,4 @@ def _table(found: FuzzSummary) -> str:
         ]
         repaired, wasted_s = sum(cell.repaired for cell in cells), sum(cell.wasted_s for cell in cells)
         rows.append([kind, *counts, str(repaired), f"{wasted_s:.1f} s"])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return "\n".join(table(rows, right=True))

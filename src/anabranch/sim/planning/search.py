@@ -84,12 +84,9 @@ def search(
     progress: Progress = lambda activity, done, total: None,
 ) -> Iterator[list[Plan]]:
     """Yield the plans found so far, sorted by estimate: after each number of stages and microbatch size, the
-    scenario's size first, then after each exchange of machines in the best of them.
-
-    Raises UserError if the model does not fit the fleet.
-
-    :param stages: numbers of stages to consider (empty: all).
-    """
+    scenario's size first, then after each exchange of machines in the best of them. stages: numbers of
+    stages to consider (empty: all). Raises UserError during the iteration if the model does not fit the
+    fleet."""
     fleet = named_fleet(scenario, regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
@@ -124,10 +121,7 @@ def _estimated_s(plan: Plan) -> float:
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> Iterator[Plan]:
     """Plans with better assignments, made from the most promising of `found`: with all machines, and without
-    harmful ones.
-
-    :param found: plans sorted by estimate.
-    """
+    harmful ones. found: plans sorted by estimate."""
     first = shortlist(found, len(found), 1)
     fewer = {id(plan): plan for plan in found}
     for number, plan in enumerate(first, start=1):
