@@ -18,7 +18,7 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 @dataclass
 class DifferenceCount:
     """Counts of compared values of one kind, of those that differ, and of differing bits. `first`: place of
-    the first difference. It is also appended to `firsts`, which the counts of all kinds share."""
+    the first difference ("": none). It is also appended to `firsts`, which the counts of all kinds share."""
 
     compared: int = 0
     differ: int = 0

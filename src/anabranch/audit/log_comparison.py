@@ -39,7 +39,8 @@ Label = tuple[int, str]
 
 
 class RecordedValues:
-    """Observer that records the values to compare by norm: tensors at checkpoints and series of numbers."""
+    """Observer that records the values to compare by norm: tensors at checkpoints and series of numbers.
+    last_t: iteration in the labels of the series."""
 
     def __init__(self, checkpoints: Sequence[int], last_t: int) -> None:
         self._checkpoints = frozenset(checkpoints)
@@ -76,8 +77,9 @@ def as_vectors(t: int, series: Mapping[str, Sequence[float]]) -> dict[Label, Ten
 class Comparison:
     """Observer of a replay that counts its differences from log and checkpoints. `exact`: True if replay and
     log must agree in every bit. Otherwise only what the log derives from itself is counted (batches,
-    schedule, checkpoints against the log), and `distances` are judged by the caller. `same_class`: True if
-    all owners are of this machine's numerics class."""
+    schedule, checkpoints against the log), and `distances` are judged by the caller. `distances`: of the
+    checkpoints' tensors from the replay's. `same_class`: True if all owners are of this machine's numerics
+    class."""
 
     inputs: Inputs
     log: LoggedRun

@@ -26,9 +26,9 @@ _NAMES = {"moments": "optimizer state"}
 
 @dataclass(frozen=True)
 class Distance:
-    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it.
-    `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance that
-    rounding in the run's precision causes in the implementation that the run is compared with."""
+    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it. `of`:
+    its name. `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance
+    that rounding in the run's precision causes in the implementation that the run is compared with."""
 
     t: int
     of: str
@@ -185,8 +185,8 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Text lines: a title and the greatest distance of each kind (weights, moments, each series); one line if
-    all are 0, none without distances."""
+    """Text lines: a title and the distance of the greatest `strain` of each kind (weights, moments, each
+    series); one line if all are 0, none without distances."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):

@@ -41,8 +41,9 @@ def verify(
 ) -> Report:
     """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
     processes share the work; the result does not depend on their number. rounds: first and last iteration of
-    the log to recompute, from the last usable checkpoint before them; None: all. Raises UserError for
-    anything missing or unreadable, and for `rounds` that cannot be judged alone."""
+    the log to recompute, from the last usable checkpoint before them; None: all. Shows progress, and sets
+    this process's numerics to the run's. Raises UserError for anything missing or unreadable, and for
+    `rounds` that cannot be judged alone."""
     inputs, log = _opened(run_dir)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]

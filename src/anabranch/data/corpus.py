@@ -129,10 +129,10 @@ def materialise(
     cache: CorpusCache | None = None,
 ) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
-    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8. cache: of tokenized
-    corpora; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer than 20
-    documents or too little text for the vocabulary, or if the directory holds a damaged corpus or one of
-    other settings."""
+    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8, and about tokens
+    from the cache. cache: of tokenized corpora; None to tokenize in any case. Raises ConfigError if the
+    source cannot be read, has fewer than 20 documents or too little text for the vocabulary, or if the
+    directory holds a damaged corpus or one of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -300,7 +300,7 @@ def open_corpus(directory: Path) -> Corpus:
 
 
 def is_held_out(number: int) -> bool:
-    """True if document `number` (from 0, in sorted order) is held out."""
+    """True if document `number` (from 0, in sorted order) is held out: the last of each HELD_OUT_EVERY."""
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 

@@ -263,7 +263,8 @@ def _parquet(section: DataSection) -> Documents:
 
 
 def _saved_dataset(section: DataSection) -> Documents:
-    """Documents of a folder that `Dataset.save_to_disk` made; `state.json` lists its Arrow files in order."""
+    """Documents of a folder that `Dataset.save_to_disk` made; `state.json` lists its Arrow files in order.
+    Raises ConfigError for another folder, or one with several splits."""
     ipc = _import_arrow("pyarrow.ipc", section.source, "datasets")
     root = _existing_path(section)
     splits = root / "dataset_dict.json"
@@ -293,7 +294,8 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches."""
+    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches. The
+    iteration raises ConfigError for an unreadable file."""
 
     def documents() -> Iterator[Document]:
         position = 0

@@ -121,7 +121,7 @@ class TextTokenizer:
 
 def write_tokenizer(section: DataSection, texts: Iterable[str], path: Path) -> None:
     """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE. Raises
-    ConfigError for an unreadable tokenizer.json."""
+    ConfigError for an unusable tokenizer.json."""
     if section.tokenizer == "bytes":
         path.write_text(_bytes_tokenizer().to_str(pretty=True), encoding="utf-8")
     elif section.tokenizer in ("auto", "bpe"):
@@ -147,7 +147,8 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer. The same texts give the same file: ties go by token order."""
+    """Train a byte-level BPE tokenizer on the first TRAINING_CHARACTERS of the texts. The same texts give the
+    same file: ties go by token order."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -23,8 +23,8 @@ class Link:
     node's links with news to send, shared by its links. owes: True if the other end waits for an answer.
     asks: True if this end repeats its letter until it is acknowledged. repeat_at: time (s) of the repetition.
     searches, findings: source (data node that searches for free capacity) -> newest request and answer of its
-    search to send to the other end. heard, findings_read: source -> number of the newest search and finding
-    handled from the other end. read: searches and findings in the other end's last letter."""
+    search to send to the other end. heard, findings_read: source -> number of the newest search, and newest
+    finding, handled from the other end. read: searches and findings in the other end's last letter."""
 
     # Slots save memory: a node of a large swarm has hundreds of links.
     __slots__ = (

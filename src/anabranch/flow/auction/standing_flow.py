@@ -240,7 +240,8 @@ class StandingFlow:
             self._want(unit, link)
 
     def _depart(self, now: float) -> None:
-        """At a source: start a standing unit for each working unit that has none."""
+        """At a source: start a standing unit for each working unit that has none, unless it pauses after one
+        that was never confirmed."""
         if now < self._depart_at:
             self._check(self._depart_at)
             return

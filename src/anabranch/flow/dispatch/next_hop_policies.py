@@ -125,7 +125,8 @@ class Dispatch(Policy):
         return min(costs, key=_rank)[1].peer if costs else None
 
     def _costs(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """Cost of each candidate, with the candidate."""
+        """(cost in seconds, candidate) of each candidate, in their order. An unknown price counts as the
+        highest known one, or 0."""
         known = [candidate.price for candidate in candidates if candidate.price < math.inf]
         unknown = max(known, default=0.0)  # an unknown price counts as the highest known one
         return [(self._cost(candidate, unknown), candidate) for candidate in candidates]

@@ -103,7 +103,8 @@ class SwarmQueue(Policy):
         self._banned[peer] = now + BAN_S
 
     def _next(self, peers: Collection[str], now: float) -> str:
-        """Choose the peer with the least virtual time and charge it; a new peer starts at the least time."""
+        """Choose the peer with the least virtual time, of those not banned (of all, if all are), and charge
+        it; a new peer starts at the least time."""
         able = [peer for peer in peers if now >= self._banned.get(peer, 0.0)] or list(peers)
         head = min((self._time[peer] for peer in able if peer in self._time), default=0.0)
         for peer in able:

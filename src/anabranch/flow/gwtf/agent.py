@@ -257,7 +257,9 @@ class GwtfAgent:
         units.changed = units.round
 
     def _compare(self, peer: str, side: Side, message: msg.Confirm) -> list[Send]:
-        """Adapt to the shared units in a neighbour's `Confirm`; answer with those that this node lacks."""
+        """Take over the other ends of units, and a next hop's offer, from a neighbour's `Confirm`; returns
+        messages with the listed units and reservations that this node lacks, which the neighbour then
+        drops."""
         units, pending = self._units, self._negotiation.pending
         table = units.ins if side is Side.PREVIOUS else units.outs
         requested = pending.number if pending is not None else None

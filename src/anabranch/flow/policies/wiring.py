@@ -222,8 +222,9 @@ class WiringAgent:
         return [Send(peer, Side.NEXT, Try(unit, walk.out_step))]
 
     def _give_back(self, unit: UnitId) -> list[Send]:
-        """Remove a unit, notify its next hop, and refuse it to the previous node, which tries another. At its
-        data node none starts until next hops or demand change, unless this one was whole before."""
+        """Remove a unit, notify its next hop, and refuse it, now and later, to the previous node, which tries
+        another. At its data node none starts until next hops or demand change, unless this one was whole
+        before."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:
@@ -235,7 +236,8 @@ class WiringAgent:
         return [*sends, Send(walk.previous, Side.PREVIOUS, Refused(unit, walk.step, walk.used))]
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
-        """Remove a unit that is given up from `table`, and notify the next node."""
+        """Remove a unit that is given up from `table`, and notify the next node. If it comes here again, it
+        is refused."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

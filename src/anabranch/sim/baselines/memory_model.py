@@ -45,7 +45,8 @@ class RelayMemory(Generic[Occupant]):
         self._admit()
 
     def leave(self, occupant: Occupant) -> None:
-        """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one."""
+        """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one; the next
+        that waits may enter."""
         self._waiting.pop(occupant, None)
         self.held.pop(occupant, None)
         self._admit()

@@ -34,8 +34,8 @@ def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
 
 
 def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
-    """Stage of each relay as the run's leader assigns it in a simulated run, up to its first iteration.
-    Raises TimeoutError if the run does not begin."""
+    """Stage of each relay that is there at the beginning, as the run's leader assigns it in a simulated run,
+    up to its first iteration. Raises TimeoutError if the run does not begin."""
     asking = {  # for any stage (-1), if they are relays without a given one
         host.id: host if host.fixed or not host.stage else replace(host, stage=-1)
         for host in fleet.hosts.values()

@@ -351,8 +351,9 @@ def _come_again(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest, signs: bool = True) -> None:
-    """Deed: put a `LyingWorker` in place of the guest's worker. It gives false results of one kind of task
-    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`). signs: False to sign the right ones."""
+    """Deed: put a `LyingWorker` in place of the guest's worker, once. It gives false results of one kind of
+    task (`Guest.lie`) while enough honest replicas serve (`_has_a_say`); in audits only with `Guest.audits`
+    and as the only liar. signs: False to sign the right ones."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return

@@ -183,7 +183,8 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and microbatch size, of one batch; machines have no stages yet."""
+    """Scenarios for each number of stages and microbatch size (a power of two of rows), of one batch;
+    machines have no stages yet."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:

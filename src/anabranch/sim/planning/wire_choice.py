@@ -114,7 +114,8 @@ def _failed(plan: Plan) -> bool:
 
 
 def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
-    """Lines of text: an iteration of each plan, why `taken` was chosen, and a quicker other model."""
+    """Lines of text about plans that `weighed` returned: an iteration of each, why `taken` was chosen, and a
+    quicker other model."""
     lines = []
     for plan in found:
         work, more = plan.scenario.work, tokens(plan.scenario)
