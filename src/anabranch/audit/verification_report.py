@@ -152,7 +152,7 @@ class Report:
         return [*lines, self.verdict()]
 
     def verdict(self) -> str:
-        """One-line result."""
+        """Line of text: numbers of steps, peers removed and rollbacks, and what differs or holds."""
         counts = [f"{counted(self.steps, 'step')}", f"{counted(self.microbatches, 'microbatch', 'es')} each"]
         if self.skipped:
             counts.append(f"{self.skipped} skipped")

@@ -253,7 +253,7 @@ class RunDirectory:
 
     def read_stage(self, t: int, stage: int) -> bytes:
         """Read one stage's snapshot bytes from the checkpoint of step t, checked for size and hash. Raises
-        UserError, which names the file and a checkpoint to use instead."""
+        UserError if it is missing or damaged, with what to use instead."""
         entry = self.manifest(t).stages.get(stage)
         if entry is None:
             raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")

@@ -26,7 +26,8 @@ def places(pass_s: Mapping[str, float], capacity: Mapping[str, int], batch: int)
 
 @lru_cache(STAGES_KEPT)
 def _places(replicas: tuple[tuple[str, float, int], ...], batch: int) -> Mapping[str, int]:
-    """The same; replicas: (peer, seconds per microbatch, capacity in microbatches) of each."""
+    """`places` with the replicas as a tuple, for the cache: (peer, seconds per microbatch, capacity in
+    microbatches) of each."""
     most_s = _time_s(replicas, batch) * (1.0 + SLACK)
     return {peer: min(room, max(1, int(most_s / pass_s + 1e-9))) for peer, pass_s, room in replicas}
 

@@ -149,7 +149,7 @@ def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
 
 
 class Static(Policy):
-    """Policy `static`: microbatch index modulo the number of replicas."""
+    """Policy `static`: microbatch index modulo the number of replicas, whose slot it waits for."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

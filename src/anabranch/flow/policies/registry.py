@@ -42,7 +42,8 @@ def is_published(name: str) -> bool:
 
 
 def make_policy(name: str, rng: CounterRng | None = None) -> Policy:
-    """Make the dispatch policy `name` for one node. Raises ValueError for an unknown name."""
+    """Make the dispatch policy `name` for one node. rng: for a policy that draws (None: the same numbers each
+    time). Raises ValueError for an unknown name."""
     if name not in POLICIES:
         raise ValueError(f"no routing policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name](rng or CounterRng(0))

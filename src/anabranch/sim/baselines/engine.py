@@ -57,9 +57,10 @@ class Worker:
         then: Callback,
         members: int = 1,
     ) -> float:
-        """Queue tasks of microbatch `index`, which are computed one after another as a whole. Returns their
-        seconds while no other process of the machine computes (`SHARED`). then: runs at the end, unless the
-        process crashed. members: replicas in the reduce, for its tasks."""
+        """Queue tasks of microbatch `index`, which are computed one after another as a whole: the lowest
+        `priority` first, of equals the lowest index. Returns their seconds while no other process of the
+        machine computes (`SHARED`). then: runs at the end, unless the process crashed. members: replicas in
+        the reduce, for its tasks."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.drift.slowness(self.host.id)

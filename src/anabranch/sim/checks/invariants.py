@@ -239,7 +239,8 @@ class Invariants:
         self._first_plan[record.t + 1] = plan
 
     def _exactly_once(self, commit: Commit) -> None:
-        """Check I1: at every stage the owners' units are the whole batch, each added to its owner's sum."""
+        """Check I1: at every stage the owners' units are the whole batch (in a round active slots, the same
+        at every stage), each added to its owner's sum, and no loss is missing."""
         if commit.verdict != "step":
             return
         if any(loss != loss for loss in commit.loss_sums):
@@ -280,7 +281,8 @@ class Invariants:
 
     def _equal(self, commit: Commit, base: str) -> None:
         """Check I3: committed gradients and losses equal those of a single machine. Records which state
-        follows; with `forgives` a false step raises nothing, and no state is recorded for it."""
+        follows; with `forgives` a false step raises nothing, and no state is recorded for it: steps after it
+        are not checked."""
         if self.truth is None or commit.previous_base not in self._keys:
             return
         _, key = self._keys[commit.previous_base]

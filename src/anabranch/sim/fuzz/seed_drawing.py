@@ -286,7 +286,8 @@ def _lined(drawn: DrawnSeed) -> DrawnSeed:
 
 
 def _audit_share(seed: int, profile: FaultProfile) -> float:
-    """Share of the contributions that a seed audits; 0 in most seeds, and in those with rounds."""
+    """Share of the contributions that a seed audits; 0 in most seeds, and in profiles of rounds or of two
+    iterations in flight."""
     rng = random.Random(f"audits {seed}")
     audited = rng.random() < AUDITED and not profile.islands and not profile.delayed
     return rng.choice(AUDIT_SHARES) if audited else 0.0

@@ -181,7 +181,8 @@ class Estimates:
     def _reduce_s(self, hosts: Sequence[Host], names: Group, everybody: Group) -> float:
         """Seconds of reduce and optimizer step of a stage's replicas. The reduce is even (each member sums
         one part) or, where that is quicker, spread over helpers among `everybody`
-        (`protocol.coordinator.reduce_schedule`); or it has the shares of the averaging program."""
+        (`protocol.coordinator.reduce_schedule`), or with the shares of the averaging program, as
+        `fleet.spread` allows."""
         fleet, stage, count = self._fleet, hosts[0].stage, len(hosts)
         step_s = max(self._step_s(host, count) for host in hosts)
         if count < 2:
