@@ -259,7 +259,8 @@ def _norm(commit: Commit) -> float:
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
     """(ascending steps of the checkpoints on the log's current branch, sentences on those that belong to
-    another run or to no record of the log, sentences on those of steps that were rolled back)."""
+    another run or to no record of the log, sentences on those of steps that were rolled back). Raises
+    UserError for an unreadable manifest."""
     usable, problems, notes = [], [], []
     for t in inputs.directory.checkpoints():
         manifest = inputs.directory.manifest(t)

@@ -226,7 +226,8 @@ def _bounds(
     jobs: int,
 ) -> tuple[dict[Label, float], int]:
     """Greatest allowed distance of each label (of a tensor or series), and the number of replays with another
-    order of the microbatches that were needed to measure the distances."""
+    order of the microbatches that were needed to measure the distances. Raises UserError as
+    `permutations`."""
     fixed = fixed_bounds(inputs.run.compute.dtype, found)
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:

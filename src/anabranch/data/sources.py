@@ -318,7 +318,7 @@ def _table_documents(
 
 
 def _hub(section: DataSection) -> Documents:
-    """Documents of a dataset that is streamed; positions count records."""
+    """Documents of a dataset that is streamed; positions count records. The iteration raises ConfigError."""
 
     def documents() -> Iterator[Document]:
         for number, record in enumerate(stream(section), start=1):

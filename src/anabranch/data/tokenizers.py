@@ -101,7 +101,8 @@ class TextTokenizer:
         return number
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text for the token ids `ids`; separators and other special tokens are left out."""
+        """Text for the token ids `ids`; separators and other special tokens are left out. Raises ConfigError
+        if the library fails on them."""
         with _panics_named(self._path):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 

@@ -66,7 +66,7 @@ class _FairProgram:
 
     def raise_together(self, settled: dict[str, float], free: list[str]) -> float:
         """Greatest share (admitted part of the demand) that all data nodes in `free` can have together, while
-        the others have at least their `settled` shares."""
+        the others have at least their `settled` shares. Raises OracleError if they cannot have these."""
         goal = np.zeros(len(self._costs))
         goal[-1] = -1.0
         return float(self._solve(goal, settled, free)[-1])

@@ -224,7 +224,7 @@ class WiringAgent:
     def _give_back(self, unit: UnitId) -> list[Send]:
         """Remove a unit, notify its next hop, and refuse it, now and later, to the previous node, which tries
         another. At its data node none starts until next hops or demand change, unless this one was whole
-        before."""
+        before. Returns the messages."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:
@@ -236,8 +236,8 @@ class WiringAgent:
         return [*sends, Send(walk.previous, Side.PREVIOUS, Refused(unit, walk.step, walk.used))]
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
-        """Remove a unit that is given up from `table`, and notify the next node. If it comes here again, it
-        is refused."""
+        """Remove a unit that is given up from `table`, and notify the next node; returns the message. If it
+        comes here again, it is refused."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

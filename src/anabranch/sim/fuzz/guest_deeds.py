@@ -223,8 +223,8 @@ def _tell_ready(guest: Guest) -> None:
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: claim that one honest replica of the stage cannot be reached, and send nobody parts of a sum or
-    PREPARED, so that reduces are stuck."""
+    """Deed: claim that one honest replica of the stage cannot be reached (in Claim and Ready), and send no
+    parts of a sum and no PREPARED (None), so that reduces are stuck."""
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return None
     if isinstance(message, msg.Claim | msg.Ready):
@@ -374,7 +374,8 @@ def _send_unsigned(guest: Guest) -> None:
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: keep back PREPARED and receipt of a step that the guest computed falsely; die `DIES_S` later."""
+    """Deed: keep back (None) PREPARED and receipt of a step that the guest computed falsely; die `DIES_S`
+    later."""
     lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
     if not lied or "gone" in guest.told:
         return None if lied else message

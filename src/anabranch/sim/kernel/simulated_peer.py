@@ -218,7 +218,8 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
-        process are queued, those of an ended one are dropped."""
+        process are queued, those of an ended one are dropped. Exceptions of the protocol and of observers
+        (Violation) leave it."""
         if not self.alive or self.stopped is not None:
             return
         if self._backlog is not None:

@@ -58,7 +58,8 @@ def estimate(fleet: Fleet) -> Estimated:
 
 
 def of_any_assignment(scenario: Scenario, regions: Regions) -> Estimates:
-    """Estimates for every assignment of relays to stages; all machines of the scenario must be named."""
+    """Estimates for every assignment of relays to stages; all machines of the scenario must be named. Raises
+    UserError as `fleet_of`."""
     work, hosts, like = scenario.work, list[Host](), dict[int, Fleet]()
     for stage in range(1, work.stages + 1):
         if work.blocks(stage) not in like:

@@ -160,7 +160,7 @@ def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
 
 def named_fleet(scenario: Scenario, regions: Regions) -> Scenario:
     """The same scenario with every machine named, in a region, and without a stage; missing figures are drawn
-    with seed 0."""
+    with seed 0. Raises UserError as `fleet_of`."""
     hosts = list(fleet_of(scenario, regions, 0).hosts.values())
     parts = [part for _, part in staged(scenario.machines, scenario.model.relay_stages)]
     drawn = [_as_part(scenario, host) for host in hosts[: len(hosts) - len(parts)]]
