@@ -192,7 +192,7 @@ class WiringAgent:
     # -- walking -----------------------------------------------------------------------------------------
 
     def _start(self) -> list[Send]:
-        """At a data node: start the next unit once the one before has a whole path."""
+        """At a data node: start the next unit once the one before has a whole path; returns the messages."""
         if not self._setup.is_data or not self._next or self._hopeless:
             return []
         if len(self._walks) >= self._demand or not self.quiet():

@@ -119,7 +119,8 @@ class Guest:
         self.say(self.world.leading().id, message, once)
 
     def mouth(self, message: msg.AnyMessage) -> msg.AnyMessage | None:
-        """Message that the guest sends in place of the honest `message` of its process; None: nothing."""
+        """Message that the guest sends in place of the honest `message` of its process; None: nothing. One
+        that its deed changes or drops counts in `told`."""
         if self.role is GuestRole.STRANGER and isinstance(message, msg.JoinRequest) and not self.deed.applies:
             return None
         if self.role is GuestRole.ADMITTED and isinstance(message, msg.Ready):
