@@ -18,7 +18,7 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 @dataclass
 class DifferenceCount:
     """Counts of compared values of one kind, of those that differ, and of differing bits. `first`: place of
-    the first difference. It is also appended to `firsts`, which the counts of all kinds share."""
+    the first difference ("": none). It is also appended to `firsts`, which the counts of all kinds share."""
 
     compared: int = 0
     differ: int = 0
@@ -34,7 +34,8 @@ class DifferenceCount:
         self._count(1, int(bits > 0), bits, where)
 
     def numbers(self, ours: Sequence[float], theirs: Sequence[float], where: str, item: str) -> None:
-        """Compare two sequences of floats; a value of only one differs. Place: `where`, `item` and index."""
+        """Compare two sequences of floats, value by value (`number`); each of the longer one's further values
+        differs, in no counted bit. Place of a value: `where`, `item` and index."""
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             self.number(a, b, f"{where}, {item} {index}")
         shorter, longer = sorted((len(ours), len(theirs)))
@@ -46,7 +47,7 @@ class DifferenceCount:
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:
-        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit."""
+        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit, and count the result."""
         kind = _INTEGERS[ours.element_size()]
         a, b = (tensor.detach().cpu().contiguous().view(kind).reshape(-1) for tensor in (ours, theirs))
         different = torch.bitwise_xor(a, b)
@@ -64,7 +65,8 @@ class DifferenceCount:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite for NaN."""
+    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if they are equal, infinite if only `theirs`
+    is zero or a value is not finite."""
     a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
     apart, length = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
     if apart == 0.0:

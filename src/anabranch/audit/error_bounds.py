@@ -49,13 +49,14 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
     """Greatest allowed distances from a single process, by label (of a tensor or series), where a constant is
-    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured."""
+    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured; empty for another
+    dtype."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
 def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
-    """Relative L2 distance by label (of a tensor or series); infinite if only one side has the label or the
-    shapes differ."""
+    """L2 distance of `theirs` from `ours` over the norm of `ours`, by label (of a tensor or series); infinite
+    if only one side has the label or the shapes differ."""
     found = {}
     for label in theirs.keys() | ours.keys():
         a, b = theirs.get(label), ours.get(label)
@@ -64,11 +65,9 @@ def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
 
 
 def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tensor]:
-    """Losses, norms and evaluations in the log, as vectors under the labels that `RecordedValues.vectors`
-    uses.
-
-    means: True for the mean loss of each step (as in `independent_vectors`), False for each microbatch's sum.
-    """
+    """Losses and norms of the steps in the log that were not skipped, and evaluations, as fp64 vectors with
+    the labels of `RecordedValues.vectors`. means: True for the mean loss of each step ("mean losses", as in
+    `independent_vectors`) in place of each microbatch's sum ("losses")."""
     steps = [commit for commit in history.commits if commit.verdict == "step"]
     mean_losses = {"mean losses": [math.fsum(commit.loss_sums) / commit.tokens for commit in steps]}
     loss_sums = {"losses": [loss for commit in steps for loss in _counted_losses(commit)]}
@@ -125,8 +124,9 @@ def permutations(
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
     """Results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`); up to
-    `jobs` run at the same time. `advance` is called with the number of iterations that were replayed since
-    its last call. Each replay runs in one process, as shared float sums depend on their number."""
+    `jobs` run at the same time; at most `PERMUTATIONS`. `advance` is called with the number of iterations
+    replayed since its last call. Each replay runs in one process, as shared float sums depend on their
+    number. Raises UserError if a worker process ends early."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
@@ -152,7 +152,7 @@ def measured_bounds(
     """(bound of every label in `found`, number of permutations used). A bound is `SLACK` times the largest
     distance of a permutation's result from `ours`, and at least one rounding of every value. dtype: of the
     computation. found: label -> distance of the run. ours: result in the usual order. permutations: results
-    in other orders, drawn until each distance is within its bound."""
+    in other orders, drawn until each distance is within its bound or they end."""
     least = FP64_ROUNDING if dtype == "fp64" else FP32_ROUNDING
     largest = dict.fromkeys(found, least / SLACK)
     used = 0

@@ -52,7 +52,8 @@ class LoggedRun:
 
 def read_log(path: Path) -> LoggedRun:
     """Read and check a log; contradictions in its contents become its `problems`. Raises UserError for an
-    empty log, a first record that is no genesis, and a line that is unreadable or breaks the chain."""
+    unreadable or empty file, a first record that is no genesis, and a line that is damaged or breaks the
+    chain."""
     lines, torn_bytes = log_lines(path)
     checker = _LogChecker()
     position = Position()
@@ -95,7 +96,8 @@ def log_lines(path: Path) -> tuple[list[bytes], int]:
 
 @dataclass
 class _LogChecker:
-    """Checker of a log, record by record; it keeps the values that the next record must agree with."""
+    """Checker of a log, record by record, which adds contradictions to `problems`. It keeps the values that
+    the next record must agree with. owners: iteration -> numerics classes of its units' owners."""
 
     genesis: Genesis | None = None
     rollbacks: int = 0
@@ -236,7 +238,8 @@ class _LogChecker:
             self._expect(set(data) == set(islands), "the slots of its stages differ")
 
     def _check_plan(self, commit: Commit) -> None:
-        """Check that the slots that `commit` plans for the next round follow from the plan of this one."""
+        """Check that the slots that `commit` plans for the next round follow from the plan of this one, and
+        keep the new plan."""
         plan = commit.slots or ()
         wrong = next_plan_problem(self._plan, plan, commit)
         self._expect(not wrong, f"the next round is another one: {wrong}")
@@ -244,7 +247,7 @@ class _LogChecker:
         self._plan = self._plans[commit.t] = plan
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
-        """Check that a logged evaluation is of the state after step t before it: the replay has no other."""
+        """Check that a logged evaluation is of the state after step t, and of at least one window."""
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 
@@ -252,7 +255,9 @@ class _LogChecker:
         self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
     ) -> None:
         """Check invariant I1: every unit has exactly one owner, an active member of the stage; in a round,
-        units of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
+        units of a slot that does not count have none. Also check that no member is named twice, that each
+        joined with its numerics class, and that the sums of squares are possible. Adds the owners' numerics
+        classes to `owners[t]`."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, unit_count(stage, microbatches)
         self._expect(len(entry.owners) == units, f"{len(entry.owners)} owners for {units} units")

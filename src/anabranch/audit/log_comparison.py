@@ -39,7 +39,8 @@ Label = tuple[int, str]
 
 
 class RecordedValues:
-    """Observer that records the values to compare by norm: tensors at checkpoints and series of numbers."""
+    """Observer that records the values to compare by norm: tensors at checkpoints and series of numbers.
+    last_t: iteration in the labels of the series."""
 
     def __init__(self, checkpoints: Sequence[int], last_t: int) -> None:
         self._checkpoints = frozenset(checkpoints)
@@ -74,12 +75,11 @@ def as_vectors(t: int, series: Mapping[str, Sequence[float]]) -> dict[Label, Ten
 
 @dataclass
 class Comparison:
-    """Observer of a replay that counts its differences from log and checkpoints.
-
-    `exact`: True if replay and log must agree in every bit. Otherwise only what the log derives from itself
-    is counted (batches, schedule, checkpoints against the log), and `distances` are judged by the caller.
-    `same_class`: True if all owners are of this machine's numerics class.
-    """
+    """Observer of a replay that counts its differences from log and checkpoints. `exact`: True if replay and
+    log must agree in every bit. Otherwise only what the log derives from itself is counted (batches,
+    schedule, checkpoints against the log), and `distances` are judged by the caller. `distances`: of the
+    checkpoints' tensors from the replay's. `same_class`: True if all owners are of this machine's numerics
+    class."""
 
     inputs: Inputs
     log: LoggedRun
@@ -158,7 +158,8 @@ class Comparison:
                 self.counts["fingerprints"].word(theirs, ours, f"{where}, stage {stage}")
 
     def _schedule(self, commit: Commit) -> None:
-        """Compare the values of a commit that need no replay: batch hash, learning rate, other scalars."""
+        """Compare, and count, the values of a commit that need no replay: batch hash, learning rate, other
+        scalars."""
         run, t = self.inputs.run, commit.t
         if rounds_of(run).has(t):
             self._round_schedule(commit)
@@ -222,7 +223,8 @@ class Comparison:
 
     def _stage(self, t: int, stage: int, layout: Layout, dtype: torch.dtype) -> StageState | None:
         """Read a stage's state from the checkpoint of step t; None if it is missing. A missing stage and
-        wrong hashes are added to the problems. Raises UserError if the file cannot be read."""
+        wrong hashes are added to the problems. Raises UserError if the file is outside the checkpoint's
+        folder, cannot be read, or is no snapshot of the stage."""
         directory, where = self.inputs.directory, f"checkpoint of step {t}, stage {stage}"
         entry = directory.manifest(t).stages.get(stage)
         if entry is None:
@@ -256,7 +258,9 @@ def _norm(commit: Commit) -> float:
 
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
-    """(steps of checkpoints on the log's current branch, problems of others, notes on rolled back ones)."""
+    """(ascending steps of the checkpoints on the log's current branch, sentences on those that belong to
+    another run or to no record of the log, sentences on those of steps that were rolled back). Raises
+    UserError for an unreadable manifest."""
     usable, problems, notes = [], [], []
     for t in inputs.directory.checkpoints():
         manifest = inputs.directory.manifest(t)

@@ -58,8 +58,7 @@ class ParallelStepper:
 @contextmanager
 def parallel_stepper(inputs: Inputs, own_class: str, jobs: int) -> Iterator[ParallelStepper]:
     """Context manager of a replay by this process and `jobs` - 1 worker processes, which end with the block.
-    own_class: this process's numerics class. Raises UserError if a worker has another, or
-    ends early."""
+    own_class: this process's numerics class. Raises UserError if a worker has another, or ends early."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:

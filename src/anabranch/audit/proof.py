@@ -144,7 +144,7 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
 
 def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
     """Place of the contribution in the log, which may be in a step that was rolled back later; None if the
-    log does not have it. Raises UserError if the log is damaged."""
+    log does not have it, or it is of stage 0. Raises UserError if the log is missing or damaged."""
     path = inputs.directory.log
     lines, _ = log_lines(path)
     try:
@@ -213,7 +213,7 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
 
 def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
     """Reference model in the state before the step, replayed from the nearest checkpoint on its branch of the
-    log, or from the initial state."""
+    log, or from the initial state; progress is shown. Raises UserError if the checkpoint is damaged."""
     directory, before = inputs.directory, logged.before
     start, reference = 0, inputs.reference()
     for t in reversed(directory.checkpoints()):
@@ -236,8 +236,9 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 
 
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare every statement of the receipt with the recomputed work, and enter the outcomes in `result`. An
-    output is judged only if its inputs are right."""
+    """Compare the receipt with the recomputed work, and enter the outcomes in `result`: units that the
+    subject owns, others only if the commit names them as disputed, parts of its gradient sum if no unit is
+    unknown, and sums. An output is judged only if its inputs are right."""
     disputed = {(each.unit, each.output) for each in logged.part.disputed if each.position == logged.position}
     for unit in (*receipt.units, *receipt.others):
         results = {(unit.unit, unit.activation_out), (unit.unit, unit.gradient_out)}

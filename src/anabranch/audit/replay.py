@@ -67,7 +67,8 @@ def replay(
     last: int = 1 << 62,
 ) -> None:
     """Replay the log from the state of the stepper's reference up to iteration `last`: take, skip and
-    evaluate as the log does, show every iteration to the observers, and call `advance(1)` after it."""
+    evaluate as the log does, show the state from which it begins and every iteration to the observers, and
+    call `advance(1)` after each iteration."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

@@ -60,8 +60,9 @@ class StepReplay:
     def work(
         self, t: int, stage: int, commit: StageCommit, parts: int, summed: Collection[int]
     ) -> ReplayedWork:
-        """Recompute the work of all members of `stage` in step t. parts: number of parts into which a
-        gradient sum is cut. summed: parts whose total is wanted."""
+        """Recompute the work of all members of relay stage `stage` in step t: the units that `commit`, the
+        stage's entry in the step's commit, says that they own. parts: number of parts into which a gradient
+        sum is cut. summed: parts whose total is wanted."""
         found = ReplayedWork()
         accumulator = self._stages[stage].accumulator
         kept: dict[int, list[Tensor]] = {part: [] for part in summed}
@@ -111,5 +112,3 @@ class StepReplay:
         for each in relays:
             self._stages[each].discard(index)
         self._stages[0].discard(head_unit(index))
-
-

@@ -53,10 +53,8 @@ class Inputs:
 
 
 def open_inputs(run_dir: Path) -> Inputs:
-    """Open a run directory and set this process's numerics to the run's.
-
-    Checks every corpus file against its hash. Raises UserError for anything missing or damaged.
-    """
+    """Open a run directory and set this process's numerics to the run's. Checks every corpus file against its
+    hash. Raises UserError for anything missing or damaged."""
     directory = RunDirectory.open(run_dir)
     run = load_run_file(directory.run_file)
     configure(run.compute.threads)

@@ -26,11 +26,9 @@ _NAMES = {"moments": "optimizer state"}
 
 @dataclass(frozen=True)
 class Distance:
-    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it.
-
-    `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance that
-    rounding in the run's precision causes in the implementation that the run is compared with.
-    """
+    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it. `of`:
+    its name. `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance
+    that rounding in the run's precision causes in the implementation that the run is compared with."""
 
     t: int
     of: str
@@ -44,7 +42,8 @@ class Distance:
 
     @property
     def strain(self) -> float:
-        """Distance as a multiple of its bound, or the distance itself if there is none."""
+        """Distance as a multiple of its bound (infinite if that is 0), or the distance itself if it is 0 or
+        has no bound."""
         if self.bound is None or self.distance == 0.0:
             return self.distance
         return self.distance / self.bound if self.bound else float("inf")
@@ -64,7 +63,8 @@ class Distance:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of `verify`. `promise` is a key of PROMISES."""
+    """Findings of `verify`. `steps`: iterations taken again, skipped ones included. `microbatches`: of each
+    step. `rolled_back`: commits made void by the `rollbacks`. `promise`: key of PROMISES."""
 
     run_id: str
     steps: int
@@ -152,7 +152,7 @@ class Report:
         return [*lines, self.verdict()]
 
     def verdict(self) -> str:
-        """One-line result."""
+        """Line of text: numbers of steps, peers removed and rollbacks, and what differs or holds."""
         counts = [f"{counted(self.steps, 'step')}", f"{counted(self.microbatches, 'microbatch', 'es')} each"]
         if self.skipped:
             counts.append(f"{self.skipped} skipped")
@@ -185,7 +185,8 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Text lines: a title and the greatest distance of each kind (weights, moments, each series)."""
+    """Text lines: a title and the distance of the greatest `strain` of each kind (weights, moments, each
+    series); one line if all are 0, none without distances."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):

@@ -39,12 +39,11 @@ from anabranch.train.stage.state import SnapshotError
 def verify(
     run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
 ) -> Report:
-    """Recompute every step of a run, and compare the results with its log and checkpoints.
-
-    `jobs` processes share the work; the result does not depend on their number. rounds: first and last
-    iteration of the log to recompute, from the last checkpoint before them; None: all. Raises UserError for
-    anything missing or unreadable.
-    """
+    """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
+    processes share the work; the result does not depend on their number. rounds: first and last iteration of
+    the log to recompute, from the last usable checkpoint before them; None: all. Shows progress, and sets
+    this process's numerics to the run's. Raises UserError for anything missing or unreadable, and for
+    `rounds` that cannot be judged alone."""
     inputs, log = _opened(run_dir)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
@@ -176,8 +175,8 @@ def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[st
 
 
 def _restore(reference: Reference, inputs: Inputs, commit: Commit) -> None:
-    """Continue from the checkpoint of the step that `commit` ended. Raises UserError if it cannot be read, or
-    is of another step."""
+    """Load the checkpoint of the step that `commit` ended into `reference`. Raises UserError if it cannot be
+    read, or is of another step."""
     directory, t = inputs.directory, commit.t
     try:
         reference.restore([directory.read_stage(t, stage) for stage in range(len(reference.states))])
@@ -227,7 +226,8 @@ def _bounds(
     jobs: int,
 ) -> tuple[dict[Label, float], int]:
     """Greatest allowed distance of each label (of a tensor or series), and the number of replays with another
-    order of the microbatches that were needed to measure the distances."""
+    order of the microbatches that were needed to measure the distances. Raises UserError as
+    `permutations`."""
     fixed = fixed_bounds(inputs.run.compute.dtype, found)
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:

@@ -51,10 +51,8 @@ class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Manifest of a checkpoint.
-
-    `base`: hash of the log record (`Genesis`, `Commit` or `Rollback`) that led to the state.
-    """
+    """Manifest of a checkpoint. `base`: hash of the log record (`Genesis`, `Commit` or `Rollback`) that led
+    to the state."""
 
     version: int
     run_id: str
@@ -64,7 +62,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class RunDirectory:
-    """Directory of a run, made by `create` or `open`; paths are attributes."""
+    """Directory of a run, made by `create` or `open` (the constructor itself checks nothing); paths are
+    attributes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -83,7 +82,8 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
-        """Create a run directory. Raises UserError if `path` is in use."""
+        """Create a run directory. Raises UserError if something but an empty folder is at `path`, or it
+        cannot be written."""
         directory = cls(path)
         if directory.path.exists() and (not directory.path.is_dir() or any(directory.path.iterdir())):
             raise UserError(
@@ -98,7 +98,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError for another folder or version, or a link or special file."""
+        """Open a run directory. Raises UserError if it is none or of another version, or for a link to a file
+        or a special file in it."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -118,12 +119,10 @@ class RunDirectory:
         return directory
 
     def _check_files(self) -> None:
-        """Raise UserError if an entry is a link to a file, or neither a file nor a folder.
-
-        A directory may come from somebody else. Reading a FIFO in it would never end, and a symbolic link
-        would let it name any file of this machine to be read, appended to or replaced. A folder that its
-        owner has moved to another disk may be a link.
-        """
+        """Raise UserError if an entry is a link to a file, or neither a file nor a folder. A directory may
+        come from somebody else. Reading a FIFO in it would never end, and a symbolic link would let it name
+        any file of this machine to be read, appended to or replaced. A folder that its owner has moved to
+        another disk may be a link."""
         waiting = [self.path]
         while waiting:
             folder = waiting.pop()
@@ -155,10 +154,8 @@ class RunDirectory:
             yield
 
     def peer(self, name: str) -> Path:
-        """Folder of a peer on this machine (its key and incarnation), created if missing.
-
-        It is readable by its owner only: it holds a private key.
-        """
+        """Folder of a peer on this machine (its key and incarnation), created if missing. It is readable by
+        its owner only: it holds a private key."""
         path = self.peers_path / name
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return path
@@ -219,7 +216,7 @@ class RunDirectory:
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
-        `keep`; returns the deleted steps. Later ones (damaged, rolled back) stay."""
+        `keep` (0: all); returns the deleted steps. Later ones (damaged, rolled back) stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]
@@ -256,7 +253,7 @@ class RunDirectory:
 
     def read_stage(self, t: int, stage: int) -> bytes:
         """Read one stage's snapshot bytes from the checkpoint of step t, checked for size and hash. Raises
-        UserError, which names the file and a checkpoint to use instead."""
+        UserError if it is missing or damaged, with what to use instead."""
         entry = self.manifest(t).stages.get(stage)
         if entry is None:
             raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")

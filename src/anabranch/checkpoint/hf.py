@@ -118,13 +118,11 @@ SHAPE_DEFAULTS: dict[str, dict[str, object]] = {
 
 
 def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json: Path, out: Path) -> None:
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
-
-    `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
-    written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist or
-    must be empty; it is written atomically. Raises UserError if it is in use or `CLASSES` lacks the
-    architecture, ConfigError for the tokenizer, ValueError for the tensors.
-    """
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load. `weights` are all tensors of the
+    model by name, in any floating dtype, which is kept. A subspace model is written as the dense model with
+    the same logits (`train.model.dense_equivalent`). `out` must not exist or must be empty; it is written
+    atomically. Raises UserError if it is in use or `CLASSES` lacks the architecture, ConfigError for the
+    tokenizer, ValueError for the tensors."""
     check_unused(out)
     if model.architecture not in CLASSES:
         raise UserError(f"{model.architecture} is no model of Hugging Face: it cannot be exported")
@@ -153,7 +151,8 @@ def check_unused(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context manager of a folder that becomes `out` at a good end. Raises UserError if `out` is in use."""
+    """Context manager of a new folder that becomes `out` at a good end, and is deleted after an error. Raises
+    UserError if `out` is in use."""
     check_unused(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -212,10 +211,8 @@ def _tokenizer_config(tokenizer: TextTokenizer, model: ModelConfig) -> dict[str,
 
 
 def import_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Shape and tensors (by the names used in `train/`, in the dtype of the file) of a saved model.
-
-    Raises ConfigError naming the file and key of anything missing, damaged or unsupported.
-    """
+    """Shape and tensors (by the names used in `train/`, in the dtype of the file) of a saved model. Raises
+    ConfigError naming the file and key of anything missing, damaged or unsupported."""
     config = _read_json(folder / "config.json")
     model = _model_config(folder / "config.json", config)
     prefix = "transformer." if model.architecture == "gpt" else "model."
@@ -322,7 +319,8 @@ def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
 
 
 def dropout_of(folder: Path) -> dict[str, float]:
-    """Dropout probabilities above 0 in a folder's config.json, by key. A run trains without dropout."""
+    """Dropout probabilities above 0 in a folder's config.json, by key; those that the key's absence means
+    included. A run trains without dropout. Raises ConfigError if the file cannot be read."""
     config = _read_json(folder / "config.json")
     if config.get("model_type") == "gpt2":
         found = {key: config.get(key, GPT2_DROPOUT) for key in DROPOUT["gpt"]}
@@ -386,7 +384,8 @@ def _check_tensors(tensors: Mapping[str, Tensor], model: ModelConfig) -> None:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Tensor in the other library's layout (an involution): GPT-2's linear weights are transposed."""
+    """Tensor, contiguous and on the CPU, in the other library's layout (an involution): GPT-2's linear
+    weights are transposed."""
     tensor = tensor.detach().cpu()
     turn = name.startswith("transformer.h.") and name.endswith(CONV1D) and tensor.dim() == 2
     return (tensor.t() if turn else tensor).contiguous()

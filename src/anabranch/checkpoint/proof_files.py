@@ -29,10 +29,8 @@ NAME_CHARS = 16
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Finding of `auditor`: the work of `subject` at `stage` in `step` is another than its receipt says.
-
     base: hash of the log entry of the step's commit. what: the first thing that differs; found, claimed: its
-    hash as computed again and in the receipt. receipt: the signed receipt, base64.
-    """
+    hash as computed again and in the receipt. receipt: the signed receipt, base64."""
 
     version: int
     run_id: str
@@ -77,7 +75,8 @@ def write_proof(run_dir: Path, run_id: str, finding: Mapping[str, Any]) -> Path 
 
 
 def read_proof(path: Path) -> ProofFile:
-    """Contents of a proof file. Raises UserError naming the file if it is missing, too large or none."""
+    """Contents of a proof file. Raises UserError naming the file if it is missing, larger than SIZE_MAX, or
+    no proof of this version."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; proofs are in the folder {FOLDER} of the run directory")
     if path.stat().st_size > SIZE_MAX:

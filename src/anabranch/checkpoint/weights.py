@@ -14,10 +14,8 @@ _WEIGHTS = "weights/"
 
 
 def load_weights(directory: RunDirectory, t: int) -> dict[str, Tensor]:
-    """All weights of the model after step t, by name, in the master dtype, on the CPU.
-
-    Raises UserError naming the file if one is missing, damaged, or repeats a tensor of another stage.
-    """
+    """All weights of the model after step t, by name, in the master dtype, on the CPU. Raises UserError
+    naming the file if one is missing, damaged, or repeats a tensor of another stage."""
     merged: dict[str, Tensor] = {}
     for stage, file in sorted(directory.manifest(t).stages.items()):
         path = directory.checkpoint_path(t) / file.name

@@ -199,8 +199,9 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
 
 
 def _lower_priority(nice: int | None, hours: str) -> None:
-    """Let other programs go first. nice: None for the default, IDLE_NICE for a machine that is lent when
-    idle: its owner is not slowed down, and its further peers are not taken for the owner."""
+    """Raise this process's niceness by `nice`, where the system has it, so that other programs go first.
+    nice: None: IDLE_NICE for a machine that is lent when idle (`hours`), else 0. So its owner is not slowed
+    down, and its further peers are not taken for the owner."""
     if nice is None:
         nice = IDLE_NICE if hours and isinstance(parse_hours(hours), WhenIdle) else 0
     if nice and hasattr(os, "nice"):

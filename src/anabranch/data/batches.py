@@ -47,7 +47,8 @@ Ids = npt.NDArray[np.int64]
 
 
 class Permutation:
-    """Permutation of range(size) that a key determines; computed, not stored."""
+    """Permutation of range(size) that a key determines; computed, not stored. A call maps a position to its
+    value, and raises IndexError beyond `size`."""
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
@@ -107,7 +108,7 @@ class Windows:
         return np.pad(found, (0, missing), constant_values=self._separator) if missing else found
 
     def counts(self, number: int) -> npt.NDArray[np.bool_]:
-        """For each id of a sequence, True if it counts as a target."""
+        """For each id of a sequence, True if it counts as a target; False for separators that fill it up."""
         begin, end = self._bounds(number)
         counts = np.zeros(self._sequence + 1, dtype=np.bool_)
         counts[: end - begin] = True if self._mask is None else self._mask[begin:end] != 0
@@ -121,8 +122,9 @@ class Windows:
 
 
 def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
-    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. A longer
-    document is cut into stretches that share a token, as windows do. Stretches of one token are left out."""
+    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. ends:
+    position behind each document, ascending. A longer document is cut into stretches that share a token, as
+    windows do. Stretches of one token are left out."""
     rows: list[tuple[int, int]] = []
     begin = last = 0
     for end in map(int, ends):
@@ -199,11 +201,13 @@ class Batches:
         self._all_count = all(source.windows.all_count for source in self._sources)
 
     def microbatch(self, t: int, index: int) -> tuple[Ids, Ids]:
-        """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence)."""
+        """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence). Raises
+        IndexError if there is none."""
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
-        """Factor of the losses of iteration t: all its positions over those whose target counts."""
+        """Factor of the losses of iteration t: all its positions over those whose target counts; 1 if all
+        do."""
         if self._all_count:
             return 1.0
         return self.tokens_per_iteration / max(1, self._counted(t))
@@ -223,7 +227,8 @@ class Batches:
 
     def window_numbers(self, t: int, index: int) -> list[int]:
         """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
-        epoch's permutation. The windows of a mixture are numbered one source after the other."""
+        epoch's permutation. The windows of a mixture are numbered one source after the other. Raises
+        IndexError if there is no such microbatch."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows
@@ -239,7 +244,8 @@ class Batches:
         return source.first + self._window(source.name, source.windows.count, sample)
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
-        """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation."""
+        """Token ids (inputs, targets) of held-out microbatch `window` (0, 1, ...: any, as the held-out part
+        repeats), the same in every evaluation. Raises IndexError for a negative one."""
         if window < 0:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)

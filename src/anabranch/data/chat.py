@@ -33,8 +33,9 @@ class Piece:
 
 
 def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -> tuple[Piece, ...]:
-    """Pieces of the conversation in a record. field: key of its messages. template: "plain" or "chatml".
-    name: of the record, for error messages. Raises ConfigError without a conversation, or answer."""
+    """Pieces of the conversation in a record. field: key of its messages, which is tried before the usual
+    ones (MESSAGES) and a prompt with an answer. template: "plain" or "chatml". name: of the record, for error
+    messages. Raises ConfigError if there is no conversation, a malformed one, or no answer in it."""
     turns = list(_turns(record, field, name))
     if not any(role == "assistant" for role, _ in turns):
         raise ConfigError(f"{name}: nobody answers in this conversation; remove it")
@@ -77,7 +78,8 @@ def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def clean(text: str) -> str:
-    """Text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot hold."""
+    """Text with halves of surrogate pairs, which JSON can spell and UTF-8 cannot hold, joined to characters;
+    single halves become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
 
 

@@ -82,7 +82,8 @@ class Part:
 
 
 class Component(msgspec.Struct, frozen=True):
-    """Source of a mixture: its share of the sequences, and its number of training tokens, in order."""
+    """Source of a mixture: its sequences in each cycle (`weight`), and its number of training tokens, which
+    follow those of the sources before it."""
 
     source: str
     weight: int
@@ -90,13 +91,11 @@ class Component(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """Opened corpus directory.
-
-    `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of uint16 or uint32;
-    `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for. Masks are uint8
-    (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,), the positions
-    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources, if several.
-    """
+    """Opened corpus directory. `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of
+    uint16 or uint32; `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for.
+    Masks are uint8 (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,),
+    the positions behind each document, or None if sequences are cut from the stream of all. `mixture`:
+    sources, if several."""
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
         self.directory = directory
@@ -130,9 +129,10 @@ def materialise(
     cache: CorpusCache | None = None,
 ) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
-    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8. cache: of tokenized
-    corpora; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer than 20
-    documents or too little text for the vocabulary, or if the directory holds a corpus of other settings."""
+    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8, and about tokens
+    from the cache. cache: of tokenized corpora; None to tokenize in any case. Raises ConfigError if the
+    source cannot be read, has fewer than 20 documents or too little text for the vocabulary, or if the
+    directory holds a damaged corpus or one of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -163,7 +163,7 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
     """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
-    there is none. A damaged one is deleted from the cache."""
+    there is none, or a damaged one, which is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None
@@ -181,7 +181,8 @@ def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: 
 
 
 def _tokenized(section: DataSection, directory: Path, documents: Documents, report: Progress) -> Corpus:
-    """Corpus of the documents, written into `directory`. Raises ConfigError if there is too little text."""
+    """Corpus of the documents, written into `directory`. Raises ConfigError if there is too little text, or
+    text or tokenizer cannot be read."""
     with _unfinished(directory / TOKENIZER) as path:
         write_tokenizer(section, _training_texts(documents, report), path)
     tokenizer = TextTokenizer(directory / TOKENIZER)
@@ -249,7 +250,8 @@ def _write_manifest(directory: Path, manifest: _Manifest) -> None:
 
 def _check_possible(section: DataSection, documents: Documents) -> None:
     """Raise ConfigError, before anything is read, if there is no text, or if a BPE of it cannot have
-    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more."""
+    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more. A stream is
+    not checked."""
     if not documents.files:  # a stream, which counts records
         return
     if not documents.size_bytes:
@@ -287,10 +289,8 @@ def _check_enough_documents(documents: Documents, count: int) -> None:
 
 
 def open_corpus(directory: Path) -> Corpus:
-    """Open a corpus directory after checking every file against its hash.
-
-    Raises ConfigError if a file is missing or damaged, or the directory is of another version.
-    """
+    """Open a corpus directory after checking every file against its hash. Raises ConfigError if a file is
+    missing or damaged, or the directory is of another version."""
     manifest = _read_manifest(directory)
     for file in manifest.files:
         _check_file(directory / file.name, file)
@@ -300,7 +300,7 @@ def open_corpus(directory: Path) -> Corpus:
 
 
 def is_held_out(number: int) -> bool:
-    """True if document `number` (from 0, in sorted order) is held out."""
+    """True if document `number` (from 0, in sorted order) is held out: the last of each HELD_OUT_EVERY."""
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
@@ -370,7 +370,6 @@ class _PartWriter:
         self._group = []
         self._characters = 0
 
-
     def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
         """Token ids of a document with the separator behind it, and for each id True if it counts as a target
         of the loss. encoded: iterator of the ids of each piece of this document and the following ones; the
@@ -387,7 +386,8 @@ class _PartWriter:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Context manager: temporary file, renamed to `path` on success and deleted after an error."""
+    """Context manager: name of a temporary file that the block writes; it is flushed to the disk and renamed
+    to `path` on success, and deleted after an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield temporary

@@ -19,7 +19,8 @@ _NAME = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([0-9a-f]{40})", re.ASCII)
 
 
 def split_name(name: str, key: str) -> tuple[str, str]:
-    """(OWNER/NAME, REVISION) of a pinned name. key: of the run file, for messages. Raises ConfigError."""
+    """(OWNER/NAME, REVISION) of a pinned name. key: of the run file, for messages. Raises ConfigError for a
+    name without a whole commit hash."""
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
         raise ConfigError(
@@ -30,11 +31,9 @@ def split_name(name: str, key: str) -> tuple[str, str]:
 
 
 def model_folder(initial_weights: str) -> Path:
-    """Folder of the model that `model.initial_weights` names: a path, or "hub:OWNER/NAME@REVISION", which is
-    taken from the cache of huggingface_hub, or downloaded into it.
-
-    Raises ConfigError for a name without revision, without the library, or if it cannot be fetched.
-    """
+    """Folder of the model that `model.initial_weights` names: a path, which is returned unchecked, or
+    "hub:OWNER/NAME@REVISION", which is taken from the cache of huggingface_hub, or downloaded into it. Raises
+    ConfigError for a name without revision, without the library, or if it cannot be fetched."""
     if not initial_weights.startswith(PREFIX):
         return Path(initial_weights).expanduser()
     repository, revision = split_name(initial_weights.removeprefix(PREFIX), "model.initial_weights")
@@ -63,7 +62,8 @@ def model_folder(initial_weights: str) -> Path:
 
 
 def stream(section: DataSection) -> Iterator[dict[str, Any]]:
-    """Records of the dataset of a run file, as they arrive, from `section.skip` on. Raises ConfigError."""
+    """Records of a run file's dataset (a folder here, or a pinned name), as they arrive, from `section.skip`
+    on. Raises ConfigError during the iteration if it cannot be read."""
     try:
         import datasets
     except ImportError:

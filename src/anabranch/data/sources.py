@@ -45,11 +45,9 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class Document:
-    """Text of one document.
-
-    `name`: file and record; `position`: approximate bytes of the source up to its end; `pieces`: of a
-    conversation, whose text they are together; `component`: number of its source in a mixture.
-    """
+    """Text of one document. `name`: file and record; `position`: approximate bytes of the source up to its
+    end; `pieces`: of a conversation, whose text they are together; `component`: number of its source in a
+    mixture."""
 
     name: str
     text: str
@@ -60,12 +58,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a source; may be iterated over any number of times.
-
-    `size_bytes` is the total of which `Document.position` is the running part; `label` is the setting and the
-    path for messages. `files` are all that is read, `left_out` binary files of the folder; `replaced` counts
-    the U+FFFD that stand for undecodable bytes, by file, for the files iterated over so far.
-    """
+    """Documents of a source, without empty ones; may be iterated over any number of times. `size_bytes` is
+    the total of which `Document.position` is the running part; `label` is the setting and the path for
+    messages. `files` are all that is read, `left_out` binary files of the folder; `replaced` counts the
+    U+FFFD that stand for undecodable bytes, by file, for the files iterated over so far."""
 
     label: str
     size_bytes: int
@@ -91,15 +87,15 @@ class Documents:
             name, bad = max(self.replaced.items(), key=lambda item: item[1])
             found.append(
                 f"warning: {len(self.replaced)} file(s) are not UTF-8 and {sum(self.replaced.values()):,} "
-                f"places "
-                f"became U+FFFD, most in {name} ({bad:,}); convert them first, e.g. from Latin-1: "
+                f"places became U+FFFD, most in {name} ({bad:,}); convert them first, e.g. from Latin-1: "
                 "iconv -f latin1 -t utf-8"
             )
         return found
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError."""
+    """Documents of the run file's source, or of its mixture one after another. Raises ConfigError if there is
+    no source, or nothing to read in it; unreadable contents raise it during the iteration."""
     if not section.mixture:
         return _some(section)
     parts = [_some(_component(section, each)) for each in section.mixture]
@@ -188,8 +184,9 @@ def _text(section: DataSection) -> Documents:
 def _file_documents(
     label: str, root: Path, files: list[Path], cut: bool = False, left_out: tuple[Path, ...] = ()
 ) -> Documents:
-    """Documents of text files: each file is one document, or is `cut` into pieces at line ends. label:
-    setting and path, for messages. left_out: binary files of the folder."""
+    """Documents of text files: each file is one document, or all are `cut` at line ends, into about
+    TEXT_PIECES. The iteration raises ConfigError for an unreadable file. label: setting and path, for
+    messages. left_out: binary files of the folder."""
     total = _total_size(files)
     replaced: dict[str, int] = {}
     piece_bytes = max(1, math.ceil(total / TEXT_PIECES))
@@ -266,7 +263,8 @@ def _parquet(section: DataSection) -> Documents:
 
 
 def _saved_dataset(section: DataSection) -> Documents:
-    """Documents of a folder that `Dataset.save_to_disk` made; `state.json` lists its Arrow files in order."""
+    """Documents of a folder that `Dataset.save_to_disk` made; `state.json` lists its Arrow files in order.
+    Raises ConfigError for another folder, or one with several splits."""
     ipc = _import_arrow("pyarrow.ipc", section.source, "datasets")
     root = _existing_path(section)
     splits = root / "dataset_dict.json"
@@ -296,7 +294,8 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches."""
+    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches. The
+    iteration raises ConfigError for an unreadable file."""
 
     def documents() -> Iterator[Document]:
         position = 0
@@ -319,7 +318,7 @@ def _table_documents(
 
 
 def _hub(section: DataSection) -> Documents:
-    """Documents of a dataset that is streamed; positions count records."""
+    """Documents of a dataset that is streamed; positions count records. The iteration raises ConfigError."""
 
     def documents() -> Iterator[Document]:
         for number, record in enumerate(stream(section), start=1):
@@ -336,10 +335,9 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 
 
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
-    """Document of one record: its text field, or its conversation in pieces if the format is "chat".
-
-    name: file and record, for messages. position: as in `Document`. Raises ConfigError without a text.
-    """
+    """Document of one record: its text field, or its conversation in pieces if the format is "chat". name:
+    file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is missing
+    or no text (null is no error, but an empty text), or there is no conversation."""
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)
         return Document(name, "".join(piece.text for piece in pieces), position, pieces)

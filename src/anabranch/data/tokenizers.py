@@ -27,8 +27,6 @@ SEPARATOR = "<|endoftext|>"
 KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 #: First characters of the corpus on which a BPE is trained: more cost memory and change little.
 TRAINING_CHARACTERS = 1 << 26
-
-
 #: Largest vocabulary accepted, sixty times the largest published. Ids of a forged file could take 32 GiB.
 VOCABULARY_MAX = 1 << 24
 
@@ -46,13 +44,10 @@ def _panics_named(path: Path) -> Iterator[None]:
 
 
 class TextTokenizer:
-    """Loaded tokenizer.json.
-
-    `hash` is the BLAKE3 of the file's bytes, `vocab_size` one more than the largest id, `separator` the id
-    of the token that ends a document, `token_bytes` int64 (vocab_size,): UTF-8 bytes of text that each id
-    stands for (special tokens: 0). The lengths are exact for byte-level and byte-fallback tokenizers. Others
-    may normalise text: there they are the bytes of the token's spelling.
-    """
+    """Loaded tokenizer.json. `hash` is the BLAKE3 of the file's bytes, `vocab_size` one more than the largest
+    id, `separator` the id of the token that ends a document, `token_bytes` int64 (vocab_size,): UTF-8 bytes
+    of text that each id stands for (special tokens: 0). The lengths are exact for byte-level and
+    byte-fallback tokenizers. Others may normalise text: there they are the bytes of the token's spelling."""
 
     def __init__(self, path: Path) -> None:
         """Load the file `path`. Raises ConfigError, also for no separator or ids beyond `VOCABULARY_MAX`."""
@@ -106,7 +101,8 @@ class TextTokenizer:
         return number
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text for the token ids `ids`; separators and other special tokens are left out."""
+        """Text for the token ids `ids`; separators and other special tokens are left out. Raises ConfigError
+        if the library fails on them."""
         with _panics_named(self._path):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -125,10 +121,8 @@ class TextTokenizer:
 
 
 def write_tokenizer(section: DataSection, texts: Iterable[str], path: Path) -> None:
-    """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE.
-
-    Raises ConfigError for an unreadable tokenizer.json.
-    """
+    """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE. Raises
+    ConfigError for an unusable tokenizer.json."""
     if section.tokenizer == "bytes":
         path.write_text(_bytes_tokenizer().to_str(pretty=True), encoding="utf-8")
     elif section.tokenizer in ("auto", "bpe"):
@@ -154,7 +148,8 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer. The same texts give the same file: ties go by token order."""
+    """Train a byte-level BPE tokenizer on the first TRAINING_CHARACTERS of the texts. The same texts give the
+    same file: ties go by token order."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -165,9 +165,10 @@ class Carrier:
         return [*self._wishes, *self.circuits]
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
-        """End one of the circuits `full`, which have reached a limit, for a new one; False if none gives way.
-        Guests give way to members. Among guests those of the address block that has most circuits give way to
-        those of a block that has at least two less, so that many keys are worth no more than one address."""
+        """End one of `full`, the circuits and wishes that have reached a limit, for the new `wish`; False if
+        none gives way. Only a guest's gives way, of the address block with most of them, wishes first: to a
+        member always, to a guest whose block has at least two less, so that many keys are worth no more than
+        one address. The opener's connection is aborted."""
         guests = [each for each in full if each.opener.guest]
         blocks = Counter(each.opener.block for each in guests)
         most = max(blocks.values(), default=0)

@@ -257,7 +257,9 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 
 class Timing(Event, frozen=True, kw_only=True):
-    """Event: compute seconds of `peer` in the parts of iteration t, and bytes that it sent."""
+    """Event: work of `peer` between its previous step and step t, which it has just applied: seconds by kind
+    of task (forward_s with embedding and head, weight_gradient_s with those computed again, reduce_s and
+    apply_s without waiting), idle_s without any task (0 in its first step), and bytes of payloads sent."""
 
     t: int
     stage: int

@@ -1,4 +1,4 @@
-"""Wording of texts for people: untrusted names made safe to show, numbers, durations, lists."""
+"""Wording of texts for people: untrusted names made safe to show, numbers, durations, lists, tables."""
 
 from __future__ import annotations
 
@@ -93,3 +93,15 @@ def duration(seconds: float) -> str:
 def number(value: float | None, form: str = ".3f", missing: str = "not finite") -> str:
     """`value` in the format `form`; the text `missing` for None."""
     return missing if value is None else f"{value:{form}}"
+
+
+def table(rows: list[list[str]], right: bool = False) -> list[str]:
+    """Lines of a table with aligned columns; `right` aligns all columns but the first to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.rjust(width) if right and column else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

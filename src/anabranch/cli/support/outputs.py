@@ -54,18 +54,6 @@ def write_out(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
 
 
-def table(rows: list[list[str]], right: bool = False) -> list[str]:
-    """Lines of a table with aligned columns; `right` aligns all columns but the first to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.rjust(width) if right and column else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
 @contextmanager
 def handled_signals(handler: Callable[..., object]) -> Iterator[None]:
     """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered. For the main thread

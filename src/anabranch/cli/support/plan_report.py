@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.support.outputs import table
-from anabranch.observe.wording import counted
+from anabranch.observe.wording import counted, table
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.machine_spec import MachinePart

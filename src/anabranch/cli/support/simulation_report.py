@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from anabranch.cli.support.outputs import table
+from anabranch.observe.wording import table
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Fleet, Scenario

@@ -52,11 +52,8 @@ class UnitId(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Entry of a node's plan: a unit (path of a microbatch), and the nodes before and after this one on
-    the path.
-
-    previous: None at the data node where the path begins. next: None where it ends.
-    """
+    """Entry of a node's plan: a unit (path of a microbatch), and the nodes before and after this one on the
+    path. previous: None at the data node where the path begins. next: None where it ends."""
 
     unit: UnitId
     previous: str | None
@@ -65,19 +62,17 @@ class Held(NamedTuple):
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of every policy's messages; one message is one datagram. confirms: True for a periodic message
-    that only repeats the agreed state, which is not counted as activity (`Agent.quiet`). """
+    that only repeats the agreed state, which is not counted as activity (`Agent.quiet`)."""
 
     confirms: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Facts that a node's agent is given when it is made.
-
-    stage: 0 for a data node. capacity: of a relay, in microbatches. demand: of a data node, in microbatches.
-    incarnation: number of this process of the node, higher after each restart. relays, cost_max: upper bounds
-    of the number of relays and of link costs, from which a policy may derive the cost of a refusal.
-    """
+    """Facts that a node's agent is given when it is made. stage: 0 for a data node. capacity: of a relay, in
+    microbatches. demand: of a data node, in microbatches. incarnation: number of this process of the node,
+    higher after each restart. relays, cost_max: upper bounds of the number of relays and of link costs, from
+    which a policy may derive the cost of a refusal."""
 
     id: str
     stage: int
@@ -95,7 +90,8 @@ class Setup:
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """Event: a neighbour has become reachable. cost: d_ij (s) of the link, forward (0: `Side.SAME`)."""
+    """Event: a neighbour has become reachable. cost: d_ij (s) from the node of the earlier stage to the other
+    (0: `Side.SAME`)."""
 
     peer: str
     side: Side
@@ -163,23 +159,19 @@ class Agent(Protocol):
         """Units that begin at this node and are confirmed along their whole path; none at a relay. At every
         moment the path is complete: from node to node, the unit's entry in that node's `held` names the next
         one, up to a data node that holds the unit (with return "own" the one where it began), unless a node
-        or link on the path has just died. """
+        or link on the path has just died."""
         ...
 
     def held(self) -> Sequence[Held]:
-        """All units for which this node reserves capacity, whether confirmed along their whole path or not.
-
-        A relay never holds more than its capacity, except after the capacity shrank until it has given up
-        enough units. A data node lists the units that begin and those that end at it.
-        """
+        """All units for which this node reserves capacity, whether confirmed along their whole path or not. A
+        relay never holds more than its capacity, except after the capacity shrank until it has given up
+        enough units. A data node lists the units that begin and those that end at it."""
         ...
 
     def price(self) -> float:
-        """Estimated cost (s) of one more microbatch from this node to the end of the pipeline.
-
-        The price of this node's own scarce capacity is not included: dispatch sees its queue. math.inf if
-        no cost is known, or if one more microbatch would have to be refused.
-        """
+        """Estimated cost (s) of one more microbatch from this node to the end of the pipeline. The price of
+        this node's own scarce capacity is not included: dispatch sees its queue. math.inf if no cost is
+        known, or if one more microbatch would have to be refused."""
         ...
 
     def quiet(self) -> bool:

@@ -62,7 +62,7 @@ class Reservations:
     """Places (capacity for one microbatch each) that one node has reserved, and at a data node the units that
     begin there. onward: function that gives the next hop of a unit of the negotiated plan (working unit), see
     `Onward`. capacity: greatest number of places at a relay; a data node has no limit. Most methods return
-    the messages that the node's agent has to send. """
+    the messages that the node's agent has to send."""
 
     def __init__(self, setup: Setup, onward: Onward) -> None:
         self._setup = setup
@@ -80,7 +80,8 @@ class Reservations:
     # -- at the source -----------------------------------------------------------------------------------
 
     def depart(self, link: UnitId, peer: str) -> list[Send]:
-        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, once."""
+        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, unless there is a
+        unit of this node with that first hop already."""
         if link in self._by_link:
             return []
         self._number += 1
@@ -98,7 +99,8 @@ class Reservations:
         ]
 
     def keep_only(self, links: Iterable[UnitId]) -> list[Send]:
-        """Give up this source's units whose working unit (of the negotiated plan) is not in `links`."""
+        """Give up this source's units whose working unit (of the negotiated plan) is not in `links`, and tell
+        their next hops."""
         alive = set(links)
         gone = [unit for link, unit in self._by_link.items() if link not in alive]
         return self._give_up(gone)
@@ -166,7 +168,8 @@ class Reservations:
         return sends
 
     def moved(self) -> list[Send]:
-        """Notify the sources of units whose working path left their reserved path, once for each."""
+        """Notify the sources of units whose working path left their reserved path, once for each until the
+        next `confirm`."""
         sends: list[Send] = []
         for unit, place in self._through.items():
             onward = self._onward(place.link, place.previous)
@@ -178,7 +181,7 @@ class Reservations:
 
     def lost(self, peer: str, side: Side) -> list[Send]:
         """Free the places of units whose path goes through the lost neighbour (peer, side), and notify their
-        other neighbours (`Stale`, `Release`)."""
+        other neighbours (`Stale`, `Release`); give up those that begin here and leave by it."""
         sends: list[Send] = []
         for unit, place in list(self._through.items()):
             if side is Side.NEXT and place.next == peer:

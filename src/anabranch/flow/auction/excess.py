@@ -45,7 +45,8 @@ class Excess:
 
     def _apply_result(self) -> bool:
         """Set the refusal price (`Market.limit`) by this source's finished search for free capacity: if no
-        free path was found, units above `Searches.bound` are refused, else none is. True if it changed."""
+        free path was found, units above `Searches.bound` are refused, which other sources are told, else none
+        is. True if it changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:

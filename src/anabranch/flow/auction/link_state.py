@@ -19,15 +19,12 @@ _Envelope = tuple[int, int, bool, tuple[Search, ...], tuple[Finding, ...], int]
 
 
 class Link:
-    """State of a link at one end. A letter is a message with the whole state.
-
-    changed: set (as a dict) of the node's links with news to send, shared by its links. owes: True if the
-    other end waits for an answer. asks: True if this end repeats its letter until it is acknowledged.
-    repeat_at: time (s) of the repetition. searches, findings: source (data node that searches for free
-    capacity) -> newest request and answer of its search to send to the other end. heard, findings_read:
-    source -> number of the newest search and finding handled from the other end. read: searches and findings
-    in the other end's last letter.
-    """
+    """State of a link at one end. A letter is a message with the whole state. changed: set (as a dict) of the
+    node's links with news to send, shared by its links. owes: True if the other end waits for an answer.
+    asks: True if this end repeats its letter until it is acknowledged. repeat_at: time (s) of the repetition.
+    searches, findings: source (data node that searches for free capacity) -> newest request and answer of its
+    search to send to the other end. heard, findings_read: source -> number of the newest search, and newest
+    finding, handled from the other end. read: searches and findings in the other end's last letter."""
 
     # Slots save memory: a node of a large swarm has hundreds of links.
     __slots__ = (
@@ -82,8 +79,8 @@ class Link:
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
         """Fields that the next `Offer` and the next `Answer` have in common (those of `Letter`). A changed
-        state gets the next version number, and the letter's repetition is scheduled. stir: number of external
-        changes of the swarm that this node knows of."""
+        state gets the next version number, the letter's repetition is scheduled, and the other end is owed no
+        answer any more. stir: number of external changes of the swarm that this node knows of."""
         asking, answers = self.asks, self.owes
         if self._dirty:
             self._seq += 1
@@ -155,12 +152,10 @@ class OutLink(Link):
 
 
 class InLink(Link):
-    """Link from a previous hop, at this node's end.
-
-    number: ascends in the order in which the node's links opened. pushed, returned, recalled, bid: as in
-    `OutLink`, of the previous hop. sent_price: price in the last letter to it. wants: standing units that the
-    previous hop wants to pass through this node. whole, stale: this node's answer about them.
-    """
+    """Link from a previous hop, at this node's end. number: ascends in the order in which the node's links
+    opened. pushed, returned, recalled, bid: as in `OutLink`, of the previous hop. sent_price: price in the
+    last letter to it. wants: standing units that the previous hop wants to pass through this node. whole,
+    stale: this node's answer about them."""
 
     __slots__ = (
         "bid", "number", "pushed", "recalled", "returned", "sent_price", "stale", "wants", "whole",

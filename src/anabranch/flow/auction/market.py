@@ -50,7 +50,7 @@ class Ranking:
         self._two: tuple[OutLink | None, float, float] | None = None
 
     def put(self, link: OutLink) -> None:
-        """Insert a link, or sort it anew after a change of its cost or price."""
+        """Set the link's `level` from its cost and price, and sort it in; out, if the level is infinite."""
         level = link.level = link.cost + link.price
         self.remove(link)
         if level < math.inf:
@@ -187,7 +187,8 @@ class Market:
             self.ranking.put(link)
 
     def resize(self, capacity: int) -> None:
-        """Set the capacity; hand back units beyond it, and withdraw as many from next hops at once."""
+        """Set the capacity; once bidding has begun, hand back units beyond it, those with the lowest bids,
+        and withdraw as many from next hops at once."""
         self.capacity = capacity
         self.moved = True
         if self.ready and self._arrived > capacity:
@@ -209,7 +210,8 @@ class Market:
     # -- bidding: prices rise ----------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty."""
+        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty;
+        nothing before the start."""
         if not self.ready:
             return
         if not self._is_data:
@@ -222,7 +224,7 @@ class Market:
                 self.tell_fall()  # first prices of next hops are still arriving
 
     def withdraw(self, count: int) -> None:
-        """Withdraw `count` placed units from the most expensive next hops."""
+        """Withdraw `count` placed units (all, if they are fewer) from the most expensive next hops."""
         while count > 0 and self.users:
             link = max(self.users, key=lambda user: (user.level, user.peer))
             taken = min(count, link.units)
@@ -290,10 +292,9 @@ class Market:
         return any(bid < link.bid - least for link, bid in self._current_bids(best, level, second))
 
     def repair(self) -> None:
-        """Repair: lower prices and bids that are too high, and move units to cheaper next hops.
-
-        Call it only after a time in which no unit moved: prices raised and lowered at once chase each other.
-        """
+        """Repair: lower prices and bids that are too high, and move units to cheaper next hops; changed links
+        are marked as dirty. Nothing before the start. Call it only after a time in which no unit moved:
+        prices raised and lowered at once chase each other."""
         if not self.ready:
             return
         self._return_dear_units()
@@ -349,7 +350,8 @@ class Market:
     # -- telling prices ----------------------------------------------------------------------------------
 
     def tell_fall(self) -> None:
-        """Mark the links to previous hops that know a higher price as dirty; rises are not sent."""
+        """Mark the links to previous hops that know a price higher by over `MIN_FALL` epsilons as dirty;
+        rises are not sent."""
         if self.price >= self._compared:
             return
         self._compared = self.price
@@ -361,7 +363,7 @@ class Market:
     # -- single moves ------------------------------------------------------------------------------------
 
     def _lowest_bidder(self) -> InLink:
-        """In-link with the lowest bid of those that have units at this node."""
+        """In-link with the lowest bid of those that have units at this node, which there must be."""
         least = self._lowest_sender
         if least is None:
             for link in self.senders:

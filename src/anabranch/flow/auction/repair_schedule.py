@@ -44,8 +44,9 @@ class RepairSchedule:
             self.at = now + timing.MORE_S if more and self._market.too_high else math.inf
 
     def act(self, now: float) -> bool:
-        """Repair the market (`Market.repair`: lower prices and bids, move units) if it is time and the best
-        next hop has confirmed its price. True if it was done."""
+        """If it is time, ask the best next hop to confirm its price, unless it has in this repair, and once
+        it has, repair the market (`Market.repair`: lower prices and bids, move units). True if that was done
+        now."""
         if now < self.at and not self.surveying:
             return False
         if not self.surveying:

@@ -78,7 +78,8 @@ class Explorer:
             self.explore()
 
     def forget(self, link: Link) -> None:
-        """Handle the loss of a link: the search awaits no answer over it, and answers no request of it."""
+        """Handle the loss of a link: the search awaits no answer over it, and answers no request of it. If no
+        neighbour is left that gets the result, those that asked later do."""
         self._others.pop(link, None)
         if link in self._parents:
             del self._parents[link]

@@ -23,12 +23,10 @@ from anabranch.flow.auction.market import Market
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Place (capacity for one microbatch) reserved for a unit at this node.
-
-    next: link to the next hop. since: time (s) since which the unit waits for a next hop, a previous hop or
-    confirmation; infinite if it does not. previous: in-links that want the unit. new_next: link to another
-    next hop, over which the path is being reserved. stale: True if the place cannot be kept.
-    """
+    """Place (capacity for one microbatch) reserved for a unit at this node. next: link to the next hop.
+    since: time (s) since which the unit waits for a next hop, a previous hop or confirmation; infinite if it
+    does not. previous: in-links that want the unit. new_next: link to another next hop, over which the path
+    is being reserved. stale: True if the place cannot be kept."""
 
     next: OutLink | None
     since: float = math.inf
@@ -94,7 +92,7 @@ class StandingFlow:
     def wanted(self, link: InLink, wants: Iterable[UnitId]) -> None:
         """Handle the list `wants` of all units that the previous hop of `link` wants to pass through this
         node. Places of units that no previous hop wants any more are given up; units new in the list wait for
-        a place, which `act` reserves."""
+        a place, which `act` reserves. A data node takes all at once."""
         fresh = dict.fromkeys(wants)
         gone = [unit for unit in link.wants if unit not in fresh]
         added = [unit for unit in fresh if unit not in link.wants]
@@ -119,7 +117,8 @@ class StandingFlow:
     def answered(
         self, link: OutLink, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float
     ) -> bool:
-        """Apply the next hop's answer about the units that this node wants; True if it changed."""
+        """Apply the next hop's answer about the units that this node wants, as far as it follows the newest
+        request for each; True if it changed."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.
@@ -174,7 +173,7 @@ class StandingFlow:
         self._recheck = True
 
     def shrink(self) -> None:
-        """Drop the units beyond the demand at once; at a source."""
+        """At a source: drop the newest units beyond the demand at once."""
         self._recheck = True
         while len(self._places) > self._market.demand:
             self._drop(next(reversed(self._places)))
@@ -241,7 +240,8 @@ class StandingFlow:
             self._want(unit, link)
 
     def _depart(self, now: float) -> None:
-        """At a source: start a standing unit for each working unit that has none."""
+        """At a source: start a standing unit for each working unit that has none, unless it pauses after one
+        that was never confirmed."""
         if now < self._depart_at:
             self._check(self._depart_at)
             return
@@ -287,7 +287,8 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Choose another next hop for a reserved unit. Without one it waits, or ends if it had one."""
+        """Choose another next hop for a reserved unit. If no other has room, a unit with a next hop is given
+        up (at a relay: marked as stale), and one without waits."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now
@@ -324,7 +325,7 @@ class StandingFlow:
     # -- single steps ------------------------------------------------------------------------------------
 
     def _free_link(self, besides: OutLink | None = None) -> OutLink | None:
-        """Next hop, other than `besides`, that has more working than standing units of this node."""
+        """Next hop, other than `besides`, that has more working than standing units of this node, or None."""
         for link in self._market.users:
             if link is not besides and link.units > len(self._units_on.get(link, ())):
                 return link

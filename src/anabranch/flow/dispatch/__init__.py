@@ -2,5 +2,5 @@
 
 Not in it: the plan itself (`flow.auction`, `flow.gwtf`) and the choice of a policy by name (`flow.policies`).
 
-Imported by: flow.policies, protocol.
+Imported by: flow.policies, protocol, sim.
 """

@@ -19,23 +19,21 @@ STAGES_KEPT = 64
 
 def places(pass_s: Mapping[str, float], capacity: Mapping[str, int], batch: int) -> Mapping[str, int]:
     """Number of microbatches that each replica of a stage offers to the plan; at least one for each with any
-    capacity.
-
-    pass_s: replica -> seconds per microbatch (all positive). capacity: replica -> most microbatches that it
-    can hold. batch: microbatches that the stage has to serve at once.
-    """
+    capacity. pass_s: replica -> seconds per microbatch (all positive). capacity: replica -> most microbatches
+    that it can hold. batch: microbatches that the stage has to serve at once."""
     return _places(tuple([(peer, seconds, capacity[peer]) for peer, seconds in pass_s.items()]), batch)
 
 
 @lru_cache(STAGES_KEPT)
 def _places(replicas: tuple[tuple[str, float, int], ...], batch: int) -> Mapping[str, int]:
-    """The same; replicas: (peer, seconds per microbatch, capacity in microbatches) of each."""
+    """`places` with the replicas as a tuple, for the cache: (peer, seconds per microbatch, capacity in
+    microbatches) of each."""
     most_s = _time_s(replicas, batch) * (1.0 + SLACK)
     return {peer: min(room, max(1, int(most_s / pass_s + 1e-9))) for peer, pass_s, room in replicas}
 
 
 def _time_s(replicas: tuple[tuple[str, float, int], ...], batch: int) -> float:
-    """Least seconds in which a stage can compute `batch` microbatches."""
+    """Least seconds in which a stage can compute `batch` microbatches, or as many as it can hold."""
     first = [(pass_s, peer, 1, pass_s, capacity) for peer, pass_s, capacity in replicas if capacity > 0]
     heapq.heapify(first)
     time_s = 0.0

@@ -59,8 +59,9 @@ class Policy:
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
-        """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
-        waited_s: seconds since it was ready to be sent. The caller sends at once if `hold_s` is 0."""
+        """Peer for microbatch `index`, to which the caller sends at once if `hold_s` is 0 (the peer has a
+        free slot then); None if no peer that the policy would take has one. candidates: sorted by id.
+        waited_s: seconds since the microbatch was ready to be sent."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
@@ -96,12 +97,10 @@ class Greedy(Policy):
 
 
 class Dispatch(Policy):
-    """Policy `auction`: the least link time + queueing time + price.
-
-    Queueing is at the peer or on the link, whichever is slower. If the best peer has no free slot, the
-    microbatch is held back for as long as waiting costs less than the best peer with a free slot. load,
-    price, hold: switches for benchmarks; False ignores load or prices, or never holds back.
-    """
+    """Policy `auction`: the least link time + queueing time + price. Queueing is at the peer or on the link,
+    whichever is slower. If the best peer has no free slot, the microbatch is held back for as long as waiting
+    costs less than the best peer with a free slot. load, price, hold: switches for benchmarks; False ignores
+    load or prices, or never holds back."""
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:
         self._load, self._price, self._hold = load, price, hold
@@ -126,7 +125,8 @@ class Dispatch(Policy):
         return min(costs, key=_rank)[1].peer if costs else None
 
     def _costs(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """Cost of each candidate, with the candidate."""
+        """(cost in seconds, candidate) of each candidate, in their order. An unknown price counts as the
+        highest known one, or 0."""
         known = [candidate.price for candidate in candidates if candidate.price < math.inf]
         unknown = max(known, default=0.0)  # an unknown price counts as the highest known one
         return [(self._cost(candidate, unknown), candidate) for candidate in candidates]
@@ -149,7 +149,7 @@ def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
 
 
 class Static(Policy):
-    """Policy `static`: microbatch index modulo the number of replicas."""
+    """Policy `static`: microbatch index modulo the number of replicas, whose slot it waits for."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

@@ -28,8 +28,9 @@ FIRST_S, NEWEST = 1.0, 0.1
 
 
 @dataclass
-class _Mean:
-    """Exponentially weighted mean, corrected for the few samples at its beginning."""
+class Mean:
+    """Exponentially weighted mean, corrected for the few samples at its beginning; FIRST_S before the
+    first."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -60,7 +61,7 @@ class SwarmQueue(Policy):
         self._dice = rng
         self._time: dict[str, float] = {}
         self._tie: dict[str, float] = {}
-        self._mean: dict[str, _Mean] = {}
+        self._mean: dict[str, Mean] = {}
         self._banned: dict[str, float] = {}
         self._calls: dict[int, _Call] = {}
 
@@ -93,7 +94,7 @@ class SwarmQueue(Policy):
     def returned(self, index: int) -> None:
         call = self._calls.pop(index, None)
         if call is not None and call.took_s:
-            self._mean.setdefault(call.peer, _Mean()).add(call.took_s)
+            self._mean.setdefault(call.peer, Mean()).add(call.took_s)
 
     def lost(self, peer: str, now: float) -> None:
         self._calls = {index: call for index, call in self._calls.items() if call.peer != peer}
@@ -102,7 +103,8 @@ class SwarmQueue(Policy):
         self._banned[peer] = now + BAN_S
 
     def _next(self, peers: Collection[str], now: float) -> str:
-        """Choose the peer with the least virtual time and charge it; a new peer starts at the least time."""
+        """Choose the peer with the least virtual time, of those not banned (of all, if all are), and charge
+        it; a new peer starts at the least time."""
         able = [peer for peer in peers if now >= self._banned.get(peer, 0.0)] or list(peers)
         head = min((self._time[peer] for peer in able if peer in self._time), default=0.0)
         for peer in able:

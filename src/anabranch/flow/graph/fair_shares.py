@@ -21,8 +21,8 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class FairShares:
-    """Max-min fair flow. shares: data node -> its share, the part of its demanded microbatches that is
-    admitted (0 to 1). flow: microbatches in all. cost: least total cost of such a flow."""
+    """Max-min fair flow. shares: data node with a demand -> the part of it that is admitted (0 to 1). flow:
+    microbatches in all. cost: least total cost of such a flow."""
 
     shares: dict[str, float]
     flow: float
@@ -30,11 +30,9 @@ class FairShares:
 
 
 def fairest(instance: Instance, least_flow: float = 0.0) -> FairShares:
-    """The max-min fair shares among flows of at least `least_flow` microbatches.
-
-    With the return rule "any" the fairest flow is a maximum flow. With "own" it can be smaller; the maximum
-    as `least_flow` then puts throughput before fairness. Raises OracleError if no flow is so large.
-    """
+    """The max-min fair shares among flows of at least `least_flow` microbatches. With the return rule "any"
+    the fairest flow is a maximum flow. With "own" it can be smaller; the maximum as `least_flow` then puts
+    throughput before fairness. Raises OracleError if no flow is so large."""
     program = _FairProgram(instance, least_flow)
     demands = {node.id: node.microbatches for node in instance.data_nodes if node.microbatches}
     settled: dict[str, float] = {}
@@ -49,10 +47,8 @@ def fairest(instance: Instance, least_flow: float = 0.0) -> FairShares:
 
 
 class _FairProgram:
-    """Linear program of the flow with one more variable (the last): a share that several data nodes have.
-
-    In its methods `settled` and `shares` map data nodes to shares that they get at least.
-    """
+    """Linear program of the flow with one more variable (the last): a share that several data nodes have. In
+    its methods `settled` and `shares` map data nodes to shares that they get at least."""
 
     def __init__(self, instance: Instance, least_flow: float) -> None:
         program = FlowProgram(instance)
@@ -70,7 +66,7 @@ class _FairProgram:
 
     def raise_together(self, settled: dict[str, float], free: list[str]) -> float:
         """Greatest share (admitted part of the demand) that all data nodes in `free` can have together, while
-        the others have at least their `settled` shares."""
+        the others have at least their `settled` shares. Raises OracleError if they cannot have these."""
         goal = np.zeros(len(self._costs))
         goal[-1] = -1.0
         return float(self._solve(goal, settled, free)[-1])
@@ -87,10 +83,8 @@ class _FairProgram:
         return float(np.dot(self._costs, self._solve(self._costs, shares, [])))
 
     def _solve(self, goal: Vector, shares: dict[str, float], free: list[str]) -> Vector:
-        """Variables that minimise `goal`, where each of `free` gets the common share.
-
-        Raises OracleError if there are none.
-        """
+        """Variables that minimise `goal`, where each of `free` gets the common share. Raises OracleError if
+        there are none."""
         rows, right = [-self._departs], [TOLERANCE - self._least_flow]
         for name, share in shares.items():
             rows.append(-self._departs_from[name])

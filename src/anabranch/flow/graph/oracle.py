@@ -34,11 +34,8 @@ class OracleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Solution:
-    """Optimal flow (microbatches) and its cost.
-
-    exact: True if it is proven optimal in whole microbatches. Otherwise `flow` is an upper bound, `cost` that
-    of the linear program at this flow, and paths is None.
-    """
+    """Optimal flow (microbatches) and its cost. exact: True if it is proven optimal in whole microbatches.
+    Otherwise `flow` is an upper bound, `cost` that of the linear program at this flow, and paths is None."""
 
     flow: float
     cost: float
@@ -47,8 +44,9 @@ class Solution:
 
 
 def solve(instance: Instance) -> Solution:
-    """Greatest flow of least cost of an instance; only an upper bound of the flow for a large instance with
-    several data nodes whose paths must end where they began (return "own")."""
+    """Greatest flow of least cost of an instance; only an upper bound of the flow for an instance of over
+    INTEGER_LIMIT variables with several data nodes whose paths must end where they began (return "own").
+    Raises OracleError if the solver fails."""
     program = FlowProgram(instance)
     if not program.several:
         amounts = program.best()
@@ -59,7 +57,8 @@ def solve(instance: Instance) -> Solution:
 
 
 def optimal(instance: Instance) -> Flow:
-    """Flow of the policy `optimal`. Raises UserError if the instance is too large for an exact solution."""
+    """Flow of the policy `optimal`. Raises UserError if the instance is too large for an exact solution,
+    OracleError if the solver fails."""
     flow = solve(instance).paths
     if flow is None:
         raise UserError("optimal: too large for an exact answer with several data nodes and return own")
@@ -67,14 +66,16 @@ def optimal(instance: Instance) -> Flow:
 
 
 def linear_bound(instance: Instance) -> Solution:
-    """Greatest flow in fractional microbatches, an upper bound of the flow, and its least cost."""
+    """Greatest flow in fractional microbatches, an upper bound of the flow, and its least cost. Raises
+    OracleError if the solver fails."""
     program = FlowProgram(instance)
     amounts = program.best()
     return Solution(program.value(amounts), program.cost(amounts), exact=False)
 
 
 def solve_integer(instance: Instance) -> Solution:
-    """Optimal flow in whole microbatches by integer programs; exponential time in the worst case."""
+    """Optimal flow in whole microbatches by integer programs; exponential time in the worst case. Raises
+    OracleError if the solver fails."""
     program = FlowProgram(instance)
     return _whole_solution(instance, program, program.best(integer=True))
 
@@ -88,14 +89,12 @@ def _whole_solution(instance: Instance, program: FlowProgram, amounts: Vector) -
 
 
 class FlowProgram:
-    """Matrices of the flow problem as a linear program.
-
-    Variables: microbatches of each commodity on each link (`hops`). Return "own" has one commodity for each
-    data node, "any" a single one. conserve: matrix whose rows (one for each commodity and relay) must give 0.
-    bound, limits: matrix and right side of the capacities and demands. costs: link cost of each variable.
-    departs: for each variable, 1 if its link leaves a data node, else 0. several: True if there are several
-    commodities. width: number of variables, before those that cannot be used are left out.
-    """
+    """Matrices of the flow problem as a linear program. Variables: microbatches of each commodity on each
+    link (`hops`). Return "own" has one commodity for each data node, "any" a single one. conserve: matrix
+    whose rows (one for each commodity and relay) must give 0. bound, limits: matrix and right side of the
+    capacities and demands. costs: link cost of each variable. departs: for each variable, 1 if its link
+    leaves a data node, else 0. several: True if there are several commodities. width: number of variables,
+    before those that cannot be used are left out."""
 
     def __init__(self, instance: Instance) -> None:
         data = instance.data
@@ -132,7 +131,8 @@ class FlowProgram:
         self.limits = np.array(list(limits.values()), dtype=np.float64)
 
     def best(self, *, integer: bool = False) -> Vector:
-        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches."""
+        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches.
+        Raises OracleError if the solver fails."""
         if not self.hops:
             return np.zeros(0)
         constraints = [(self.conserve, 0.0, 0.0), (self.bound, -np.inf, self.limits)]

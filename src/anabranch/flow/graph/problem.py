@@ -121,16 +121,15 @@ def link_cost(
     size_bytes: float,
 ) -> float:
     """Link cost `d_ij` of GWTF in seconds: half of the compute times, mean latency, mean transfer time.
-
     compute_s: of nodes i and j. latency_s, bandwidth_bps: from i to j and from j to i. size_bytes: of one
-    activation.
-    """
+    activation."""
     transfer = 2 * size_bytes / (sum(bandwidth_bps) / 8)
     return sum(compute_s) / 2 + sum(latency_s) / 2 + transfer
 
 
 def paths_from_link_flows(instance: Instance, amounts: dict[tuple[str, str], int]) -> list[Path]:
-    """Split a flow into paths. amounts: microbatches on each link, conserved at every relay."""
+    """Split a flow of one commodity into paths. amounts: microbatches on each link, conserved at every
+    relay."""
     left = {hop: amount for hop, amount in amounts.items() if amount > 0}
     onward: dict[str, list[str]] = {}
     for start, end in sorted(left):

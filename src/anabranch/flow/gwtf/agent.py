@@ -118,8 +118,9 @@ class GwtfAgent:
         return []
 
     def _remove_peer(self, peer: str, side: Side) -> list[Send]:
-        """Remove a lost neighbour, its offer, the request to it, and the paths reserved through it. Returns
-        messages for other neighbours that free their parts of these paths. Annealing begins anew."""
+        """Remove a lost neighbour, its offer, the request to it, and the units and paths through it. Returns
+        messages for other neighbours that free their parts of these paths. Unless it is of this node's stage,
+        annealing begins anew."""
         negotiation, units = self._negotiation, self._units
         pending = negotiation.pending
         if pending is not None and (pending.peer, pending.side) == (peer, side):
@@ -164,7 +165,8 @@ class GwtfAgent:
         return sends
 
     def _report_costs(self) -> list[Send]:
-        """Report changed costs to the sink of joined units to the previous nodes."""
+        """Messages to the previous nodes with changed costs to the sink of joined units; none at a data
+        node."""
         if self._setup.is_data:
             return []
         units = self._units
@@ -217,7 +219,8 @@ class GwtfAgent:
         return self._note(peer, side, message)
 
     def _note(self, peer: str, side: Side, message: Message) -> list[Send]:
-        """Handle a message of neighbour (peer, side) that needs no answer."""
+        """Handle a message of neighbour (peer, side) that needs no answer; returns messages about paths given
+        up for it."""
         units = self._units
         match message:
             case msg.Advertise(version, costs):
@@ -242,7 +245,8 @@ class GwtfAgent:
 
     def _change_end(self, peer: str, side: Side, link: UnitId, cost: float | None) -> None:
         """Record that the unit `link` (one hop of a path, shared by the nodes at its ends) has `peer` as its
-        other end, on `side`, from now on. cost: from `peer` to the data node where the path ends, if told."""
+        other end, on `side`, from now on. cost: from `peer` to the data node where the path ends, if told.
+        Without effect if this node has no such unit, or no such neighbour on that side."""
         units = self._units
         unit = (units.ins if side is Side.PREVIOUS else units.outs).get(link)
         if unit is None or peer not in units.costs(side) or unit.peer == peer:
@@ -253,7 +257,9 @@ class GwtfAgent:
         units.changed = units.round
 
     def _compare(self, peer: str, side: Side, message: msg.Confirm) -> list[Send]:
-        """Adapt to the shared units in a neighbour's `Confirm`; answer with those that this node lacks."""
+        """Take over the other ends of units, and a next hop's offer, from a neighbour's `Confirm`; returns
+        messages with the listed units and reservations that this node lacks, which the neighbour then
+        drops."""
         units, pending = self._units, self._negotiation.pending
         table = units.ins if side is Side.PREVIOUS else units.outs
         requested = pending.number if pending is not None else None

@@ -27,12 +27,10 @@ class RequestFlow(Message, frozen=True):
 
 class RequestChange(Message, frozen=True):
     """Request to a node of the same stage to exchange outflows: each gets the other's unit to the same sink,
-    and keeps its own inflow. The receiver chooses which of its units it gives.
-
-    number: id of the request, repeated by the `Answer`. link, peer, sink: name, next hop and sink of the unit
-    that the sender offers. cost: of the sender's link to `peer`. told: cost of that unit from `peer` to
-    `sink`. costs: next hop -> cost of the sender's link to it.
-    """
+    and keeps its own inflow. The receiver chooses which of its units it gives. number: id of the request,
+    repeated by the `Answer`. link, peer, sink: name, next hop and sink of the unit that the sender offers.
+    cost: of the sender's link to `peer`. told: cost of that unit from `peer` to `sink`. costs: next hop ->
+    cost of the sender's link to it."""
 
     number: UnitId
     link: UnitId
@@ -54,12 +52,10 @@ class RequestRedirect(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """Answer to the request `number`. taken: True if the request is granted.
-
-    A refusal of RequestFlow has the sender's newest offer (`version`, `costs`). A granted change or redirect
-    has the outflow that the requester gets: `link` to `peer`, at cost `told` from `peer` to the sink; a
-    redirect also its inflow: `link_in` from `peer_in`.
-    """
+    """Answer to the request `number`. taken: True if the request is granted. A refusal of RequestFlow has the
+    sender's newest offer (`version`, `costs`). A granted change or redirect has the outflow that the
+    requester gets: `link` to `peer`, at cost `told` from `peer` to the sink; a redirect also its inflow:
+    `link_in` from `peer_in`."""
 
     number: UnitId
     taken: bool
@@ -101,9 +97,7 @@ class CostNow(Message, frozen=True):
 
 class Confirm(Message, frozen=True):
     """Periodic list of the working units (`links`) and reservations (`units`) shared with the receiver.
-
-    version, costs: the sender's newest offer, as in `Advertise`.
-    """
+    version, costs: the sender's newest offer, as in `Advertise`."""
 
     confirms: ClassVar[bool] = True
     links: tuple[UnitId, ...]

@@ -36,11 +36,9 @@ class Pending:
 
 
 class Negotiation:
-    """Requests of one node, and its answers to others.
-
-    pending: this node's unanswered request. answers: neighbour -> last answer to it; a neighbour has at most
-    one unanswered request. same: other nodes of this stage. temperature: of the simulated annealing.
-    """
+    """Requests of one node, and its answers to others. pending: this node's unanswered request. answers:
+    neighbour -> last answer to it; a neighbour has at most one unanswered request. same: other nodes of this
+    stage. temperature: of the simulated annealing."""
 
     def __init__(self, setup: Setup, rng: CounterRng, units: Units, reservations: Reservations) -> None:
         self._setup = setup
@@ -56,7 +54,8 @@ class Negotiation:
 
     def request(self) -> list[Send]:
         """Make the next request: for a unit of flow, or else a change or redirect with a random node of the
-        same stage. No request is made if nothing is wanted, or nothing changed for `REST_ROUNDS`."""
+        same stage. It becomes `pending`; call it only if none is. No request is made if nothing is wanted, or
+        nothing changed for `REST_ROUNDS`."""
         units = self._units
         wanted = units.next_request()
         if wanted is not None:
@@ -205,7 +204,8 @@ class Negotiation:
         return []
 
     def _take_swap(self, pending: Pending, answer: msg.Answer) -> list[Send]:
-        """Complete a granted RequestChange: give up this node's unit and take over the peer's."""
+        """Complete a granted RequestChange: give up this node's unit and take over the peer's; if that leads
+        to no neighbour of this node, the inflow is left without a partner. Returns the messages to send."""
         assert answer.link is not None and pending.link is not None
         units = self._units
         self._cool()
@@ -224,10 +224,9 @@ class Negotiation:
         return [Send(unit.peer, Side.NEXT, msg.Moved(unit.link, 0.0)), *self._shed_excess()]
 
     def _take_path(self, answer: msg.Answer) -> list[Send]:
-        """Complete a granted RequestRedirect: replace the peer on one path, within capacity.
-
-        Both other nodes of the path must be neighbours of this node.
-        """
+        """Complete a granted RequestRedirect: replace the peer on one path. Returns the messages to the
+        path's nodes before and after this one: that it did or, without capacity, that they drop the unit;
+        none if they are no neighbours of this node, which then takes nothing."""
         assert answer.link is not None and answer.link_in is not None
         units = self._units
         self._cool()
@@ -253,7 +252,8 @@ class Negotiation:
     # -- annealing ---------------------------------------------------------------------------------------
 
     def _accept(self, gain: float) -> bool:
-        """True for a gain, and for a loss with probability exp(gain / temperature); cools if accepted."""
+        """True for a gain, for a loss with probability exp(gain / temperature), never for 0; cools if
+        True."""
         temperature = max(self.temperature, 1e-9)
         if gain == 0 or (gain < 0 and self._dice.uniform() >= math.exp(gain / temperature)):
             return False

@@ -21,14 +21,16 @@ def push_back(units: Units, unit: Unit) -> Send:
 
 
 def cancel(units: Units, out: Unit) -> Send:
-    """Drop the outflow `out` (unit that leaves this node to the next stage), and notify the next node."""
+    """Drop the outflow `out` (unit that leaves this node to the next stage); returns the message that tells
+    the next node."""
     units.drop_out(out.link)
     return Send(out.peer, Side.NEXT, Cancel((out.link,)))
 
 
 def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[Send]:
-    """Give up units beyond capacity or demand: first inflows and outflows that are not joined to one another
-    (without a partner), then the most expensive units."""
+    """Give up outflows beyond capacity or demand, with their inflows: first those without a partner, then the
+    most expensive. A data node also gives up the newest inflows beyond its demand. Ends the back-off. Returns
+    the messages that tell neighbours and sources."""
     units.restart()
     sends: list[Send] = []
     dearest = sorted(units.outs.values(), key=lambda out: (out.partner is not None, -units.cost_to_sink(out)))
@@ -45,8 +47,8 @@ def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[
 
 
 def drop_unjoined(units: Units) -> list[Send]:
-    """Push back inflows and cancel outflows of a relay that had no partner for too long. After a cancelled
-    outflow the relay requests no spare unit for a back-off, which doubles."""
+    """Push back inflows and cancel outflows of a relay that had no partner for too long; returns the
+    messages. After a cancelled outflow the relay requests no spare unit for a back-off, which doubles."""
     sends: list[Send] = []
     for unit in list(units.ins.values()):
         if unit.partner is None and units.round - unit.round > PATIENCE_IN:

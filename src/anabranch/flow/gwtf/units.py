@@ -16,11 +16,9 @@ CONFIRM_ROUNDS = 5
 
 @dataclass(slots=True)
 class Unit:
-    """A unit of flow between this node and the neighbour `peer`: an inflow or an outflow.
-
-    link: name of the unit. round: when the unit was created or lost its partner. beyond: of an outflow, cost
-    from the next node to the sink. partner: outflow that an inflow is joined to, or the reverse.
-    """
+    """A unit of flow between this node and the neighbour `peer`: an inflow or an outflow. link: name of the
+    unit. round: when the unit was created or lost its partner. beyond: of an outflow, cost from the next node
+    to the sink. partner: outflow that an inflow is joined to, or the reverse."""
 
     link: UnitId
     peer: str
@@ -91,7 +89,8 @@ class Units:
 
     def onward(self, link: UnitId, peer: str | None) -> tuple[str | None, UnitId] | None:
         """Next hop and outflow (unit to the next stage) to which the inflow `link` (unit from the previous
-        stage, from `peer`) is joined; None if it is not joined (`reservations.Onward`)."""
+        stage, from `peer`) is joined; at a data node (None, `link`). None if it is not joined or there is no
+        such inflow (`reservations.Onward`)."""
         unit = self.ins.get(link)
         if unit is None or unit.peer != peer:
             return None
@@ -103,7 +102,7 @@ class Units:
 
     def offerable(self) -> dict[str, float]:
         """Units to offer to the previous stage: sink -> least cost over the outflows to that sink that are
-        joined to no inflow; a data node offers itself at cost 0."""
+        joined to no inflow; a data node with fewer inflows than its demand offers itself at cost 0."""
         if self._setup.is_data:
             return {self._setup.id: 0.0} if len(self.ins) < self.demand else {}
         offers: dict[str, float] = {}
@@ -145,7 +144,8 @@ class Units:
             others[unit.partner].round = self.round
 
     def next_request(self) -> tuple[float, str, str, float] | None:
-        """Cheapest offered unit that this node may request, (cost, peer, sink, advertised cost), or None."""
+        """Cheapest offered unit that this node may request, or None: (cost with the link to `peer`, peer,
+        sink, advertised cost)."""
         if self._setup.is_data:
             if len(self.outs) >= self.demand:
                 return None
@@ -179,7 +179,8 @@ class Units:
         return self.round - at > 2 * CONFIRM_ROUNDS
 
     def price(self) -> float:
-        """Least cost from this node to a sink, over its outflows and the neighbours' offers."""
+        """Least cost from this node to a sink, over its outflows and the neighbours' offers; else
+        infinite."""
         costs = [self.cost_to_sink(unit) for unit in self.outs.values()]
         costs += [self.next[peer] + cost for peer, (_, of) in self.offers.items() for cost in of.values()]
         return min(costs, default=math.inf)

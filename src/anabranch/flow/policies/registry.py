@@ -14,11 +14,9 @@ from anabranch.flow.gwtf.agent import GwtfAgent
 
 
 class Planner(NamedTuple):
-    """Planning part of a policy: an agent at every peer plans the flow with its neighbours' agents.
-
-    agent: factory of the agents. published: True for GWTF's published algorithm, in which peers of one stage
-    negotiate too, a relay takes part with its whole capacity, and microbatches follow the plan.
-    """
+    """Planning part of a policy: an agent at every peer plans the flow with its neighbours' agents. agent:
+    factory of the agents. published: True for GWTF's published algorithm, in which peers of one stage
+    negotiate too, a relay takes part with its whole capacity, and microbatches follow the plan."""
 
     agent: AgentFactory
     published: bool = False
@@ -44,7 +42,8 @@ def is_published(name: str) -> bool:
 
 
 def make_policy(name: str, rng: CounterRng | None = None) -> Policy:
-    """Make the dispatch policy `name` for one node. Raises ValueError for an unknown name."""
+    """Make the dispatch policy `name` for one node. rng: for a policy that draws (None: the same numbers each
+    time). Raises ValueError for an unknown name."""
     if name not in POLICIES:
         raise ValueError(f"no routing policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name](rng or CounterRng(0))

@@ -33,7 +33,8 @@ def arrange(instance: Instance) -> Flow:
 
 
 def _extend(instance: Instance, paths: list[Path], room: dict[str, int]) -> list[Path]:
-    """Extend each path by one stage, by a bottleneck matching. room: relay of that stage -> free places."""
+    """Extend each path by one stage, by a bottleneck matching; those that find no place are left out. room:
+    relay of that stage -> free places."""
     units = Counter(path[-1] for path in paths)
     hops = {hop: cost for hop, cost in instance.links.items() if hop[0] in units and hop[1] in room}
     most = _transport(units, room, list(hops)).total()

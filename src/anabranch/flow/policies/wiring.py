@@ -192,7 +192,7 @@ class WiringAgent:
     # -- walking -----------------------------------------------------------------------------------------
 
     def _start(self) -> list[Send]:
-        """At a data node: start the next unit once the one before has a whole path."""
+        """At a data node: start the next unit once the one before has a whole path; returns the messages."""
         if not self._setup.is_data or not self._next or self._hopeless:
             return []
         if len(self._walks) >= self._demand or not self.quiet():
@@ -222,8 +222,9 @@ class WiringAgent:
         return [Send(peer, Side.NEXT, Try(unit, walk.out_step))]
 
     def _give_back(self, unit: UnitId) -> list[Send]:
-        """Remove a unit, notify its next hop, and refuse it to the previous node, which tries another. At its
-        data node none starts until next hops or demand change, unless this one was whole before."""
+        """Remove a unit, notify its next hop, and refuse it, now and later, to the previous node, which tries
+        another. At its data node none starts until next hops or demand change, unless this one was whole
+        before. Returns the messages."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:
@@ -235,7 +236,8 @@ class WiringAgent:
         return [*sends, Send(walk.previous, Side.PREVIOUS, Refused(unit, walk.step, walk.used))]
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
-        """Remove a unit that is given up from `table`, and notify the next node."""
+        """Remove a unit that is given up from `table`, and notify the next node; returns the message. If it
+        comes here again, it is refused."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

@@ -89,8 +89,9 @@ class EventWriter:
         self._free_checked_at = float("-inf")
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write a note of this peer's protocol as an event, unless only the leader writes notes of this kind.
-        fields: by name, as the kind of note has them."""
+        """Write a note of this peer's protocol as an event, which `flush` sends to the leader; nothing in
+        others than the leader for kinds that it alone writes (`_LEADER_NOTES`). fields: by name, as the kind
+        of note has them. A control note "continue" also restarts the time of the open step."""
         if kind == "control" and fields["action"] == "continue":
             self._step_at = time.time()  # a pause is no part of the next step
         if self._leads or kind not in _LEADER_NOTES:

@@ -43,7 +43,8 @@ class WorkerThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], _T], done: Callable[[_T], object]) -> None:
-        """Run `work` on the thread; its result goes to `done`, on the event loop."""
+        """Queue `work` for the thread; its result goes to `done`, on the event loop. `done` is not called if
+        `work` raises, or if the thread has ended or is closed before its turn."""
         self._jobs.put((work, done))
 
     def close(self) -> None:

@@ -82,7 +82,9 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return name
 
     def add(self, name: str, grant: Grant) -> IssuedTicket:
-        """Enter a new ticket. Raises UserError if the name is in use or not a short printable text."""
+        """Enter a new ticket, issued now, into this record in memory; returns its entry. Raises UserError if
+        the name is in use, or not a printable text of 1 to NAME_CHARS characters without blanks at its
+        ends."""
         if not name.isprintable() or not 1 <= len(name) <= NAME_CHARS or name != name.strip():
             raise UserError(f"a ticket's name is a printable text of 1 to {NAME_CHARS} characters")
         if name != self.free_name(name):

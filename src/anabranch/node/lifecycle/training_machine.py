@@ -127,8 +127,9 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, once it is prepared, with speed and capacity as measured, or as the
-        run file sets it."""
+        """Member record of this machine, after `prepare`. Measures a block's seconds for one microbatch, and
+        the capacity unless the run file sets it, to which the microbatches that can be parked are added; how
+        many then stay on the device is kept for `build`."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class

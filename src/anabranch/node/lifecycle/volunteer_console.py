@@ -117,7 +117,8 @@ class VolunteerConsole:
             self._steps = self._mine = self._all = 0
 
     def _loss_and_eta(self, record: Commit) -> str:
-        """Loss of a step, and time until the run's last one by the pace since this machine serves."""
+        """Words ", loss X, eta Y" on a step: its loss (left out if not finite), and the time until the run's
+        last step by the pace since the first in which this machine took part (left out in that one)."""
         loss = loss_total(record) / record.tokens if record.tokens else math.nan
         text = f", loss {loss:.3f}" if math.isfinite(loss) else ""
         t, at = self._first or (record.t, 0.0)

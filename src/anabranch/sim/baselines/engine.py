@@ -59,9 +59,10 @@ class Worker:
         then: Callback,
         members: int = 1,
     ) -> float:
-        """Queue tasks of microbatch `index`, which are computed one after another as a whole. Returns their
-        seconds while no other process of the machine computes (`SHARED`). then: runs at the end, unless the
-        process crashed. members: replicas in the reduce, for its tasks."""
+        """Queue tasks of microbatch `index`, which are computed one after another as a whole: the lowest
+        `priority` first, of equals the lowest index. Returns their seconds while no other process of the
+        machine computes (`SHARED`). then: runs at the end, unless the process crashed. members: replicas in
+        the reduce, for its tasks."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.drift.slowness(self.host.id)
@@ -108,11 +109,9 @@ class Worker:
 
 class Baseline(ABC):
     """Simulated swarm of another system. Subclasses define an iteration, and the effect of a crash on it.
-
     serving: stage -> live replicas. downloads: joining relay -> replicas that it downloads its state from.
     ready: joined relays that serve from the next iteration on. t: last committed iteration. sending: for each
-    host, seconds in which it had a payload in flight.
-    """
+    host, seconds in which it had a payload in flight."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         self.fleet, self.clock = fleet, Clock()
@@ -286,7 +285,8 @@ class Baseline(ABC):
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
     def move(self, relay: str, stage: int) -> None:
-        """Let a relay stop serving its stage and download the state of another one."""
+        """Let a relay stop serving its stage and download the state of another one, which it serves from the
+        next iteration after that on."""
         host = self.fleet.hosts[relay]
         self.serving[host.stage].discard(relay)
         moved = self.workers[relay].host = replace(host, stage=stage)
@@ -322,9 +322,8 @@ class Baseline(ABC):
 
 class Reduce:
     """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
-
-    still(): False once the reduce is to be given up. then: runs when all members have the result.
-    """
+    `begin` starts it. still(): False once it is to be given up. then: runs when all members have the
+    result."""
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
 

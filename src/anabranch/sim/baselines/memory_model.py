@@ -27,12 +27,9 @@ def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> 
 
 @dataclass
 class RelayMemory(Generic[Occupant]):
-    """Memory slots of one relay, occupied by microbatches (the type parameter).
-
-    A microbatch that finds no free slot waits: repairs first, then by index. A repair may use one further
-    slot, as in the protocol; its activations are not kept. size: number of slots. keeps: number of slots
-    whose activations are kept.
-    """
+    """Memory slots of one relay, occupied by microbatches (the type parameter). A microbatch that finds no
+    free slot waits: repairs first, then by index. A repair may use one further slot, as in the protocol; its
+    activations are not kept. size: number of slots. keeps: number of slots whose activations are kept."""
 
     size: int
     keeps: int
@@ -41,13 +38,15 @@ class RelayMemory(Generic[Occupant]):
     _waiting: dict[Occupant, tuple[bool, int, Callable[[], None]]] = field(default_factory=dict)
 
     def enter(self, occupant: Occupant, index: int, then: Callable[[], None], repairs: bool = False) -> None:
-        """Let a microbatch occupy a slot as soon as one is free, and then run `then`. index: rank of the
-        microbatch among those that wait. repairs: True if it is sent again after the loss of a relay."""
+        """Let a microbatch occupy a slot as soon as one is free, maybe now, and then run `then`. index: rank
+        of the microbatch among those that wait. repairs: True if it is sent again after the loss of a
+        relay."""
         self._waiting[occupant] = (not repairs, index, then)
         self._admit()
 
     def leave(self, occupant: Occupant) -> None:
-        """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one."""
+        """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one; the next
+        that waits may enter."""
         self._waiting.pop(occupant, None)
         self.held.pop(occupant, None)
         self._admit()

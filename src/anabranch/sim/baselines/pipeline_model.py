@@ -24,13 +24,11 @@ Done = Callable[["Microbatch", str], None]
 
 @dataclass(eq=False)
 class Microbatch:
-    """Attempt to compute microbatch `index`; a restarted microbatch is a new attempt.
-
-    source: data node that embeds it. path: nodes that its activation has reached. over: True if the attempt
-    is given up; late results are ignored. returned: True if the gradient of the embedding has arrived at
-    `source`. gradient: (sender, receiver) of the newest gradient. spent: node -> seconds computed for it.
-    added: nodes whose gradient sums contain it.
-    """
+    """Attempt to compute microbatch `index`; a restarted microbatch is a new attempt. source: data node that
+    embeds it. path: nodes that its activation has reached. over: True if the attempt is given up; late
+    results are ignored. returned: True if the gradient of the embedding has arrived at `source`. gradient:
+    (sender, receiver) of the newest gradient. spent: node -> seconds computed for it. added: nodes whose
+    gradient sums contain it."""
 
     index: int
     source: str
@@ -44,10 +42,9 @@ class Microbatch:
 
 class Pipelines(Baseline):
     """Iterations of a baseline. A subclass chooses the next hop and decides when an iteration is complete.
-
-    admitted: microbatches of the batch that have begun. reducing: number of the newest reduce; older ones are
-    given up. backward, late: tasks of a relay for a gradient, before and after it sends that on.
-    """
+    attempts: of this batch, those given up included. admitted: microbatches of the batch that have begun.
+    reducing: number of the newest reduce; older ones are given up. backward, late: tasks of a relay for a
+    gradient, before and after it sends that on."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)

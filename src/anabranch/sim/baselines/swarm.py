@@ -23,12 +23,14 @@ None has slots: a microbatch waits for memory (`memory_model`) while its call ma
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 
 from anabranch.counter_rng import CounterRng
+from anabranch.flow.dispatch.swarm_queue import Mean
 from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.engine import BACKWARD, FORWARD
 from anabranch.sim.baselines.memory_model import RelayMemory, input_slots
@@ -36,19 +38,13 @@ from anabranch.sim.baselines.pipeline_model import Kinds, Microbatch, Pipelines
 from anabranch.sim.baselines.rebalancing import Rebalancing
 from anabranch.sim.cluster.scenario import Fleet, Host
 
-#: Expected seconds of a call before any is measured; weight of the newest call in the mean (SWARM's values).
-FIRST_S, NEWEST = 1.0, 0.1
-
 
 @dataclass(frozen=True)
 class Variant:
-    """Parameters of a SWARM variant.
-
-    deadline_s: time-out of a forward call. refresh_s: interval at which the list of peers is refreshed.
-    recompute: True if the backward call recomputes the forward. any_replica: True if a call to a lost relay
-    is made again at another replica, False if its microbatch restarts. rebalance_s: seconds
-    between two moves of a peer (0: none).
-    """
+    """Parameters of a SWARM variant. deadline_s: time-out of a forward call. refresh_s: interval at which the
+    list of peers is refreshed. recompute: True if the backward call recomputes the forward. any_replica: True
+    if a call to a lost relay is made again at another replica, False if its microbatch restarts. rebalance_s:
+    seconds between two moves of a peer (0: none)."""
 
     deadline_s: float
     refresh_s: float
@@ -65,23 +61,19 @@ VARIANTS = {
 
 
 class StochasticWiring:
-    """Weighted round robin of one sender over the peers of the next stage.
-
-    Each call adds the peer's mean call duration to its virtual time; the peer with the least is next. banned:
-    peers that are not called until the next refresh of the list of peers.
-    """
+    """Weighted round robin of one sender over the peers of the next stage. Each call adds the peer's mean
+    call duration to its virtual time; the peer with the least is next. banned: peers that are not called
+    until the next refresh of the list of peers."""
 
     def __init__(self, rng: CounterRng) -> None:
         self._dice = rng
         self._time: dict[str, float] = {}
-        self._pace: dict[str, tuple[float, float]] = {}
+        self._pace: defaultdict[str, Mean] = defaultdict(Mean)
         self.banned: set[str] = set()
 
     def choose(self, peers: Collection[str]) -> str | None:
-        """Choose the peer with the least virtual time and add the call to it; None if all are banned.
-
-        A new peer starts with the least virtual time of the others.
-        """
+        """Choose the peer with the least virtual time and add the call to it; None if there is none that is
+        not banned. A new peer starts with the least virtual time of the others."""
         able = sorted(peer for peer in peers if peer not in self.banned)
         if not able:
             return None
@@ -89,14 +81,12 @@ class StochasticWiring:
         for peer in able:
             self._time.setdefault(peer, head)
         chosen = min(able, key=lambda peer: (self._time[peer], self._dice.uniform()))
-        total, weight = self._pace.get(chosen, (0.0, 0.0))
-        self._time[chosen] += total / weight if weight else FIRST_S
+        self._time[chosen] += self._pace[chosen].seconds
         return chosen
 
     def took(self, peer: str, seconds: float) -> None:
         """Add the measured duration of a call to the running mean of a peer."""
-        total, weight = self._pace.get(peer, (0.0, 0.0))
-        self._pace[peer] = (total + NEWEST * (seconds - total), weight + NEWEST * (1.0 - weight))
+        self._pace[peer].add(seconds)
 
     def lost(self, peer: str) -> None:
         """Ban a peer and forget its measurements."""
@@ -107,7 +97,8 @@ class StochasticWiring:
 
 @dataclass(eq=False)
 class _ForwardCall:
-    """Call of a microbatch's forward at `receiver`, until the forward is computed."""
+    """Call of a microbatch's forward at `receiver`, until the forward is computed. begun_at: time (s) when
+    the sender made it, before the transfer."""
 
     sender: str
     receiver: str
@@ -115,12 +106,10 @@ class _ForwardCall:
 
 
 class Swarm(Pipelines):
-    """SWARM, in the variant (`VARIANTS`) that the policy names.
-
-    known: relays in the list of peers, as of its last refresh. _calls: microbatch -> its current forward
-    call. _inputs: microbatch -> relay that sends the activation again, to the replacement of a lost relay.
-    _arrived: microbatches whose newest gradient has arrived.
-    """
+    """SWARM, in the variant (`VARIANTS`) that the policy names. known: relays in the list of peers, as of its
+    last refresh. _calls: microbatch -> its current forward call. _inputs: microbatch -> relay that sends the
+    activation again, to the replacement of a lost relay. _arrived: microbatches whose newest gradient has
+    arrived."""
 
     backward: Kinds = (tasks.InputGradient, tasks.WeightGradient)
     late: Kinds = ()
@@ -296,8 +285,9 @@ class Swarm(Pipelines):
             self._broken(microbatch, sender, to)
 
     def _broken(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient at `sender` to another replica in place of the lost peer `gone`; in SWARM's
-        variant without `any_replica` the microbatch restarts at its data node instead."""
+        """Send the gradient at `sender`, and the input again, to another replica in place of the lost peer
+        `gone`; if none can be called, after a second. In SWARM's variant without `any_replica` the microbatch
+        restarts at its data node instead."""
         if not self.variant.any_replica:
             self._start_again(microbatch)
             return

@@ -53,14 +53,12 @@ class GroundTruth(Protocol):
 
 
 class Invariants:
-    """Observer of a world that checks the invariants after every event.
-
-    t: last committed iteration. forgives: True if relays compute falsely: then a false step is no violation
-    at once, but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes
-    (id, incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
+    """Observer of a world that checks the invariants after every event, and raises Violation from it. t: last
+    committed iteration. forgives: True if relays compute falsely: then a false step is no violation at once,
+    but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes (id,
+    incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
     their sum. applied: (base, stage, t) -> first peer that reached the state after t, and its fingerprint. A
-    base is the hash of the log entry that an iteration starts from.
-    """
+    base is the hash of the log entry that an iteration starts from."""
 
     def __init__(self, world: World, truth: GroundTruth | None = None) -> None:
         self.world = world
@@ -125,7 +123,8 @@ class Invariants:
         self._notes_read = len(notes)
 
     def _repair_slot(self, node: Node, event: ev.Event) -> None:
-        """Check I5: a peer grants its repair slot only to a microbatch that is sent again after a loss."""
+        """Check, or raise Violation (I5): a peer grants its repair slot only to a microbatch that is sent
+        again after a loss."""
         message = event.message if isinstance(event, ev.Received) else None
         for place, iteration in enumerate(node.peer.iterations.in_flight):
             before, now = self._repair_free.get((node, place), True), iteration.credits.ledger.repair_free
@@ -164,7 +163,8 @@ class Invariants:
                 raise Violation("I6", f"unit {unit} of {t} at stage {stage} was computed by {who} unprovoked")
 
     def _check_state(self, node: Node, stage: int) -> None:
-        """Check that replicas agree on the state after a log entry (I2), and with one machine (I3)."""
+        """Check, or raise Violation: replicas agree on the state after a log entry (I2), and with one machine
+        (I3)."""
         replica, base = node.peer.replica, node.peer.replica.base
         if replica.t < 0 or not base:
             return
@@ -181,7 +181,7 @@ class Invariants:
     # --- the log -------------------------------------------------------------------------------
 
     def _one_history(self, node: Node) -> None:
-        """Check I4: no two peers have different committed log entries."""
+        """Check, or raise Violation (I4): no two peers have different committed log entries."""
         position = node.peer.progress.position
         self._positions[node] = position.index
         known = self._chain.setdefault(position.index, position.previous)
@@ -222,9 +222,9 @@ class Invariants:
         return next((t for t, base in self._bases if base not in self._keys), 0)
 
     def _planned(self, record: Commit | Rollback, base: str) -> None:
-        """Note a record's plan of the next round, and check over rounds that each inner step counts exactly
-        once (I1): a slot's counter rises by the steps that counted, and by no others; a rollback plans the
-        same steps as were planned before."""
+        """Note a record's plan of the next round, and raise Violation (I1) unless over rounds each inner step
+        counts exactly once: a slot's counter rises by the steps that counted, and by no others; a rollback
+        plans the same steps as were planned before."""
         plan = record.slots or ()
         self._plans[base] = plan
         if isinstance(record, Rollback):
@@ -239,7 +239,8 @@ class Invariants:
         self._first_plan[record.t + 1] = plan
 
     def _exactly_once(self, commit: Commit) -> None:
-        """Check I1: at every stage the owners' units are the whole batch, each added to its owner's sum."""
+        """Check, or raise Violation (I1): at every stage the owners' units are the whole batch (in a round
+        active slots, the same at every stage), each added to its owner's sum, and no loss is missing."""
         if commit.verdict != "step":
             return
         if any(loss != loss for loss in commit.loss_sums):
@@ -267,8 +268,8 @@ class Invariants:
             self._prepared(commit, stage, entry)
 
     def _prepared(self, commit: Commit, stage: int, entry: StageCommit) -> None:
-        """Check I4: a step is committed only when two replicas of each stage (or the only one) can take it,
-        so that one may be lost."""
+        """Check, or raise Violation (I4): a step is committed only when two replicas of each stage (or the
+        only one) can take it, so that one may be lost."""
         awake = [node for node in self.world.nodes.values() if node.running and not node.frozen]
         # A frozen former leader may lag.
         reader = max(awake, key=lambda node: node.peer.progress.position.index)
@@ -279,8 +280,9 @@ class Invariants:
             raise Violation("I4", f"step {commit.t} is committed when of stage {stage} {who} is PREPARED")
 
     def _equal(self, commit: Commit, base: str) -> None:
-        """Check I3: committed gradients and losses equal those of a single machine. Records which state
-        follows; with `forgives` a false step raises nothing, and no state is recorded for it."""
+        """Check, or raise Violation (I3): committed gradients and losses equal those of a single machine.
+        Records which state follows; with `forgives` a false step raises nothing, and no state is recorded for
+        it: steps after it are not checked."""
         if self.truth is None or commit.previous_base not in self._keys:
             return
         _, key = self._keys[commit.previous_base]
@@ -299,5 +301,3 @@ class Invariants:
             if tuple(logged) != losses:
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
         self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots, plan))
-
-

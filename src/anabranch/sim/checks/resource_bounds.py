@@ -48,7 +48,8 @@ def check_bounds(node: Node) -> None:
 
 
 def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
-    """Check the microbatches and slots of an open iteration. exist: its microbatches and windows."""
+    """Check the microbatches and slots of an open iteration; raises Violation. exist: number of its
+    microbatches and windows."""
     _at_most(node, "microbatches received", len(iteration.units), exist)
     _at_most(node, "microbatches to send on", len(iteration.sender.items), exist)
     ledger = iteration.credits.ledger

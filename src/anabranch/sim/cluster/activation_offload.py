@@ -10,10 +10,8 @@ from anabranch.sim.cluster.device_model import Workload
 
 
 class OffloadedActivations:
-    """Microbatches in flight at each host, and which of them have their activations in host memory.
-
-    As in the real worker, a microbatch is offloaded if, at its begin, device memory is full.
-    """
+    """Microbatches in flight at each host, and which of them have their activations in host memory. As in the
+    real worker, a microbatch is offloaded if, at its begin, device memory is full."""
 
     def __init__(self, work: Workload) -> None:
         self._work = work

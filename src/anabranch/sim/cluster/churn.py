@@ -24,11 +24,10 @@ def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> lis
 
 
 class Churn:
-    """Churn of a simulated run: calls `crash` and `back` at the times that are drawn or in the trace.
-
-    crash: kills a relay; returns False if the relay is spared. back: lets the machine of a crashed relay join
-    again, after the scenario's `return_s` or as the trace says.
-    """
+    """Churn of a simulated run: calls `crash` and `back` at the times that are drawn or in the trace. crash:
+    kills a relay; returns False if the relay is spared. back: lets the machine of a crashed relay join again,
+    after the scenario's `return_s` or as the trace says. The trace's changes are planned at once, drawn
+    crashes by `opened`."""
 
     def __init__(
         self,

@@ -97,14 +97,12 @@ def render_trace(trace: Trace) -> str:
 
 @dataclass(frozen=True)
 class SpotModel:
-    """Model of the preemptions of spot machines.
-
-    bursts_per_hour: rate of bursts in a region (a Poisson process). share: probability that a burst takes a
-    machine of the region: most preemptions concern several machines of a zone at once (Thorpe et al., Bamboo,
-    NSDI 2023). lone_per_hour: rate at which a single machine leaves. evening_per_hour: additional rate at
-    which a machine's owner withdraws it between 18 and 23 h local time. return_s, least_s: mean (exponential)
-    and least time until a replacement joins. begin_h: time of day (UTC) when the trace begins.
-    """
+    """Model of the preemptions of spot machines. bursts_per_hour: rate of bursts in a region (a Poisson
+    process). share: probability that a burst takes a machine of the region: most preemptions concern several
+    machines of a zone at once (Thorpe et al., Bamboo, NSDI 2023). lone_per_hour: rate at which a single
+    machine leaves. evening_per_hour: additional rate at which a machine's owner withdraws it between 18 and
+    23 h local time. return_s, least_s: mean (exponential) and least time until a replacement joins. begin_h:
+    time of day (UTC) when the trace begins."""
 
     bursts_per_hour: float = 0.15
     share: float = 0.3
@@ -141,10 +139,8 @@ def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: SpotMo
 
 
 def _is_evening(region: str, begin_h: float, at_s: float) -> bool:
-    """True if it is evening in a region `at_s` seconds after the hour `begin_h` (UTC).
-
-    Regions of unknown longitude are taken to be at Greenwich.
-    """
+    """True if it is evening in a region `at_s` seconds after the hour `begin_h` (UTC). Regions of unknown
+    longitude are taken to be at Greenwich."""
     longitude = PLACES.get(region, (0.0, 0.0))[0]
     return EVENING_H[0] <= (begin_h + at_s / 3600.0 + longitude / 15.0) % 24.0 < EVENING_H[1]
 

@@ -61,12 +61,9 @@ BytesPerSecond = Annotated[float, Meta(ge=1e8, le=1e15)]
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):
     """Kind of device, with its published peak figures. The allowed ranges of the figures reach from a small
-    computer to a rack.
-
-    source: publication of the figures. host_link_bytes_per_s: rate of copies between device and host memory,
-    in each direction (0: device and host share one memory). together: number of such devices in one machine
-    that hold a stage together and compute in turn; all figures are those of one.
-    """
+    computer to a rack. source: publication of the figures. host_link_bytes_per_s: rate of copies between
+    device and host memory, in each direction (0: device and host share one memory). together: number of such
+    devices in one machine that hold a stage together and compute in turn; all figures are those of one."""
 
     name: str
     source: Annotated[str, Meta(pattern=r"\S")]
@@ -209,10 +206,8 @@ class Workload:
 
     def load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
         """Operations and bytes of a task of one microbatch at a stage; zero for tasks that are not modelled
-        there.
-
-        Attention, without weights, does four multiplications backward for two; a linear layer one a gradient.
-        """
+        there. Attention, without weights, does four multiplications backward for two; a linear layer one a
+        gradient."""
         weights = self.parameters(stage) * self.width
         if stage == 0 and self.whole:
             return TaskLoad(0.0, 0.0)
@@ -360,7 +355,8 @@ class KnownDevices(dict[str, Device]):
 
 
 def known_devices(more: str) -> Mapping[str, Device]:
-    """Devices of the package and, if `more` is not empty, of that file."""
+    """Devices of the package and, if `more` is not empty, of that file. Raises UserError as
+    `read_devices`."""
     return KnownDevices({**shipped_devices(), **(read_devices(Path(more)) if more else {})})
 
 

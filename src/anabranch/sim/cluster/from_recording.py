@@ -42,12 +42,9 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Scenario of a recorded run.
-
-    profile: network profile (JSON). trace: churn of the run. Both are to be written to files, whose paths
-    `scenario` lacks. iteration_s: mean of an iteration after the warm-up. policy: routing policy of the
-    run.
-    """
+    """Scenario of a recorded run. profile: network profile (JSON). trace: churn of the run. Both are to be
+    written to files, whose paths `scenario` lacks. iteration_s: mean of an iteration after the warm-up.
+    policy: routing policy of the run."""
 
     scenario: Scenario
     profile: dict[str, Any]
@@ -92,11 +89,9 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
-    """Make a scenario from a run's events. config: its run file. name: of the scenario.
-
-    Raises UserError if the log has fewer than two steps with timings, or the run has a model, dtype or
-    pipeline that is not simulated.
-    """
+    """Make a scenario from a run's events. config: its run file. name: of the scenario. Raises UserError if
+    the log has fewer than two steps with timings, or the run has a model, dtype or pipeline that is not
+    simulated."""
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:
@@ -157,7 +152,8 @@ def _names(log: _EventsByPeer) -> dict[str, str]:
 
 
 def _machine(log: _EventsByPeer, peer: str, name: str, steps: Sequence[Step]) -> MachinePart:
-    """Machine that a peer ran on; its seconds are medians over the steps, per microbatch or per step."""
+    """Machine that a peer ran on; its seconds are medians over the steps, per microbatch or per step; 0 where
+    nothing was measured."""
     joined = log.joined[peer][-1]
     timings = [each for each in log.timings[peer] if each.t in log.steps]
     counts = {step.t: list(step.owners.get(joined.stage, {}).values()).count(peer) for step in steps}
@@ -224,11 +220,9 @@ def _profile(log: _EventsByPeer, names: Mapping[str, str], run: str) -> dict[str
 def _medians(
     found: Mapping[frozenset[str], Sequence[float]], pairs: Mapping[str, frozenset[str]], unknown: float
 ) -> dict[frozenset[str] | None, float]:
-    """Median measurement by pair of regions, limited to a factor FAR around the median of these medians.
-
-    Key None: all measurements inside a region, pooled. A pair that nobody measured gets the median of the
-    medians; `unknown` if nothing at all was measured.
-    """
+    """Median measurement by pair of regions, limited to a factor FAR around the median of these medians. Key
+    None: all measurements inside a region, pooled. A pair that nobody measured gets the median of the
+    medians; `unknown` if nothing at all was measured."""
     inside = [value for key, values in found.items() if len(key) == 1 for value in values]
     known = {key: statistics.median(values) for key, values in found.items() if len(key) == 2}
     middle = statistics.median(known.values()) if known else statistics.median(inside or [unknown])
@@ -244,7 +238,7 @@ def _medians(
 
 def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
     """Build the churn trace of a run from its events: departures and returns of relays, in seconds since the
-    first iteration began."""
+    first iteration began. Relays that joined before its end are there from the beginning."""
     begun_at = first.time - first.seconds
     changes: list[Change] = []
     for peer in _in_order(log):
@@ -266,7 +260,8 @@ def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
 
 
 def render_scenario(scenario: Scenario) -> str:
-    """TOML text of a scenario, the inverse of `parse_scenario`."""
+    """TOML text of a recorded scenario, which `parse_scenario` reads; the sections [round] and [precision],
+    which such a scenario leaves at their defaults, are not written."""
     lines = ["[anabranch]", "version = 1"]
     for part in ("model", "fleet", "network", "churn", "drift", "wire", "run"):
         lines += ["", f"[{part}]", *_keys(getattr(scenario, part))]

@@ -92,10 +92,8 @@ def shipped_scenarios() -> tuple[str, ...]:
 
 
 def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
-    """Scenario by the name of a shipped one or the path of a file. changes: dotted key -> value.
-
-    Raises UserError with file, key and allowed values.
-    """
+    """Scenario by the name of a shipped one or the path of a file. changes: dotted key -> value. Raises
+    UserError with file, key and allowed values."""
     data, where = read_scenario(name)
     for dotted, value in (changes or {}).items():
         part, _, key = dotted.partition(".")
@@ -107,10 +105,8 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
 
 
 def read_scenario(name: str) -> tuple[dict[str, Any], str]:
-    """Unchecked contents of a scenario file, and its name for messages. Raises UserError.
-
-    Paths in it are relative to the file if they exist there.
-    """
+    """Unchecked contents of a scenario file, and its name for messages. Raises UserError. Paths in it are
+    relative to the file if they exist there."""
     if name in shipped_scenarios():
         where = f"{name}.toml"
         folder = resources.files("anabranch.sim.cluster").joinpath("scenarios")
@@ -208,7 +204,8 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
 
 
 def _value(value: Any, hint: Any, label: str) -> Any:
-    """Checked value of a key, or an item of a list, in its field's type. `label` begins a UserError."""
+    """Checked value of a key, or an item of a list, in its field's type. Raises UserError, whose message
+    begins with `label`, if it is not allowed."""
     kind, allowed = type_and_constraint(hint)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value):
         value = float(value)
@@ -292,9 +289,9 @@ class Regions(Protocol):
 @dataclass(frozen=True)
 class Host:
     """Machine of a fleet. stage: 0 for a data node. capacity: greatest number of microbatches in flight.
-    parked: how many of these have their activations offloaded to host memory. fixed: True if the scenario
-    gives the stage. on: host whose machine this is a further process of ("": a machine of its own). hidden:
-    True if nobody can dial it, so that others reach it through carriers."""
+    parked: how many of these, at most, have their activations offloaded to host memory. fixed: True if the
+    scenario gives the stage. on: host whose machine this is a further process of ("": a machine of its own).
+    hidden: True if nobody can dial it, so that others reach it through carriers."""
 
     id: str
     stage: int
@@ -370,7 +367,8 @@ def fleet_of(
 ) -> Fleet:
     """Fleet of a scenario for a seed. Relays without a given stage are assigned in turn. The seed draws
     regions (as evenly as possible), devices, speeds and capacities that the scenario does not give. assigned:
-    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region."""
+    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region, and for a churn
+    trace that is unreadable or names other machines than these relays."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     assigned = assigned or {}
     named = staged(scenario.machines, stages)
@@ -417,7 +415,8 @@ def _hidden(hosts: Mapping[str, Host], share: float, seed: int) -> set[str]:
 
 
 def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:
-    """Churn trace of a scenario. Raises UserError if it names a machine that is no relay of the fleet."""
+    """Churn trace of a scenario. Raises UserError if it is unreadable, or names a machine that is no relay of
+    the fleet."""
     path = scenario.churn.trace
     if not path:
         return NO_TRACE
@@ -465,5 +464,3 @@ def misfit(scenario: Scenario) -> str:
             what = f"a stage of {model.size} does not fit into a {one.device}"
             return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.relay_stages}"
     return ""
-
-

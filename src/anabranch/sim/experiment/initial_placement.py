@@ -22,9 +22,7 @@ PATIENCE_HEARTBEATS = 600
 
 def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
     """Fleet of a scenario and seed, its relays assigned to stages by measured links if `fleet.deal` says so.
-
-    Raises UserError as `fleet_of`, and if the run that measures the links does not begin.
-    """
+    Raises UserError as `fleet_of`, and if the run that measures the links does not begin."""
     fleet = fleet_of(scenario, regions, seed)
     if scenario.fleet.deal != "links" or all(host.fixed for host in fleet.hosts.values() if host.stage):
         return fleet
@@ -36,8 +34,8 @@ def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
 
 
 def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
-    """Stage of each relay as the run's leader assigns it in a simulated run, up to its first iteration.
-    Raises TimeoutError if the run does not begin."""
+    """Stage of each relay that is there at the beginning, as the run's leader assigns it in a simulated run,
+    up to its first iteration. Raises TimeoutError if the run does not begin."""
     asking = {  # for any stage (-1), if they are relays without a given one
         host.id: host if host.fixed or not host.stage else replace(host, stage=-1)
         for host in fleet.hosts.values()

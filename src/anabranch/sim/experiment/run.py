@@ -51,8 +51,8 @@ def simulate(
     committed: Callable[[int], None] = lambda t: None,
 ) -> Outcome:
     """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
-    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called after
-    each iteration of a policy."""
+    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called with the
+    number of each iteration after it, under a policy but no baseline."""
     if policy in BASELINES:
         if scenario.network.hidden:
             key = f"network.hidden = {scenario.network.hidden:g}"
@@ -81,11 +81,9 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 
 class Simulation:
-    """Simulation of one seed of a scenario under a routing policy, with the real protocol.
-
-    recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return.
-    committed: called with the number of each iteration after its commit.
-    """
+    """Simulation of one seed of a scenario under a routing policy, with the real protocol. recorder: metrics
+    of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return. committed: called
+    with the number of each iteration after its commit."""
 
     def __init__(
         self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None

@@ -44,7 +44,7 @@ class TimelineRecorder:
         ]
 
     def time_of(self, t: int) -> tuple[float, float]:
-        """Begin and end of iteration t in virtual seconds."""
+        """Begin and end of the committed iteration t in virtual seconds."""
         rows = self._simulation.recorder.rows
         begin = sum(row.seconds for row in rows if row.t < t)
         return begin, begin + next(row.seconds for row in rows if row.t == t)

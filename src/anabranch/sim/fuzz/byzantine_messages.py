@@ -52,7 +52,8 @@ def flood(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Fault: deliver the last messages that the victim has received once more. None if there are none."""
+    """Fault: deliver once more the last messages that the victim has received from peers to which it still
+    has a link. None if there are none."""
     heard = [event for event in swarm.heard.get(victim.id, ()) if event.peer in victim.links][-REPLAY:]
     if not heard:
         return None

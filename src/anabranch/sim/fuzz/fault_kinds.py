@@ -129,7 +129,7 @@ def profile_named(name: str) -> FaultProfile:
 
 
 def kind_named(name: str) -> FaultKind:
-    """Kind of fault with this name."""
+    """Kind of fault with this name. Raises KeyError if there is none."""
     return KINDS.get(name) or CARRIER_KINDS[name]
 
 
@@ -169,11 +169,9 @@ def hits(kind: str, phase: str) -> float:
 
 @cache
 def weights() -> dict[tuple[str, str], float]:
-    """Weight of each (kind, phase) pair in the draw, so that all pairs are hit about equally often.
-
-    A pair weighs more if few profiles draw its kind, or if few of its faults find a victim. The weights come
-    from iterative proportional fitting.
-    """
+    """Weight of each (kind, phase) pair in the draw, so that all pairs are hit about equally often. A pair
+    weighs more if few profiles draw its kind, or if few of its faults find a victim. The weights come from
+    iterative proportional fitting."""
     found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(matrix_cells())}
     for _ in range(_ROUNDS):
         rates = dict.fromkeys(found, 0.0)

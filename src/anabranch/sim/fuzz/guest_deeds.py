@@ -119,7 +119,8 @@ class Guest:
         self.say(self.world.leading().id, message, once)
 
     def mouth(self, message: msg.AnyMessage) -> msg.AnyMessage | None:
-        """Message that the guest sends in place of the honest `message` of its process; None: nothing."""
+        """Message that the guest sends in place of the honest `message` of its process; None: nothing. One
+        that its deed changes or drops counts in `told`."""
         if self.role is GuestRole.STRANGER and isinstance(message, msg.JoinRequest) and not self.deed.applies:
             return None
         if self.role is GuestRole.ADMITTED and isinstance(message, msg.Ready):
@@ -168,12 +169,9 @@ def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 def _has_a_say(guest: Guest, t: int) -> bool:
     """True if a false report of the guest about iteration t can do harm, so that the protocol must withstand
-    it.
-
-    That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
+    it. That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
     stage outnumber the liars there. A guest that does not serve yet in t would be ignored and lose its seat;
-    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
-    """
+    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md)."""
     if guest.role not in SERVING:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)
@@ -226,8 +224,8 @@ def _tell_ready(guest: Guest) -> None:
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: claim that one honest replica of the stage cannot be reached, and send nobody parts of a sum or
-    PREPARED, so that reduces are stuck."""
+    """Deed: claim that one honest replica of the stage cannot be reached (in Claim and Ready), and send no
+    parts of a sum and no PREPARED (None), so that reduces are stuck."""
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return None
     if isinstance(message, msg.Claim | msg.Ready):
@@ -317,7 +315,7 @@ def _blame(guest: Guest) -> None:
 
 def _carries(guest: Guest) -> bool:
     """True if the guest carries circuits. It comes late, when all circuits are there already, so until it has
-    one those of others break, one each MOVES_S."""
+    one, a call lets a circuit of others break, one each MOVES_S."""
     now, world = guest.world.clock.now, guest.world
     if not guest.told and not world.carries(guest.name) and now >= guest.moves_at:
         guest.moves_at = now + MOVES_S
@@ -326,7 +324,7 @@ def _carries(guest: Guest) -> bool:
 
 
 def _break_circuits(guest: Guest) -> None:
-    """Deed: as a carrier, flip, repeat or drop bytes of a circuit. Its ends (TLS) see a broken link."""
+    """Deed: as a carrier, flip, repeat or drop bytes of its circuits, whose ends (TLS) see broken links."""
     if _carries(guest):
         guest.told.add(("broke", round(guest.world.clock.now, 3)))
         guest.world.end_circuits(guest.name)
@@ -340,7 +338,8 @@ def _swallow_circuits(guest: Guest) -> None:
 
 
 def _come_again(guest: Guest) -> None:
-    """Deed: walk in with further keys, up to KEYS. Each process works honestly if it gets a seat."""
+    """Deed: walk in with further keys, up to KEYS, one each NEXT_KEY_S seconds. Each process works honestly
+    if it gets a seat."""
     world, number = guest.world, len(guest.told) + 1
     if number > KEYS or ("key", int(world.clock.now / NEXT_KEY_S)) in guest.told:
         return
@@ -353,8 +352,9 @@ def _come_again(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest, signs: bool = True) -> None:
-    """Deed: put a `LyingWorker` in place of the guest's worker. It gives false results of one kind of task
-    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`). signs: False to sign the right ones."""
+    """Deed: put a `LyingWorker` in place of the guest's worker, once. It gives false results of one kind of
+    task (`Guest.lie`) while enough honest replicas serve (`_has_a_say`); in audits only with `Guest.audits`
+    and as the only liar. signs: False to sign the right ones."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return
@@ -375,7 +375,8 @@ def _send_unsigned(guest: Guest) -> None:
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: keep back PREPARED and receipt of a step that the guest computed falsely; die `DIES_S` later."""
+    """Deed: keep back (None) PREPARED and receipt of a step that the guest computed falsely; die `DIES_S`
+    later."""
     lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
     if not lied or "gone" in guest.told:
         return None if lied else message

@@ -31,7 +31,7 @@ def crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def vanish(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: remove the machine of the victim without a reset of its links."""
+    """Fault: remove the machine of the victim without a reset of its links; another joins its stage later."""
     swarm.world.vanish(victim.id)
     wait_s = swarm.rng.uniform(0.2, 4.0)
     swarm.newcomer_later(victim.stage, wait_s)
@@ -169,7 +169,7 @@ def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 def copied_key(swarm: SwarmUnderTest, victim: Node) -> Injected:
     """Fault: start a second process with the victim's key, on a disk of its own, while the first one goes on.
-    Not the founder's: without the run's directory its second process would found another run."""
+    Not the founder's (None): without the run's directory its second process would found another run."""
     if victim.id == swarm.world.genesis.leader:
         return None
     swarm.restart(victim, without_disk=True)

@@ -10,7 +10,8 @@ from anabranch.sim.kernel.swarm_world import World
 
 
 def unmet(world: World, t: int) -> list[str]:
-    """Conditions of I4 (progress) that do not hold now, in words. t: last committed iteration."""
+    """Conditions of I4 (progress) that do not hold now, in words; none are named while there is no leader and
+    one can be elected. t: last committed iteration."""
     missing = []
     leader = world.leading()
     if not any(_electable(world, node) for node in world.nodes.values()):
@@ -66,11 +67,9 @@ def _voters_remain(world: World, node: Node) -> bool:
 
 
 def can_be_lost(world: World, node: Node, t: int) -> bool:
-    """True if the run can go on when this peer's process and state are lost.
-
-    Another peer of its stage must have the same state and take part in the open iteration (if this one does
-    not serve yet: any other peer of the stage), and a majority of the voters must remain.
-    """
+    """True if the run can go on when this peer's process and state are lost. Another peer of its stage must
+    have the same state and take part in the open iteration (if this one does not serve yet: any other peer of
+    the stage), and a majority of the voters must remain."""
     stage = node.peer.ctx.run.stage
     if not _voters_remain(world, node):
         return False

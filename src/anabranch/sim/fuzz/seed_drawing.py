@@ -170,7 +170,8 @@ def profile_of(seed: int) -> str:
 
 
 def draw(seed: int, profile_name: str) -> DrawnSeed:
-    """Swarm and faults of a seed under a profile; the same on every machine."""
+    """Swarm and faults of a seed under a profile; the same on every machine. Raises KeyError for an unknown
+    profile."""
     profile = profile_named(profile_name)
     if profile.guests and profile_of(seed) != profile_name:
         return _with_guests(seed, profile)
@@ -285,7 +286,8 @@ def _lined(drawn: DrawnSeed) -> DrawnSeed:
 
 
 def _audit_share(seed: int, profile: FaultProfile) -> float:
-    """Share of the contributions that a seed audits; 0 in most seeds, and in those with rounds."""
+    """Share of the contributions that a seed audits; 0 in most seeds, and in profiles of rounds or of two
+    iterations in flight."""
     rng = random.Random(f"audits {seed}")
     audited = rng.random() < AUDITED and not profile.islands and not profile.delayed
     return rng.choice(AUDIT_SHARES) if audited else 0.0
@@ -316,10 +318,8 @@ def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:
     """Planned faults of a seed, so that over all profiles every (kind, phase) pair is hit about equally
-    often.
-
-    The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational numbers) over seeds.
-    """
+    often. The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational numbers) over
+    seeds."""
     sums = list(accumulate(weights()[cell] for cell in profile.cells))
     aims = []
     for number in _IRRATIONAL[: rng.randint(*profile.faults)]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from anabranch.observe.wording import table
 from anabranch.sim.fuzz.fault_kinds import CARRIER_KINDS, KINDS, matrix_cells
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.peer_phases import PHASES
@@ -38,10 +39,8 @@ class Failure(msgspec.Struct):
 
 
 class FuzzSummary(msgspec.Struct):
-    """Result of `anabranch simtest --json` over seeds `first` to `end` - 1.
-
-    docs/reference/json-results.md describes the fields.
-    """
+    """Result of `anabranch simtest --json` over seeds `first` to `end` - 1. docs/reference/json-results.md
+    describes the fields."""
 
     first: int
     end: int
@@ -112,7 +111,7 @@ def reproduce(outcome: Outcome) -> str:
 
 
 def report(found: FuzzSummary) -> str:
-    """Summary as text."""
+    """Summary as text: a table of faults, totals, and a line for each failure."""
     lines = [_table(found), ""]
     share = found.wasted_s / found.computed_s if found.computed_s else 0.0
     lines += [
@@ -144,11 +143,4 @@ def _table(found: FuzzSummary) -> str:
         ]
         repaired, wasted_s = sum(cell.repaired for cell in cells), sum(cell.wasted_s for cell in cells)
         rows.append([kind, *counts, str(repaired), f"{wasted_s:.1f} s"])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return "\n".join(table(rows, right=True))

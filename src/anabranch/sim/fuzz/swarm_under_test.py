@@ -26,11 +26,9 @@ AUDITORS_AT_S = 0.5
 
 
 class SwarmUnderTest:
-    """World of a seed with its machines.
-
-    rng: random numbers of all that happens while the seed runs (the swarm and its planned faults are drawn
-    from another generator). heard: peer -> last messages that it received.
-    """
+    """World of a seed with its machines. rng: random numbers of all that happens while the seed runs (the
+    swarm and its planned faults are drawn from another generator). heard: peer -> last messages that it
+    received."""
 
     def __init__(self, drawn: DrawnSeed, world: World) -> None:
         self.drawn, self.world = drawn, world
@@ -53,7 +51,7 @@ class SwarmUnderTest:
         return self.world.nodes[self.rng.choice(linked)] if linked else None
 
     def newcomer(self, stage: int) -> str:
-        """Let a new machine join `stage`; returns the machine's name."""
+        """Let a new machine join `stage`, of which the seed has drawn a machine; returns its name."""
         self._newcomers += 1
         name = f"n{self._newcomers}"
         template = next(m for m in self.drawn.machines if m.stage == stage)
@@ -82,7 +80,8 @@ class SwarmUnderTest:
         self.world.clock.after(wait_s, lambda: self.newcomer(stage))
 
     def restart(self, node: Node, without_disk: bool = False) -> None:
-        """Restart the process of a machine; the founder restarts as `anabranch resume` does."""
+        """Start the next process of a machine, which joins; that of the founder as `anabranch resume` does.
+        without_disk: True if the log and votes on its disk are lost; then the founder, too, only joins."""
         if node.id == self.world.genesis.leader and not without_disk:
             founder_comes_back(self.world)
             return

@@ -112,7 +112,8 @@ def small_run(
 
 
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
-    """World of a drawn swarm whose workers train with torch, and a single machine's results."""
+    """World of a drawn swarm whose workers train with torch, in one thread, and a single machine's results.
+    Torch in this process keeps to one thread from then on."""
     wanted = drawn.settings
     configure(threads=1)
     # Drawn apart from all else in the seed.
@@ -143,10 +144,8 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
 
 
 class Tensors:
-    """Results of a single machine that trains with torch, computed when they are asked for.
-
-    The key of a state (see `GroundTruth`) is its last iteration: these seeds skip none.
-    """
+    """Results of a single machine that trains with torch, computed when they are asked for. The key of a
+    state (see `GroundTruth`) is its last iteration: these seeds skip none."""
 
     first: object = 0
 

@@ -117,8 +117,8 @@ class SeedTrial:
         self._stuck()
 
     def _is_true(self) -> bool:
-        """True if no false step is left, or only a share of the work is audited. A false step that stays for
-        FALSE_STEPS steps violates I3."""
+        """True if no false step is left, or only a share of the work is audited. Raises Violation (I3) for a
+        false step that stays for FALSE_STEPS steps."""
         false_from = self.invariants.false_from
         if not false_from or self.world.settings.audit_share < 1.0:
             return True
@@ -178,7 +178,8 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now."""
+        """True if a fault of this kind may hit this peer now: it runs, has a role for it, and can be lost if
+        the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)
@@ -192,7 +193,8 @@ class SeedTrial:
         return Role.RELAY if node.stage else Role.DATA
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
-        """Inject a fault into this peer now; False if impossible. aimed: planned phase ("": none)."""
+        """Inject a fault into this peer now and record it; False if impossible. aimed: planned phase ("":
+        none)."""
         phase = phase_for(node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
@@ -281,8 +283,9 @@ class _PendingFault:
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
         """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
-        its delay the fault is injected (`_inject`). Returns True if the fault was dropped, because it found
-        no victim in time; else False. For the phase DOWNLOAD a machine joins first."""
+        its delay the fault is injected (`_inject`). Before, an election is caused if the fault needs one, and
+        for the phase DOWNLOAD a machine joins. Returns True if the fault was dropped, because it found no
+        victim in time; else False."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps

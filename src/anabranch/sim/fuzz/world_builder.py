@@ -54,10 +54,8 @@ def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
 
 class CarrierWorld(LinedWorld):
     """World of a seed with access lines. A payload has the bytes of an activation, a bandwidth probe its own;
-    once all of it has left, it meets the delays and faults that every message meets.
-
-    line_bps: bandwidth of the slowest lines. Each host draws a multiple of it.
-    """
+    once all of it has left, it meets the delays and faults that every message meets. line_bps: bandwidth of
+    the slowest lines. Each host draws a multiple of it."""
 
     def __init__(
         self,

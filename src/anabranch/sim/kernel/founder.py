@@ -15,9 +15,7 @@ from anabranch.sim.kernel.swarm_world import World
 
 def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, float]]) -> None:
     """Add (member, slowness) pairs to a world; the first one founds the run, the others join within 0.5 s.
-
-    `machines` may be a generator that draws from `world.random`, just before the peer is added.
-    """
+    `machines` may be a generator that draws from `world.random`, just before the peer is added."""
     every = iter(machines)
     founder, slowness = next(every)
     kept = SavedVoterState(founder.disk, seed=world.seed)
@@ -28,10 +26,8 @@ def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, 
 
 
 def founder_comes_back(world: World) -> Node:
-    """Restart the founder as `anabranch resume` does: with its disk and its newest checkpoint.
-
-    It joins the run's present leader; if there is none, it can be elected and resumes the run.
-    """
+    """Restart the founder as `anabranch resume` does: with its disk and its newest checkpoint. It joins the
+    run's present leader; if there is none, it can be elected and resumes the run."""
     former = world.nodes[world.genesis.leader]
     member = former.next_life()
     saved = None

@@ -17,11 +17,9 @@ DIAL_S = 10.0
 
 @dataclass(frozen=True)
 class LinkDisorder:
-    """Duplication and reordering of messages.
-
-    duplicated: probability that a message arrives twice. shaken_s: greatest extra delay (s), drawn for each
-    message, so that messages overtake each other. peers: only on links of these peers (None: on all).
-    """
+    """Duplication and reordering of messages. duplicated: probability that a message arrives twice. shaken_s:
+    greatest extra delay (s), drawn for each message, so that messages overtake each other. peers: only on
+    links of these peers (None: on all)."""
 
     duplicated: float
     shaken_s: float
@@ -29,12 +27,9 @@ class LinkDisorder:
 
 
 class NetworkFaults:
-    """Current network faults of a world. Times are virtual seconds.
-
-    slow: set of two peers -> factor on the delays between them, in both directions. disorders: current
-    duplications and reorderings. gone: peers whose machine vanished. Messages are held back for ordered pairs
-    (from, to).
-    """
+    """Current network faults of a world. Times are virtual seconds. slow: set of two peers -> factor on the
+    delays between them, in both directions. disorders: current duplications and reorderings. gone: peers
+    whose machine vanished. Messages are held back for ordered pairs (from, to)."""
 
     def __init__(self, draw: random.Random) -> None:
         self.slow: dict[frozenset[str], float] = {}
@@ -45,7 +40,7 @@ class NetworkFaults:
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
         """Hold back all messages from the first to the second peer of each pair until the time `until`
-        (infinite: for ever)."""
+        (infinite: for ever), or a later one that was set before."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 
@@ -60,10 +55,8 @@ class NetworkFaults:
         return self.slow.get(frozenset(ends), 1.0) if self.slow else 1.0
 
     def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:
-        """Arrival times of a message between two peers that is due at `planned`, once for each copy.
-
-        Empty if no disorder concerns the peers: the message then arrives once and in order.
-        """
+        """Arrival times of a message between two peers that is due at `planned`, once for each copy. Empty if
+        no disorder concerns the peers: the message then arrives once and in order."""
         times: list[float] = []
         for disorder in self.disorders:
             if disorder.peers is None or not disorder.peers.isdisjoint(ends):

@@ -168,11 +168,9 @@ class Disk:
 
 
 class Node:
-    """Simulated peer: the protocol's peer with its links, disk and task executor.
-
-    slowness: factor on the seconds of its tasks. alive: False after the process was killed. stopped: (reason,
-    True if without an error) after the process has exited by itself.
-    """
+    """Simulated peer: the protocol's peer with its links, disk and task executor. slowness: factor on the
+    seconds of its tasks. alive: False after the process was killed. stopped: (reason, True if without an
+    error) after the process has exited by itself."""
 
     def __init__(self, world: Environment, peer: Peer, member: Member, slowness: float) -> None:
         self.world = world
@@ -220,7 +218,8 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
-        process are queued, those of an ended one are dropped."""
+        process are queued, those of an ended one are dropped. Exceptions of the protocol and of observers
+        (Violation) leave it."""
         if not self.alive or self.stopped is not None:
             return
         if self._backlog is not None:
@@ -293,7 +292,8 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process and close its links. reason: for the story. ok: True without an error."""
+        """Exit the process, leave its stage's state on its disk if the world keeps states, and close its
+        links and circuits. reason: for the story. ok: True without an error."""
         self.stopped = (reason, ok)
         if self.world.keeps_states and self.computer is not None and self.peer.replica.t >= 0:
             t, stage = self.peer.replica.t, self.peer.ctx.run.stage

@@ -81,10 +81,8 @@ class Estimate(msgspec.Struct):
 
 
 class MetricsRecorder:
-    """Recorder of a simulated run's metrics: `add` counts, `commit` makes the row of an iteration.
-
-    rows: metrics of the committed iterations. totals: sums since the beginning of the run.
-    """
+    """Recorder of a simulated run's metrics: `add` counts, `commit` makes the row of an iteration. rows:
+    metrics of the committed iterations. totals: sums since the beginning of the run."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self.fleet, self.clock = replace(fleet, drift=Drift()), clock
@@ -124,8 +122,8 @@ class MetricsRecorder:
         kinds: Mapping[str, int] | None = None,
     ) -> Row:
         """Make and return the row of iteration t, which ends now. members: stage -> replicas whose sums
-        entered the step. totals: totals that the caller counts itself, by name. phases: seconds of each
-        phase. kinds: control messages since the beginning of the run, by kind."""
+        entered the step. totals: those that the caller counts itself, by name, and kinds: control messages by
+        kind; both since the beginning of the run. phases: seconds of each phase of this iteration."""
         now, seconds = self.clock.now, self.clock.now - self._begun_at
         self.totals.update(totals or {})
         for relay, at in self._down_at.items():
@@ -200,7 +198,8 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
 
 class Summary(msgspec.Struct):
     """Summary of a policy over its seeds, without warm-up iterations. seeds: number of seeds that finished.
-    figures: estimate of each of FIGURES. kinds: control messages per node and iteration, by kind."""
+    iterations: of these seeds together. figures: estimate of each of FIGURES, and of tokens per second of the
+    best machine alone and over it. kinds: control messages per node and iteration, by kind."""
 
     policy: str
     seeds: int

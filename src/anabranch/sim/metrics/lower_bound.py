@@ -55,7 +55,8 @@ class LowerBound:
 
     def bound_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
         """Lower bound on one iteration in seconds. available: relay -> share of the iteration in which it can
-        contribute (missing: 1). members: stage -> replicas in its reduce (missing: all); one needs none."""
+        contribute (missing: 1). members: stage -> number of replicas in its reduce (missing: all), which
+        takes no time with one. Infinite if no replica of a stage can contribute."""
         least = 0.0
         for stage, hosts in enumerate(self._hosts):
             shares = [available.get(host.id, 1.0) for host in hosts]
@@ -94,8 +95,8 @@ class LowerBound:
 
 def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
     """Least T (seconds) with sum of speed * min(share * T, T - lost_s) >= work, over the (speed, share) pairs
-    of the replicas. share: part of the iteration in which the replica can contribute. lost_s: seconds in
-    which no replica can compute."""
+    of the replicas; infinite if all shares are 0. share: part of the iteration in which the replica can
+    contribute. lost_s: seconds in which no replica can compute."""
     low, high = lost_s, lost_s + 1.0
 
     def done(seconds: float) -> float:
@@ -150,11 +151,9 @@ def download_s(fleet: Fleet, relay: str) -> float:
 
 
 def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
-    """Seconds of the cheapest reduce among two or more of these hosts, with any helpers (0 with one host).
-
-    At least one of n replicas sums a share of at most 1/n. That replica has to send the rest of its sums, and
-    its reduced share to the others, over its own line.
-    """
+    """Seconds of the cheapest reduce among two or more of these hosts, with any helpers (0 with one host). At
+    least one of n replicas sums a share of at most 1/n. That replica has to send the rest of its sums, and
+    its reduced share to the others, over its own line."""
     if len(hosts) < 2:
         return 0.0
     others = [other for other in fleet.hosts.values() if other not in hosts]

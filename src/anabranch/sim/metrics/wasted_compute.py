@@ -17,8 +17,9 @@ from anabranch.sim.metrics.trial_result import DeliveredFaults
 
 
 class WastedCompute:
-    """Observer of a world that accounts for computed and wasted seconds. Waste and repairs are attributed to
-    the last fault reported with `struck`. faults: False if none are reported, which is faster."""
+    """Observer of a world that adds up seconds since the start: computed, wasted, and of the latter those
+    lost with crashed processes (died_s). Waste and repairs are attributed to the last fault reported with
+    `struck`. faults: False if none are reported, which is faster."""
 
     def __init__(self, world: World, faults: bool = True) -> None:
         self.world = world

@@ -21,10 +21,8 @@ STEPS = 10
 
 @dataclass
 class Drift:
-    """Drifting speeds of a fleet's machines and links, from `begin` on.
-
-    speed, links: standard deviations of the logarithm for machines and links. period_s: correlation time.
-    """
+    """Drifting speeds of a fleet's machines and links, from `begin` on. speed, links: standard deviations of
+    the logarithm for machines and links. period_s: correlation time."""
 
     speed: float = 0.0
     links: float = 0.0
@@ -43,7 +41,8 @@ class Drift:
     def begin(
         self, clock: Clock, hosts: Iterable[str], regions: Iterable[str], changed: Callable[[], None]
     ) -> None:
-        """Begin the drift of the speeds; `changed` is called after each change."""
+        """Begin the drift of the speeds; `changed` is called after each change, the first of which is now.
+        Without deviations nothing changes."""
         spread: dict[tuple[str, ...], float] = {}
         if self.speed:
             spread |= dict.fromkeys(((host,) for host in sorted(hosts)), self.speed)

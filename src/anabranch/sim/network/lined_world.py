@@ -26,11 +26,9 @@ class LinedWorld(World):
     """World with access lines. traffic: payloads in flight. under_way: for each host, seconds in which it had
     one in flight. carried_bytes: bytes that each host was given to carry for others; given, handed_on:
     payloads that it was given, and that it passed on whole. ended_circuits: (carrier, pair) of each link that
-    broke because its carrier ended, or broke it.
-
-    line: host -> its access line. machine: host -> host that has its line. A payload is lost if its link
-    breaks or is closed before the last byte has left, as on a live link.
-    """
+    broke because its carrier ended, or broke it. line: host -> its access line. machine: host -> host that
+    has its line. A payload is lost if its link breaks or is closed before the last byte has left, as on a
+    live link."""
 
     def __init__(
         self,

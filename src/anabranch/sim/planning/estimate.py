@@ -51,14 +51,15 @@ class Estimated:
 
 
 def estimate(fleet: Fleet) -> Estimated:
-    """Estimate for a fleet with the stages that its relays have."""
+    """Estimate for a fleet with the stages that its relays have, with the lower bound and not below it."""
     found = Estimates(fleet).of({host.id: host.stage for host in fleet.hosts.values() if host.stage})
     least = LowerBound(fleet).bound_s({}, {})
     return replace(found, iteration_s=max(least, found.iteration_s), bound_s=least)
 
 
 def of_any_assignment(scenario: Scenario, regions: Regions) -> Estimates:
-    """Estimates for every assignment of relays to stages; all machines of the scenario must be named."""
+    """Estimates for every assignment of relays to stages; all machines of the scenario must be named. Raises
+    UserError as `fleet_of`."""
     work, hosts, like = scenario.work, list[Host](), dict[int, Fleet]()
     for stage in range(1, work.stages + 1):
         if work.blocks(stage) not in like:
@@ -71,13 +72,11 @@ def of_any_assignment(scenario: Scenario, regions: Regions) -> Estimates:
 
 @dataclass(frozen=True)
 class _MachineCosts:
-    """Seconds that one microbatch takes at a machine of a stage, and the machine's slots.
-
-    pass_s: all its tasks; forward_s, weight_gradient_s: those tasks alone. half_pass_s: (forward + input
-    gradient) / 2, at stage 0 (embedding + head) / 2. line_s: both transfers in each direction over the
-    machine's access line, at the lower of its two rates. copies_s: copies of its activations to host memory
-    and back; 0 without offloading. slots: microbatches that the machine holds at once.
-    """
+    """Seconds that one microbatch takes at a machine of a stage, and the machine's slots. pass_s: all its
+    tasks; forward_s, weight_gradient_s: those tasks alone. half_pass_s: (forward + input gradient) / 2, at
+    stage 0 (embedding + head) / 2. line_s: both transfers in each direction over the machine's access line,
+    at the lower of its two rates. copies_s: copies of its activations to host memory and back; 0 without
+    offloading. slots: microbatches that the machine holds at once."""
 
     host: Host
     pass_s: float
@@ -129,15 +128,14 @@ class Estimates:
 
     def seconds(self, assignment: Mapping[str, int]) -> float:
         """Estimated iteration time of an assignment (relay -> stage); not raised to the lower bound, as
-        `estimate` does.
-
-        Infinite if a stage is empty or does not fit into the memory of one of its machines.
-        """
+        `estimate` does. Infinite if a stage is empty or does not fit into the memory of one of its
+        machines."""
         fits = len(set(assignment.values())) == self.stages and self._misfits.isdisjoint(assignment.items())
         return self.of(assignment).iteration_s if fits else math.inf
 
     def of(self, assignment: Mapping[str, int]) -> Estimated:
-        """Estimate for an assignment (relay -> stage); not raised to the lower bound, as `estimate` does."""
+        """Estimate for an assignment (relay -> stage) that leaves no stage empty; not raised to the lower
+        bound, as `estimate` does."""
         names: list[list[str]] = [[] for _ in range(self.stages)]
         for name, stage in assignment.items():
             names[stage - 1].append(self._like[name])
@@ -182,11 +180,10 @@ class Estimates:
         return self._stages[key]
 
     def _reduce_s(self, hosts: Sequence[Host], names: Group, everybody: Group) -> float:
-        """Seconds of reduce and optimizer step of a stage's replicas.
-
-        The reduce is even (each member sums one part) or, where that is quicker, spread over helpers among
-        `everybody` (`protocol.coordinator.reduce_schedule`); or it has the shares of the averaging program.
-        """
+        """Seconds of reduce and optimizer step of a stage's replicas. The reduce is even (each member sums
+        one part) or, where that is quicker, spread over helpers among `everybody`
+        (`protocol.coordinator.reduce_schedule`), or with the shares of the averaging program, as
+        `fleet.spread` allows."""
         fleet, stage, count = self._fleet, hosts[0].stage, len(hosts)
         step_s = max(self._step_s(host, count) for host in hosts)
         if count < 2:

@@ -31,10 +31,8 @@ KEPT = 4
 
 
 def run_config(plan: Plan) -> RunConfig:
-    """Run file of a plan. Raises UserError if a rule of run files forbids it.
-
-    The vocabulary is that of the named model size; a tokenizer may have fewer ids.
-    """
+    """Run file of a plan. Raises UserError if a rule of run files forbids it. The vocabulary is that of the
+    named model size; a tokenizer may have fewer ids."""
     scenario = plan.scenario
     model, shape = scenario.model, named_size(scenario.model.size)
     data_nodes = sum(part.role == "data" for part in scenario.machines)
@@ -77,13 +75,15 @@ def run_config(plan: Plan) -> RunConfig:
 
 
 def run_warnings(plan: Plan) -> list[str]:
-    """Warnings about a plan's run file: what its owner has to fill in, and a batch far from the recipe's."""
+    """Warnings about a plan's run file: what its owner has to fill in, and a batch far from the recipe's.
+    Raises UserError as `run_config`."""
     config = run_config(plan)
     return warnings_about(config, model_config(config.model, config.data.vocab_size))
 
 
 def run_file(plan: Plan, notes: Sequence[str] = ()) -> str:
-    """Text of the run file, after a comment with the expected speed and the lines of `notes`."""
+    """Text of the run file, after a comment with the expected speed and the lines of `notes`. Raises
+    UserError as `run_config`."""
     model = plan.scenario.model
     head = (
         f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s an iteration of "

@@ -84,12 +84,9 @@ def search(
     progress: Progress = lambda activity, done, total: None,
 ) -> Iterator[list[Plan]]:
     """Yield the plans found so far, sorted by estimate: after each number of stages and microbatch size, the
-    scenario's size first, then after each exchange of machines in the best of them.
-
-    Raises UserError if the model does not fit the fleet.
-
-    :param stages: numbers of stages to consider (empty: all).
-    """
+    scenario's size first, then after each exchange of machines in the best of them. stages: numbers of
+    stages to consider (empty: all). Raises UserError during the iteration if the model does not fit the
+    fleet."""
     fleet = named_fleet(scenario, regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
@@ -124,10 +121,7 @@ def _estimated_s(plan: Plan) -> float:
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> Iterator[Plan]:
     """Plans with better assignments, made from the most promising of `found`: with all machines, and without
-    harmful ones.
-
-    :param found: plans sorted by estimate.
-    """
+    harmful ones. found: plans sorted by estimate."""
     first = shortlist(found, len(found), 1)
     fewer = {id(plan): plan for plan in found}
     for number, plan in enumerate(first, start=1):
@@ -165,7 +159,8 @@ def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
 
 
 def named_fleet(scenario: Scenario, regions: Regions) -> Scenario:
-    """The same scenario with every machine named and in a region; missing figures are drawn with seed 0."""
+    """The same scenario with every machine named, in a region, and without a stage; missing figures are drawn
+    with seed 0. Raises UserError as `fleet_of`."""
     hosts = list(fleet_of(scenario, regions, 0).hosts.values())
     parts = [part for _, part in staged(scenario.machines, scenario.model.relay_stages)]
     drawn = [_as_part(scenario, host) for host in hosts[: len(hosts) - len(parts)]]
@@ -188,7 +183,8 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and microbatch size, of one batch; machines have no stages yet."""
+    """Scenarios for each number of stages and microbatch size (a power of two of rows), of one batch;
+    machines have no stages yet."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
@@ -237,11 +233,9 @@ def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
 
 
 def without(plan: Plan, regions: Regions) -> Plan:
-    """Plan without the machines that make the iteration longer.
-
-    The machine that is missed least is removed again and again; the result is the first assignment whose
-    iteration is nearly as short as the shortest one.
-    """
+    """Plan without the machines that make the iteration longer. The machine that is missed least is removed
+    again and again, while its stage has more than `_least_replicas`; the result is the first assignment whose
+    iteration is nearly as short as the shortest one."""
     estimates, keeps = of_any_assignment(plan.scenario, regions), _least_replicas(plan.scenario)
     shrinking = [_assignment_of(plan)]
     while True:
@@ -300,9 +294,10 @@ def simulated(
     seed: int = 0,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
-    """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
-    and links are unknown; with two iterations in flight there are DELAYED more, of which all but one are, and
-    the last iteration, beside which there is no other, is not counted. committed: called after each one."""
+    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed. Up to
+    two iterations are warm-up, in which speeds and links are unknown; with two iterations in flight there are
+    DELAYED more, of which all but one are, and the last iteration, beside which there is no other, is not
+    counted. committed: called with the number of each iteration after it."""
     delay = plan.scenario.run.delay
     whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
     run = replace(plan.scenario.run, iterations=whole, warm_up=warm_up)

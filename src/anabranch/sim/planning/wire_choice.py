@@ -36,9 +36,10 @@ WORTH = 0.05
 def weighed(
     plan: Plan, regions: Regions, iterations: int, progress: Progress = lambda activity, done, total: None
 ) -> list[Plan]:
-    """Variants of the plan on the same machines: one with each of the codecs in CANDIDATES; the best of them
-    with two iterations in flight, and in a subspace. Simulated for `iterations`, or only estimated if that is
-    0: then without the delay, which the estimate does not know."""
+    """Variants of the plan on the same machines: one with each of the codecs in CANDIDATES, in this order;
+    the best of them with two iterations in flight, if memory suffices, and in a subspace, if it has none.
+    Simulated for `iterations` (some may fail), or only estimated if that is 0: then without the delay, which
+    the estimate does not know."""
     found = [
         _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress) for wire in CANDIDATES
     ]
@@ -113,7 +114,8 @@ def _failed(plan: Plan) -> bool:
 
 
 def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
-    """Lines of text: an iteration of each plan, why `taken` was chosen, and a quicker other model."""
+    """Lines of text about plans that `weighed` returned: an iteration of each, why `taken` was chosen, and a
+    quicker other model."""
     lines = []
     for plan in found:
         work, more = plan.scenario.work, tokens(plan.scenario)

@@ -22,10 +22,8 @@ from anabranch.flow.graph.problem import Flow, Instance, Path
 @dataclass(frozen=True)
 class Weather:
     """Quality of links. loss, duplicate, reorder: probabilities for each datagram; times: ranges in seconds.
-
     delay_s: delay of a link in one direction, drawn once; a reordered datagram takes a second such delay in
-    addition. notice_s: time from a crash until a neighbour learns of it.
-    """
+    addition. notice_s: time from a crash until a neighbour learns of it."""
 
     delay_s: tuple[float, float] = (0.01, 0.3)
     loss: float = 0.0
@@ -46,12 +44,9 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """A link between two nodes from its opening to its end.
-
-    ends: the two nodes, the one of the earlier stage first. sides: for each end, on which side it sees the
-    other. delays: for each end, delay (s) of datagrams from it. open: for each end, True if its agent has
-    seen the link come up.
-    """
+    """A link between two nodes from its opening to its end. ends: the two nodes, the one of the earlier stage
+    first. sides: for each end, on which side it sees the other. delays: for each end, delay (s) of datagrams
+    from it. open: for each end, True if its agent has seen the link come up."""
 
     ends: tuple[str, str]
     sides: tuple[Side, Side]
@@ -69,11 +64,9 @@ _NEVER = (math.inf, 0)
 
 
 class FlowWorld:
-    """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`.
-
-    now: current time. in_flight: number of datagrams in transit, without confirmations, plus planned actions.
-    last_work: time when such a datagram was last sent or delivered. agents: by node, without crashed ones.
-    """
+    """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`. now:
+    current time. in_flight: number of datagrams in transit, without confirmations, plus planned actions.
+    last_work: time when such a datagram was last sent or delivered. agents: by node, without crashed ones."""
 
     def __init__(
         self,
@@ -124,7 +117,7 @@ class FlowWorld:
 
     @property
     def quiet(self) -> bool:
-        """True if no agent is busy and no datagram but confirmations is in transit."""
+        """True if no agent is busy, no datagram but confirmations is in transit, and no action is planned."""
         return not self.in_flight and not self._busy
 
     # -- events ------------------------------------------------------------------------------------------

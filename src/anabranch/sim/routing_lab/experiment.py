@@ -99,11 +99,9 @@ def route(
     horizon_s: float = HORIZON_S,
 ) -> RouteResult:
     """Solve `instance` by `policy`. With `churn` > 0, crash that many relays at once afterwards and let the
-    policy repair.
-
-    The crash comes when all agents are quiet, at the latest after `horizon_s`. oracle: True to compute the
-    optimum as well. Raises UserError if there are too few relays.
-    """
+    policy repair. The crash comes when all agents are quiet, at the latest after `horizon_s`. oracle: True to
+    compute the optimum as well. Raises UserError if there are too few relays, or the policy cannot solve the
+    instance."""
     if churn > len(instance.relays):
         raise UserError(f"{churn} relays cannot crash: there are {len(instance.relays)}")
     crashing = victims(instance, churn, seed)

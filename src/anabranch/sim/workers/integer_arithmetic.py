@@ -97,11 +97,8 @@ def input_gradient(state: int, stage: int, x: int, dy: int) -> int:
 
 def contribution(state: int, stage: int, *boundary: int) -> Words:
     """Stand-in for a stage's contribution of a microbatch to its gradient: WORDS 64-bit hashes of all
-    arguments.
-
-    state: the stage's state (an integer). boundary: activation and gradient received; at stage 0 the
-    activation that the head received, or (t, index, gradient) for the embedding.
-    """
+    arguments. state: the stage's state (an integer). boundary: activation and gradient received; at stage 0
+    the activation that the head received, or (t, index, gradient) for the embedding."""
     return tuple(mix(6, word, state, stage, *boundary) for word in range(WORDS))
 
 

@@ -51,10 +51,8 @@ class Begun:
 
 
 class IntegerWorker:
-    """Executor of a peer's tasks on integers, for one stage.
-
-    Activations and their gradients are integers; parts of a reduce and weight gradients are tuples.
-    """
+    """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
+    parts of a reduce and weight gradients are tuples."""
 
     def __init__(self, stage: int, delay: Delay = NO_DELAY) -> None:
         self.stage = stage
@@ -296,7 +294,7 @@ class IntegerWorker:
 
 
 def hashed(task: Task, inputs: tuple[Payload, ...], result: Result) -> Result:
-    """Result with the hashes of inputs and outputs, if the task asks for them."""
+    """Result with the hashes of inputs and outputs, if the task asks for them and has not failed."""
     if not task.hashed or result.error:
         return result
     return msgspec.structs.replace(result, hashes=tuple(map(payload_hash, (*inputs, *result.outputs))))

@@ -65,11 +65,8 @@ def counting_world(
     make_world: MakeWorld = World,
 ) -> World:
     """World of these machines, not yet running, whose workers compute with integers instead of tensors
-    (`integer_worker`).
-
-    machines: the first one, of stage 0, founds the run. disks: machine -> disk ("": none for the log).
-    make_world: class of the world, or what makes it of the same arguments.
-    """
+    (`integer_worker`). machines: the first one, of stage 0, founds the run. disks: machine -> disk ("": none
+    for the log). make_world: class of the world, or what makes it of the same arguments."""
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker

@@ -161,7 +161,8 @@ class FrozenLoader:
 
 
 def whole_frozen(run: RunConfig, model: LoraModel, store: FrozenStore) -> dict[str, Tensor]:
-    """Frozen weights of all stages by name, on the CPU. Raises UserError if some are missing or damaged."""
+    """Frozen weights of all stages by name, on the CPU, from the store. Raises UserError if some are missing
+    or damaged there, FrozenError if the run file does not name those of every stage."""
     loader, tensors = FrozenLoader(run, model, store), dict[str, Tensor]()
     for stage in range(loader.stages):
         weights = loader.at_hand(stage)
