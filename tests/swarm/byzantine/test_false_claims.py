@@ -14,7 +14,7 @@ from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Commit, Members, decode_entry
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from swarm.islands.test_review_rounds import island_run, world_of
 
@@ -90,6 +90,60 @@ def test_with_two_stages_neither_end_nor_middle_is_taken() -> None:
     world.run(until_s=300.0)
     assert world.history().t == STEPS and list(removed(world)) == ["r1.0"]
     assert all(units["r1.0"] <= 4 for units in owned(world))
+
+
+def three_by_two(microbatches: int, model: Model | None = None) -> World:
+    """Two stages of three relays each."""
+    settings = Settings("steal", 1, 2, microbatches, 6, min_replicas=3)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(3))]
+    return counting_world(settings, machines, 2, model)
+
+
+def test_a_relay_that_changes_its_word_again_and_again_does_not_stop_the_run() -> None:
+    """It sends one microbatch to two replicas, and says of the one and the other in turns that it came back
+    from there. Each change had the reduce begin anew."""
+    world = three_by_two(12, Model(task_s={"SumPart": 0.3, "Assemble": 0.3}))
+    carry = world.carry
+    double, orders, changes = dict[int, tuple[int, str, str]](), Counter[int](), list[float]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        carry(sender, peer, message, payload)
+        if isinstance(said, msg.Attempt) and said.stage == 2 and peer == "r2.0":
+            orders[said.fence.t] += 1
+        if not isinstance(said, msg.Forward) or sender.id != "r1.0":
+            return
+        if said.train and said.fence.t > 1 and said.fence.t not in double:
+            other = next(p for p in ("r2.0", "r2.1", "r2.2") if p != peer)
+            double[said.fence.t] = said.index, peer, other
+            carry(sender, other, message, payload)
+
+    def lie(node: Node, event: ev.Event) -> None:
+        liar = world.nodes["r1.0"].peer
+        iteration = liar.iterations.current
+        if iteration is None or iteration.t not in double:
+            return
+        index, *peers = double[iteration.t]
+
+        def holders() -> msg.SentOn:
+            others = {
+                peer: tuple(tuple(each for each in part if each != index) for part in parts)
+                for peer, parts in iteration.sender.holders().items()
+            }
+            given, sent = others.get(now_at := peers[len(changes) % 2], ((), ()))
+            return {**others, now_at: (tuple(sorted((*given, index))), sent)}  # type: ignore[dict-item]
+
+        iteration.claims._holders = holders
+        if liar.ctx.clock.now >= (changes[-1] if changes else 0.0) + 0.02:
+            changes.append(liar.ctx.clock.now)
+            iteration.claims.names_holders = True
+            iteration.claims.send()
+
+    world.carry = look  # type: ignore[method-assign]
+    world.bookkeepers.append(lie)
+    world.run(until_s=120.0)
+    assert world.history().t == 6 and removed(world) == {} and wrong_states(world) == {}
+    assert len(double) == 5 and len(changes) > 50 and max(orders.values()) <= 2
 
 
 def test_a_liar_gets_no_slots_of_a_round() -> None:

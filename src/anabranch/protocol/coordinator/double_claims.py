@@ -86,13 +86,23 @@ class DoubleClaims:
         return False
 
     def wrong(self, current: Round, attempt: Attempt) -> bool:
-        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back."""
-        claims, named = current.claims.get(attempt.stage, {}), self.named(current, attempt.stage)
+        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back.
+
+        The word of each peer of the stage before ends one attempt of an iteration: one that names another
+        peer again and again would else have none end.
+        """
+        stage = attempt.stage
+        claims, named = current.claims.get(stage, {}), self.named(current, stage)
+        heard = current.overruled.setdefault(stage, set())
         for unit, givers in named.items():
             owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
             if owner < 0 or attempt.members[owner] in givers:
                 continue
-            if any(peer in attempt.members and unit in claims.get(peer, ()) for peer in givers):
+            able = {p for p in givers if p in attempt.members and unit in claims.get(p, ())}
+            said = current.holders[stage].items()
+            by = {word for word, each in said if any(unit in each[p][0] for p in able & each.keys())}
+            if not by <= heard:
+                heard |= by
                 return True
         return False
 
