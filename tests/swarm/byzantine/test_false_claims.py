@@ -99,6 +99,29 @@ def three_by_two(microbatches: int, model: Model | None = None) -> World:
     return counting_world(settings, machines, 2, model)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_each_peer_of_the_stage_before_is_asked_once_in_an_iteration(cut: bool) -> None:
+    """Each question has a peer repeat all its reports, and two may make its microbatches overdue. Only one
+    that was lost with a link is sent again, before the step stalls."""
+    world = three_by_two(24, Model(latency_s=(0.1, 0.2)))
+    lies(world, "r2.0")
+    carry, asked = world.carry, Counter[tuple[int, str]]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        carry(sender, peer, message, payload)
+        said = msg.decode(message)
+        if isinstance(said, msg.Missing):
+            asked[said.fence.t, peer] += 1
+            if cut and (said.fence.t, peer, asked[3, "r1.1"]) == (3, "r1.1", 1):
+                world.cut("d0", "r1.1")
+
+    world.carry = look  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == 6 and list(removed(world)) == ["r2.0"]
+    assert {peer for _, peer in asked} == {"r1.0", "r1.1", "r1.2"}
+    assert [each for each, times in asked.items() if times > 1] == [(3, "r1.1")] * cut
+
+
 def test_a_relay_that_changes_its_word_again_and_again_does_not_stop_the_run() -> None:
     """It sends one microbatch to two replicas, and says of the one and the other in turns that it came back
     from there. Each change had the reduce begin anew."""

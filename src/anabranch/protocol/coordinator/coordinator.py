@@ -207,6 +207,7 @@ class Coordinator:
         if current is None:
             return
         current.losses.pop(peer, None)
+        current.asked.discard(peer)
         for holders in current.holders.values():
             holders.pop(peer, None)
         for stage, claims in current.claims.items():
@@ -438,10 +439,11 @@ class Coordinator:
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:
-        """Send `peer`, whose link came up, orders, reduce attempts and the release that it may have
-        missed."""
+        """Send `peer`, whose link came up, orders, reduce attempts, questions and the release that it may
+        have missed."""
         self.standby_policy.repeat(peer)
         if self.round is not None:
+            self.reducing.doubles.repeat(self.round, peer)
             for attempt in self.round.attempts.values():
                 if peer in attempt.members or peer in attempt.helpers:
                     self.ctx.outbox.send(peer, attempt)

@@ -53,7 +53,15 @@ class DoubleClaims:
             self._ask(current, peer)
 
     def _ask(self, current: Round, peer: str) -> None:
-        self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
+        """Ask a peer who has the microbatches that it sent on, unless it was asked: it goes on to say so."""
+        if peer not in current.asked:
+            current.asked.add(peer)
+            self.repeat(current, peer)
+
+    def repeat(self, current: Round, peer: str) -> None:
+        """Send the question to a peer that was asked, whose link came up."""
+        if peer in current.asked:
+            self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
     def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
         """Microbatch -> peers of a doubted stage that gave it back, as the stage before says; empty for any
