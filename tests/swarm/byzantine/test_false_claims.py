@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -176,6 +177,34 @@ def test_a_liar_gets_no_slots_of_a_round() -> None:
     world.run(until_s=2000.0)
     assert list(removed(world)) == ["r1.0"]
     assert all(units["r1.0"] <= 1 for units in owned(world)[2:])
+
+
+def test_one_relay_alone_has_nobody_removed() -> None:
+    """The only replica of stage 1 sends what it sends to r2.1 to r2.0, too, and says that r2.1 gave back
+    nothing and was sent nothing."""
+    settings = Settings("accuse", 1, 2, 12, STEPS)
+    machines = [Machine("d0", 0), Machine("r1.0", 1), *(Machine(f"r2.{k}", 2) for k in range(3))]
+    world = counting_world(settings, machines, 2)
+    carry, asked = world.carry, set[int]()
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        carry(sender, peer, message, payload)
+        if isinstance(said, msg.Forward) and said.train and (sender.id, peer) == ("r1.0", "r2.1"):
+            carry(sender, "r2.0", message, payload)
+
+    def speak(message: msg.Message) -> msg.Message:
+        if not isinstance(message, msg.Claim) or not message.holders:
+            return message
+        asked.add(message.fence.t)
+        (mine, others), (his, _) = (message.holders.get(peer, ((), ())) for peer in ("r2.0", "r2.1"))
+        holders = {**message.holders, "r2.0": (tuple(sorted({*mine, *his})), others)}
+        holders.pop("r2.1", None)
+        return msgspec.structs.replace(message, holders=holders)
+
+    world.carry, world.mouths["r1.0"] = lie, speak  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == STEPS and len(asked) >= 4 and removed(world) == {}
 
 
 def test_nobody_is_asked_for_holders_in_a_calm_run() -> None:

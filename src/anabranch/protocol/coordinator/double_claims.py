@@ -126,8 +126,8 @@ class DoubleClaims:
         called when the step of `current` was committed. Returns peers that did so repeatedly -> reason to
         remove them.
 
-        One relay of the stage before does not convict, or it could send work twice and accuse one of the two;
-        a data node does.
+        One relay of the stage before does not convict, or it could send work twice and accuse one of the two,
+        not even as the only one; a data node does.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:
@@ -135,7 +135,7 @@ class DoubleClaims:
             if attempt is None:
                 continue
             said = current.holders.get(stage, {})
-            needed = min(2, self.ctx.run.membership.count(stage - 1, current.t)) if stage > 1 else 1
+            needed = 2 if stage > 1 else 1
             for peer, units in current.claims.get(stage, {}).items():
                 false = {unit for unit in units if self._others(attempt, unit, named, peer)}
                 for holders in said.values():
