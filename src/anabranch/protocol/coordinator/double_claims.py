@@ -16,8 +16,8 @@ from anabranch.protocol.messages import Attempt, Claim, Missing
 #: Iterations after a double claim in which a stage's claims need the word of the stage before from the start:
 #: a liar that claims everything at once would else have a reduce ordered before others claim. Plain choice.
 WATCHED = 8
-#: Iterations running in which at least half of what a peer claims was the work of others, and had not been
-#: sent to it, after which it is removed. Plain choice.
+#: Doubted iterations running in which at least half of what a peer claims was the work of others, and had
+#: not been sent to it, after which it is removed. Plain choice.
 FALSE_CLAIMS = 3
 
 
@@ -29,7 +29,7 @@ class DoubleClaims:
         self._watched: dict[int, int] = {}
         """Stage -> last iteration in which its claims are doubted from the start."""
         self._false: dict[str, int] = {}
-        """Peer -> iterations running with false claims."""
+        """Peer -> iterations running with false claims, of those in which its stage was doubted."""
 
     def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
         """Doubt a stage in which two peers claim one microbatch, ask the stage before who has them, and take

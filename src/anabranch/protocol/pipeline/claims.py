@@ -17,8 +17,8 @@ class Claims:
     """Results of iteration t at one replica, reported to the leader in cumulative claims. held: units whose
     weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its losses, in
     training and in evaluation. overflows: microbatch index -> its last overflow here. changed: True if
-    something is not reported yet. names_holders: True once the leader asked who has the microbatches that
-    this replica sent on."""
+    something is not reported yet. names_holders: True once the leader sent any `Missing`: claims say who
+    has the microbatches that this replica sent on."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
         """holders: returns what `Claim.holders` says."""
