@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -53,3 +54,24 @@ def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
     world.bookkeepers.append(slow)
     world.run(until_s=300.0)
     assert slowed and world.history().t == 6 and removed(world) == []
+
+
+def test_a_machine_that_comes_back_is_not_removed_for_the_same_round_again() -> None:
+    """Another machine redoes its slot then, later than six times a slot's time."""
+    world, slowed = waiting_world(), list[str]()
+
+    def slow(node: Node, event: ev.Event) -> None:
+        lost = world.nodes["r1.1"]
+        if lost.peer.committed == 3 and not slowed:
+            lost.slowness *= 1e4
+            slowed.append(lost.id)
+        if len(slowed) == 1 and removed(world):
+            world.crash("r1.1")
+            again = msgspec.structs.replace(lost.member, incarnation=lost.member.incarnation + 1)
+            world.clock.after(0.5, lambda: world.add(again, "d0"))
+            slowed.append("removed")
+
+    world.bookkeepers.append(slow)
+    world.run(until_s=400.0)
+    assert len(slowed) == 2 and world.history().t == 6 and removed(world) == ["r1.1"]
+    assert "r1.1" in world.history().membership.active_from
