@@ -41,6 +41,28 @@ def test_a_silent_machine_does_not_stop_the_run(carried: dict[str, object]) -> N
     assert world.history().t == 6 and removed(world) == ["r1.1"]
 
 
+def test_a_machine_that_claims_its_slot_and_gives_nothing_back_does_not_stop_the_run() -> None:
+    """Only the data node sees that: a claim is the machine's own word, and frees it from nothing."""
+    world = waiting_world()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        work = isinstance(msg.decode(message), msg.Forward | msg.Backward)
+        iteration = sender.peer.iterations.current
+        if not (sender.id == "r1.1" and sender.peer.committed >= 3):
+            carry(sender, peer, message, payload)
+        elif not work:
+            carry(sender, peer, message, payload)
+            own = {k for k, slot in enumerate(sender.peer.ctx.run.plan(4)) if slot.peer == "r1.1"}
+            if iteration is not None and iteration.t == 4 and not own <= iteration.claims.held:
+                iteration.claims.held |= own
+                iteration.claims.send()
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == 6 and removed(world) == ["r1.1"]
+
+
 @pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
 def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
     """It computes at a third of its measured speed from the second round on."""
