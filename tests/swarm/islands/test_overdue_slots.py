@@ -97,3 +97,33 @@ def test_a_machine_that_comes_back_is_not_removed_for_the_same_round_again() -> 
     world.run(until_s=400.0)
     assert len(slowed) == 2 and world.history().t == 6 and removed(world) == ["r1.1"]
     assert "r1.1" in world.history().membership.active_from
+
+
+@pytest.mark.parametrize("lie", [msg.Forward, msg.Ask])
+def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run(lie: type) -> None:
+    """Machine r1.1 is gone. Who is sent its slot first, or asked for a credit for it, has done its own; it
+    keeps the slot, or grants nothing."""
+    world, crashed, liars = waiting_world(), list[str](), list[str]()
+    carry = world.carry
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if isinstance(said, msg.Slots) and said.fence.t == 4 and lie is msg.Ask and sender.id in liars:
+            return
+        if isinstance(said, msg.Forward | msg.Ask) and said.index < 3 and said.fence.t == 4:
+            redone = sender.peer.ctx.run.plan(4)[said.index].peer == "r1.1" != peer
+            if redone and isinstance(said, lie):
+                liars.extend([peer] * (not liars))
+                if peer in liars:
+                    return
+        carry(sender, peer, message, payload)
+
+    def crash(node: Node, event: ev.Event) -> None:
+        if node.id == "d0" and node.peer.committed == 3 and not crashed:
+            crashed.append("r1.1")
+            world.clock.after(0.3, lambda: world.crash("r1.1"))
+
+    world.carry = look  # type: ignore[method-assign]
+    world.bookkeepers.append(crash)
+    world.run(until_s=400.0)
+    assert liars and world.history().t == 6 and removed(world) == ["r1.1"]
