@@ -14,7 +14,7 @@ from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.messages import Fence, Overflow
+from anabranch.protocol.messages import Claim, Fence, Overflow
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from support.admission import DATA_TICKETS
 
@@ -111,3 +111,10 @@ def test_what_members_name_as_senders_takes_no_memory() -> None:
     for number in range(1000):
         led.says("z1a", f"nobody {number}")
     assert led.round.sources[1, INDEX] == {"z1a": [""]}
+
+
+def test_a_claim_of_nothing_brings_the_hash_of_the_batch_and_is_none() -> None:
+    """A stop ends the open iteration at once while nothing of it is claimed."""
+    led = Led("a1 a2")
+    assert led.reports.on_claim("d0", Claim(Fence(1, 1, T, BASE, 0), 0, (), manifest="hash")) is None
+    assert led.round.manifest == "hash" and not led.round.claims

@@ -15,7 +15,7 @@ from anabranch.protocol.membership.assignment import Assignment, split_indices
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Attempt, AttemptId, Fence
 from anabranch.protocol.reduce.coverage import global_norm, missing, settle
-from anabranch.protocol.reduce.partial_sums import sets_of
+from anabranch.protocol.reduce.partial_sums import attempt_sets
 
 claims_of = st.dictionaries(st.sampled_from("abcd"), st.frozensets(st.integers(0, 7)), min_size=1)
 
@@ -127,8 +127,8 @@ def test_sets_of_an_attempt_are_those_of_its_own_members_owners_and_cover() -> N
     for owners in ((0, 1, 1), (1, 0, 0)) * 8:  # more than are kept
         fence, number = Fence(1, 1, 1, "base", 1), AttemptId(1, 1)
         message = Attempt(fence, 1, number, 1, ("a", "b", "c"), owners)
-        sets = sets_of(message)
-        assert sets is sets_of(message)
+        sets = attempt_sets(message)
+        assert sets is attempt_sets(message)
         assert [sets.units_of(peer) for peer in "abc"] == [
             frozenset(unit for unit, owner in enumerate(owners) if owner == at) for at in range(3)
         ]
@@ -137,4 +137,4 @@ def test_sets_of_an_attempt_are_those_of_its_own_members_owners_and_cover() -> N
         assert sets.refusal(frozenset(range(3)), 3) is None
         assert sets.refusal(frozenset(range(3)), 4) is not None
     twice = Attempt(fence, 1, number, 1, ("a", "b", "a"), (0, 1, 1))
-    assert "twice" in (sets_of(twice).refusal(frozenset(range(3)), 0) or "")
+    assert "twice" in (attempt_sets(twice).refusal(frozenset(range(3)), 0) or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -14,7 +15,7 @@ from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Commit, Members, decode_entry
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from swarm.islands.test_review_rounds import island_run, world_of
 
@@ -92,6 +93,83 @@ def test_with_two_stages_neither_end_nor_middle_is_taken() -> None:
     assert all(units["r1.0"] <= 4 for units in owned(world))
 
 
+def three_by_two(microbatches: int, model: Model | None = None) -> World:
+    """Two stages of three relays each."""
+    settings = Settings("steal", 1, 2, microbatches, 6, min_replicas=3)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(3))]
+    return counting_world(settings, machines, 2, model)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_each_peer_of_the_stage_before_is_asked_once_in_an_iteration(cut: bool) -> None:
+    """Each question has a peer repeat all its reports, and two may make its microbatches overdue. Only one
+    that was lost with a link is sent again, before the step stalls."""
+    world = three_by_two(24, Model(latency_s=(0.1, 0.2)))
+    lies(world, "r2.0")
+    carry, asked = world.carry, Counter[tuple[int, str]]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        carry(sender, peer, message, payload)
+        said = msg.decode(message)
+        if isinstance(said, msg.Missing):
+            asked[said.fence.t, peer] += 1
+            if cut and (said.fence.t, peer, asked[3, "r1.1"]) == (3, "r1.1", 1):
+                world.cut("d0", "r1.1")
+
+    world.carry = look  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == 6 and list(removed(world)) == ["r2.0"]
+    assert {peer for _, peer in asked} == {"r1.0", "r1.1", "r1.2"}
+    assert [each for each, times in asked.items() if times > 1] == [(3, "r1.1")] * cut
+
+
+def test_a_relay_that_changes_its_word_again_and_again_does_not_stop_the_run() -> None:
+    """It sends one microbatch to two replicas, and says of the one and the other in turns that it came back
+    from there. Each change had the reduce begin anew."""
+    world = three_by_two(12, Model(task_s={"SumPart": 0.3, "Assemble": 0.3}))
+    carry = world.carry
+    double, orders, changes = dict[int, tuple[int, str, str]](), Counter[int](), list[float]()
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        carry(sender, peer, message, payload)
+        if isinstance(said, msg.Attempt) and said.stage == 2 and peer == "r2.0":
+            orders[said.fence.t] += 1
+        if not isinstance(said, msg.Forward) or sender.id != "r1.0":
+            return
+        if said.train and said.fence.t > 1 and said.fence.t not in double:
+            other = next(p for p in ("r2.0", "r2.1", "r2.2") if p != peer)
+            double[said.fence.t] = said.index, peer, other
+            carry(sender, other, message, payload)
+
+    def lie(node: Node, event: ev.Event) -> None:
+        liar = world.nodes["r1.0"].peer
+        iteration = liar.iterations.current
+        if iteration is None or iteration.t not in double:
+            return
+        index, *peers = double[iteration.t]
+
+        def holders() -> msg.SentOn:
+            others = {
+                peer: tuple(tuple(each for each in part if each != index) for part in parts)
+                for peer, parts in iteration.sender.holders().items()
+            }
+            given, sent = others.get(now_at := peers[len(changes) % 2], ((), ()))
+            return {**others, now_at: (tuple(sorted((*given, index))), sent)}  # type: ignore[dict-item]
+
+        iteration.claims._holders = holders
+        if liar.ctx.clock.now >= (changes[-1] if changes else 0.0) + 0.02:
+            changes.append(liar.ctx.clock.now)
+            iteration.claims.names_holders = True
+            iteration.claims.send()
+
+    world.carry = look  # type: ignore[method-assign]
+    world.bookkeepers.append(lie)
+    world.run(until_s=120.0)
+    assert world.history().t == 6 and removed(world) == {} and wrong_states(world) == {}
+    assert len(double) == 5 and len(changes) > 50 and max(orders.values()) <= 2
+
+
 def test_a_liar_gets_no_slots_of_a_round() -> None:
     run = island_run()
     world = world_of(replace(run, batch=replace(run.batch, microbatches=6)), relays=3, checked=False)
@@ -99,6 +177,34 @@ def test_a_liar_gets_no_slots_of_a_round() -> None:
     world.run(until_s=2000.0)
     assert list(removed(world)) == ["r1.0"]
     assert all(units["r1.0"] <= 1 for units in owned(world)[2:])
+
+
+def test_one_relay_alone_has_nobody_removed() -> None:
+    """The only replica of stage 1 sends what it sends to r2.1 to r2.0, too, and says that r2.1 gave back
+    nothing and was sent nothing."""
+    settings = Settings("accuse", 1, 2, 12, STEPS)
+    machines = [Machine("d0", 0), Machine("r1.0", 1), *(Machine(f"r2.{k}", 2) for k in range(3))]
+    world = counting_world(settings, machines, 2)
+    carry, asked = world.carry, set[int]()
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        carry(sender, peer, message, payload)
+        if isinstance(said, msg.Forward) and said.train and (sender.id, peer) == ("r1.0", "r2.1"):
+            carry(sender, "r2.0", message, payload)
+
+    def speak(message: msg.Message) -> msg.Message:
+        if not isinstance(message, msg.Claim) or not message.holders:
+            return message
+        asked.add(message.fence.t)
+        (mine, others), (his, _) = (message.holders.get(peer, ((), ())) for peer in ("r2.0", "r2.1"))
+        holders = {**message.holders, "r2.0": (tuple(sorted({*mine, *his})), others)}
+        holders.pop("r2.1", None)
+        return msgspec.structs.replace(message, holders=holders)
+
+    world.carry, world.mouths["r1.0"] = lie, speak  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == STEPS and len(asked) >= 4 and removed(world) == {}
 
 
 def test_nobody_is_asked_for_holders_in_a_calm_run() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import AnyRecord, Commit, Members, decode_entry
@@ -96,3 +97,34 @@ def test_overflows_are_believed_where_nobody_else_could_look() -> None:
     world.run(200.0)
     reason, _ = world.nodes["d0"].stopped or ("", False)
     assert removed(world) == {} and "3 skipped steps in a row" in reason
+
+
+@pytest.mark.parametrize("microbatches", [1, 6])
+def test_a_relay_that_leads_and_alone_finds_the_overflows_ends_the_run(microbatches: int) -> None:
+    """The founder is away. The leader was to be expelled by itself, which never happens, and skipped all the
+    steps that were left. Where all microbatches overflow, no claim told it the hash of the batch, and it
+    skipped none."""
+    machines = [Machine("d0", 0), Machine("r2.0", 2), Machine("d1", 0)]
+    machines += [Machine(f"r1.{n}", 1) for n in range(3)]
+    settings = Settings("sole", 1, 2, 6, 40, voters=3, snapshot_every=2, snapshot_copies=2)
+    world, led = counting_world(settings, machines, 1), list[int]()
+
+    def bad(task: tasks.Task, _: tuple[tasks.Payload, ...]) -> bool:
+        return isinstance(task, tasks.Forward) and task.index < microbatches and bool(led)
+
+    overflowing(world, 2, bad)
+
+    def look(node: Node, event: ev.Event) -> None:
+        if node.id == "d0" and node.peer.committed == 4 and node.alive:
+            assert "r2.0/0" in node.peer.ctx.log.voters
+            world.crash("d0")
+        elif node.id == "r2.0" and node.peer.lead is not None and not led:
+            led.append(node.peer.committed)
+
+    world.bookkeepers.append(look)
+    with pytest.raises(TimeoutError):  # for the founder
+        world.run(500.0)
+    lead = world.nodes["r2.0"].peer.lead
+    assert led and lead is not None and "3 skipped steps in a row" in (lead.tip.stop_reason or "")
+    skips = [record.t for record in records(world) if isinstance(record, Commit) and record.verdict == "skip"]
+    assert len(skips) == 3

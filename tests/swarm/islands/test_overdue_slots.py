@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -40,6 +41,28 @@ def test_a_silent_machine_does_not_stop_the_run(carried: dict[str, object]) -> N
     assert world.history().t == 6 and removed(world) == ["r1.1"]
 
 
+def test_a_machine_that_claims_its_slot_and_gives_nothing_back_does_not_stop_the_run() -> None:
+    """Only the data node sees that: a claim is the machine's own word, and frees it from nothing."""
+    world = waiting_world()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        work = isinstance(msg.decode(message), msg.Forward | msg.Backward)
+        iteration = sender.peer.iterations.current
+        if not (sender.id == "r1.1" and sender.peer.committed >= 3):
+            carry(sender, peer, message, payload)
+        elif not work:
+            carry(sender, peer, message, payload)
+            own = {k for k, slot in enumerate(sender.peer.ctx.run.plan(4)) if slot.peer == "r1.1"}
+            if iteration is not None and iteration.t == 4 and not own <= iteration.claims.held:
+                iteration.claims.held |= own
+                iteration.claims.send()
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=300.0)
+    assert world.history().t == 6 and removed(world) == ["r1.1"]
+
+
 @pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
 def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
     """It computes at a third of its measured speed from the second round on."""
@@ -53,3 +76,54 @@ def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
     world.bookkeepers.append(slow)
     world.run(until_s=300.0)
     assert slowed and world.history().t == 6 and removed(world) == []
+
+
+def test_a_machine_that_comes_back_is_not_removed_for_the_same_round_again() -> None:
+    """Another machine redoes its slot then, later than six times a slot's time."""
+    world, slowed = waiting_world(), list[str]()
+
+    def slow(node: Node, event: ev.Event) -> None:
+        lost = world.nodes["r1.1"]
+        if lost.peer.committed == 3 and not slowed:
+            lost.slowness *= 1e4
+            slowed.append(lost.id)
+        if len(slowed) == 1 and removed(world):
+            world.crash("r1.1")
+            again = msgspec.structs.replace(lost.member, incarnation=lost.member.incarnation + 1)
+            world.clock.after(0.5, lambda: world.add(again, "d0"))
+            slowed.append("removed")
+
+    world.bookkeepers.append(slow)
+    world.run(until_s=400.0)
+    assert len(slowed) == 2 and world.history().t == 6 and removed(world) == ["r1.1"]
+    assert "r1.1" in world.history().membership.active_from
+
+
+@pytest.mark.parametrize("lie", [msg.Forward, msg.Ask])
+def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run(lie: type) -> None:
+    """Machine r1.1 is gone. Who is sent its slot first, or asked for a credit for it, has done its own; it
+    keeps the slot, or grants nothing."""
+    world, crashed, liars = waiting_world(), list[str](), list[str]()
+    carry = world.carry
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if isinstance(said, msg.Slots) and said.fence.t == 4 and lie is msg.Ask and sender.id in liars:
+            return
+        if isinstance(said, msg.Forward | msg.Ask) and said.index < 3 and said.fence.t == 4:
+            redone = sender.peer.ctx.run.plan(4)[said.index].peer == "r1.1" != peer
+            if redone and isinstance(said, lie):
+                liars.extend([peer] * (not liars))
+                if peer in liars:
+                    return
+        carry(sender, peer, message, payload)
+
+    def crash(node: Node, event: ev.Event) -> None:
+        if node.id == "d0" and node.peer.committed == 3 and not crashed:
+            crashed.append("r1.1")
+            world.clock.after(0.3, lambda: world.crash("r1.1"))
+
+    world.carry = look  # type: ignore[method-assign]
+    world.bookkeepers.append(crash)
+    world.run(until_s=400.0)
+    assert liars and world.history().t == 6 and removed(world) == ["r1.1"]

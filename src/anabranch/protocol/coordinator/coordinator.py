@@ -207,6 +207,7 @@ class Coordinator:
         if current is None:
             return
         current.losses.pop(peer, None)
+        current.asked.discard(peer)
         for holders in current.holders.values():
             holders.pop(peer, None)
         for stage, claims in current.claims.items():
@@ -438,10 +439,11 @@ class Coordinator:
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:
-        """Send `peer`, whose link came up, orders, reduce attempts and the release that it may have
-        missed."""
+        """Send `peer`, whose link came up, orders, reduce attempts, questions and the release that it may
+        have missed."""
         self.standby_policy.repeat(peer)
         if self.round is not None:
+            self.reducing.doubles.repeat(self.round, peer)
             for attempt in self.round.attempts.values():
                 if peer in attempt.members or peer in attempt.helpers:
                     self.ctx.outbox.send(peer, attempt)
@@ -510,15 +512,15 @@ class Coordinator:
 
     def _lone_finder(self) -> str | None:
         """Relay whose word alone the last SKIPS_IN_A_ROW skipped steps are, as its stage has no other replica
-        that was there; None if it is not known, or nobody can serve in its place. Once the peer that does
-        finds the same, its word is taken."""
+        that was there; None if it is not known, is this peer, or nobody can serve in its place. Once the peer
+        that does finds the same, its word is taken."""
         if len(self._finders) != 1:
             return None
         [(stage, peer)] = self._finders
         membership, first = self.ctx.run.membership, self.t - SKIPS_IN_A_ROW + 1
         others = (p for p in membership.serving(stage) if p != peer)
         confirmed = any(membership.active_from[p] <= first for p in others)
-        if not stage or confirmed or self._doubted.setdefault(stage, peer) != peer:
+        if not stage or peer == self.ctx.me or confirmed or self._doubted.setdefault(stage, peer) != peer:
             return None
         replaceable = math.isfinite(self.stage_recovery.worth_s(peer, self.t, 1.0))
         return peer if peer not in membership.members or replaceable else None

@@ -16,8 +16,8 @@ from anabranch.protocol.messages import Attempt, Claim, Missing
 #: Iterations after a double claim in which a stage's claims need the word of the stage before from the start:
 #: a liar that claims everything at once would else have a reduce ordered before others claim. Plain choice.
 WATCHED = 8
-#: Iterations running in which at least half of what a peer claims was the work of others, and had not been
-#: sent to it, after which it is removed. Plain choice.
+#: Doubted iterations running in which at least half of what a peer claims was the work of others, and had
+#: not been sent to it, after which it is removed. Plain choice.
 FALSE_CLAIMS = 3
 
 
@@ -29,7 +29,7 @@ class DoubleClaims:
         self._watched: dict[int, int] = {}
         """Stage -> last iteration in which its claims are doubted from the start."""
         self._false: dict[str, int] = {}
-        """Peer -> iterations running with false claims."""
+        """Peer -> iterations running with false claims, of those in which its stage was doubted."""
 
     def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
         """Doubt a stage in which two peers claim one microbatch, ask the stage before who has them, and take
@@ -53,7 +53,15 @@ class DoubleClaims:
             self._ask(current, peer)
 
     def _ask(self, current: Round, peer: str) -> None:
-        self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
+        """Ask a peer who has the microbatches that it sent on, unless it was asked: it goes on to say so."""
+        if peer not in current.asked:
+            current.asked.add(peer)
+            self.repeat(current, peer)
+
+    def repeat(self, current: Round, peer: str) -> None:
+        """Send the question to a peer that was asked, whose link came up."""
+        if peer in current.asked:
+            self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
     def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
         """Microbatch -> peers of a doubted stage that gave it back, as the stage before says; empty for any
@@ -86,13 +94,23 @@ class DoubleClaims:
         return False
 
     def wrong(self, current: Round, attempt: Attempt) -> bool:
-        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back."""
-        claims, named = current.claims.get(attempt.stage, {}), self.named(current, attempt.stage)
+        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back.
+
+        The word of each peer of the stage before ends one attempt of an iteration: one that names another
+        peer again and again would else have none end.
+        """
+        stage = attempt.stage
+        claims, named = current.claims.get(stage, {}), self.named(current, stage)
+        heard = current.overruled.setdefault(stage, set())
         for unit, givers in named.items():
             owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
             if owner < 0 or attempt.members[owner] in givers:
                 continue
-            if any(peer in attempt.members and unit in claims.get(peer, ()) for peer in givers):
+            able = {p for p in givers if p in attempt.members and unit in claims.get(p, ())}
+            said = current.holders[stage].items()
+            by = {word for word, each in said if any(unit in each[p][0] for p in able & each.keys())}
+            if not by <= heard:
+                heard |= by
                 return True
         return False
 
@@ -108,8 +126,8 @@ class DoubleClaims:
         called when the step of `current` was committed. Returns peers that did so repeatedly -> reason to
         remove them.
 
-        One relay of the stage before does not convict, or it could send work twice and accuse one of the two;
-        a data node does.
+        One relay of the stage before does not convict, or it could send work twice and accuse one of the two,
+        not even as the only one; a data node does.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:
@@ -117,7 +135,7 @@ class DoubleClaims:
             if attempt is None:
                 continue
             said = current.holders.get(stage, {})
-            needed = min(2, self.ctx.run.membership.count(stage - 1, current.t)) if stage > 1 else 1
+            needed = 2 if stage > 1 else 1
             for peer, units in current.claims.get(stage, {}).items():
                 false = {unit for unit in units if self._others(attempt, unit, named, peer)}
                 for holders in said.values():

@@ -196,11 +196,12 @@ class IslandRounds:
             self._overdue.add(peer)
 
     def _waited_for(self, current: Round) -> set[str]:
-        """Machines whose bound slots are not ready, but those that left or are being removed."""
+        """Machines whose bound slots are not ready, but those that left or are being removed, also if they
+        came back since: others redo their slots."""
         ready, membership = self._ready(current), self.ctx.run.membership
         late = [slot for slot in sets_of(current.slots).slots if slot not in ready | current.dropped]
         peers = {current.slots[slot].peer for slot in late}.difference(self._admission.going(), [self.ctx.me])
-        return peers.intersection(membership.live(1, current.t))
+        return peers.intersection(membership.live(1, current.t)).difference(membership.gone)
 
     def _drop(self, current: Round, late: frozenset[int]) -> None:
         if not late:

@@ -19,7 +19,7 @@ from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
 from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
-from anabranch.protocol.reduce.partial_sums import ReduceAccount, sets_of
+from anabranch.protocol.reduce.partial_sums import ReduceAccount, attempt_sets
 
 #: Least time (s) without progress after which the leader asks for missing units, and factor on the last
 #: step's duration.
@@ -240,7 +240,7 @@ class ReduceAttempts:
             return None
         if any(not _alike(message, agreeing[0]) for message in agreeing):
             return self._contradicted(current, attempt, prepared)
-        there = sets_of(attempt).positions
+        there = attempt_sets(attempt).positions
         members = [peer for peer in live if peer in there]
         doubted = summed is not None and _result(agreeing[0]) != _comparable(*summed)
         if doubted and not self._all_reported(current, attempt, prepared):

@@ -58,6 +58,10 @@ class Reports:
         if not all(abs(loss) < MOST_LOSS for loss in losses):
             self.admission.expel(peer, f"it claimed a loss in iteration {current.t} that no microbatch has")
             return "a loss that no microbatch has"
+        if message.stage == 0:
+            current.manifest = current.manifest or message.manifest
+        if not (units or message.evaluations or message.apart):
+            return None  # it says no more than the hash of the batch
         claims = current.claims.setdefault(message.stage, {})
         known = claims.get(peer, frozenset())
         if units - known:
@@ -70,7 +74,6 @@ class Reports:
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
         if message.stage == 0:
-            current.manifest = current.manifest or message.manifest
             current.losses.setdefault(peer, {}).update(message.losses)
             for index, loss in message.evaluations.items():
                 if index not in current.evaluations:

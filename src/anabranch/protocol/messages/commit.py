@@ -28,7 +28,7 @@ class Claim(FencedMessage, frozen=True, tag=20):
     At stage 0 also loss sums (nats) of microbatches (`losses`) and of evaluation windows, by index, and the
     hash of the batch (`manifest`). apart: members of its stage that the sender cannot reach. holders: peer of
     the next stage -> microbatches that it gave back first, and others that it was sent or asked after; only
-    after the leader asked (`Missing`).
+    after a `Missing` in the iteration.
     """
 
     stage: StageNumber
@@ -137,7 +137,7 @@ class FetchLog(Message, frozen=True, tag=28):
 class Missing(FencedMessage, frozen=True, tag=29):
     """Leader's list of units (microbatches; at stage 0 heads and embeddings), by stage, that no replica
     claims. A peer that had sent one of them on asks its next hop for it (R6). Empty: the receiver of this
-    message repeats its own reports. Its claims in that iteration name holders from then on."""
+    message repeats its own reports. In both cases its claims in that iteration name holders from then on."""
 
     units: dict[int, tuple[Index, ...]]
 

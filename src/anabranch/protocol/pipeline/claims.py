@@ -17,8 +17,8 @@ class Claims:
     """Results of iteration t at one replica, reported to the leader in cumulative claims. held: units whose
     weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its losses, in
     training and in evaluation. overflows: microbatch index -> its last overflow here. changed: True if
-    something is not reported yet. names_holders: True once the leader asked who has the microbatches that
-    this replica sent on."""
+    something is not reported yet. names_holders: True once the leader sent any `Missing`: claims say who
+    has the microbatches that this replica sent on."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
         """holders: returns what `Claim.holders` says."""
@@ -64,12 +64,14 @@ class Claims:
 
     def send(self) -> None:
         """Send the leader all overflows, and the cumulative claim with the members of this stage that this
-        replica cannot reach (R6). No claim is sent while all of it is empty."""
+        replica cannot reach (R6). No claim is sent while all of it is empty, but by a data node after a
+        `Missing`: the leader may lack the hash of the batch, without which it skips no step."""
         self.changed = False
         for overflow in self.overflows.values():
             self.ctx.outbox.send(self.ctx.log.leader, overflow)
         apart = self.ctx.apart()
-        if not (self.held or self.evaluations or apart):
+        batch = self.ctx.run.stage == 0 and self.names_holders
+        if not (self.held or self.evaluations or apart or batch):
             return
         if self.ctx.run.stage == 0 and not self._manifest:
             self._manifest = self.ctx.run.manifest(self.t)

@@ -359,14 +359,14 @@ class Sender:
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
         """Time (s) from which a microbatch is overdue: its peer has kept it for far longer than usual, or it
         waits, and the peers that it asked have granted this sender no credit for as long. Infinite for a slot
-        of a round.
+        of a round, unless the round waits for late slots, and another machine than the planned one has it.
 
         The wait doubles each time that the microbatch was overdue. While no usual time is known here it ends
         with the leader's second report, since the microbatch was sent, that the leader lacks something of the
         iteration.
         """
-        if self._plan and item.train:  # the leader says which slots are late
-            return math.inf
+        if self._plan and item.train and not self._is_redone(item):
+            return math.inf  # the leader says which slots are late
         since = item.sent_at
         if item.leg is OutgoingState.WAITING:
             granted = [self.credits[peer].granted_at for peer, _ in item.asked if peer in self.credits]
@@ -376,6 +376,13 @@ class Sender:
             return since + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
         reported_at = [at for at in self._reported_at if at > since]
         return reported_at[LATE_REPORTS - 1] if len(reported_at) >= LATE_REPORTS else math.inf
+
+    def _is_redone(self, item: OutgoingMicrobatch) -> bool:
+        """True if a slot that a round waits for was sent to another machine than the planned one, or waits
+        for credits of others: the leader does not know who has it then."""
+        planned, waits = self._plan[item.index].peer, item.leg is OutgoingState.WAITING
+        others = {peer for peer, _ in item.asked} if waits else {item.peer}
+        return not self.ctx.run.settings.rounds.drops and planned != "" and not others <= {planned}
 
     def _most_usual_s(self) -> float:
         """Greatest usual time (s) that is believed: MOST_USUAL times that of the middle peer of the next

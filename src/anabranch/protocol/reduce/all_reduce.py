@@ -37,7 +37,7 @@ from anabranch.protocol.reduce.partial_sums import (
     PartialSums,
     ReduceAccount,
     account_of,
-    sets_of,
+    attempt_sets,
     witnessed,
 )
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
@@ -107,7 +107,7 @@ class AllReduce:
         current = self._announced
         if current is not None and message.attempt <= current.attempt:
             return None
-        sets = sets_of(message)
+        sets = attempt_sets(message)
         if self.ctx.me not in sets.positions:
             return "a reduce that I am not a member of"
         settings = self.ctx.run.settings
@@ -133,7 +133,7 @@ class AllReduce:
 
     def _owned(self, message: Attempt) -> frozenset[int]:
         """Units that an attempt assigns to this replica."""
-        return sets_of(message).units_of(self.ctx.me)
+        return attempt_sets(message).units_of(self.ctx.me)
 
     def resume(self) -> None:
         """Begin the announced attempt if no weight gradient is being added: subtract units that other members
@@ -157,7 +157,7 @@ class AllReduce:
         count = len(message.members)
         cells = cells_of(count, count if message.sums else FLAT * self.ctx.run.settings.neighbours)
         receipt = WorkReceipt(self.ctx, iteration.seals, message, flat=len(cells.bounds) == 1)
-        reduce = ReduceAttempt(message, receipt, sets_of(message).positions[self.ctx.me], cells)
+        reduce = ReduceAttempt(message, receipt, attempt_sets(message).positions[self.ctx.me], cells)
         self.reduce = reduce
         reduce.first = self._deferred.first(reduce, self._committed(message.fence.t))
         reduce.told_late = reduce.position not in reduce.first

@@ -14,7 +14,7 @@ from functools import cached_property
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.reduce.hierarchy import ReduceCells
-from anabranch.protocol.reduce.partial_sums import PartialSums, collectors, contributors, sets_of
+from anabranch.protocol.reduce.partial_sums import PartialSums, attempt_sets, collectors, contributors
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
 
@@ -47,7 +47,7 @@ class ReduceAttempt:
 
     def __post_init__(self) -> None:
         self.cell = self.cells.of(self.position)
-        self.positions: Mapping[str, int] = sets_of(self.message).positions
+        self.positions: Mapping[str, int] = attempt_sets(self.message).positions
         cells, dealt = self.cells, collectors(self.message)
         of_cell = [self.members[cells.collector(self.cell, part)] for part in range(cells.parts)]
         self.collectors: Sequence[str] = dealt or of_cell

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.reduce.attempt import ReduceAttempt
-from anabranch.protocol.reduce.partial_sums import sets_of
+from anabranch.protocol.reduce.partial_sums import attempt_sets
 
 #: Longest wait for the commit before the delivery to standbys: DELAY_S seconds plus DELAY_FACTOR times the
 #: expected transfer time. Plain choices.
@@ -54,7 +54,7 @@ class DeferredDelivery:
         self._tried = True
         if again or len(reduce.cells.bounds) > 1:
             return reduce.fellows
-        owners = sets_of(reduce.message).units
+        owners = attempt_sets(reduce.message).units
         first = {at for at, peer in enumerate(reduce.members) if at in owners or peer not in spared}
         if len(first) < 2:
             return reduce.fellows

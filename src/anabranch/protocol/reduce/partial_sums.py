@@ -170,7 +170,7 @@ class AttemptSets:
 _sets: dict[int, AttemptSets] = {}
 
 
-def sets_of(message: Attempt) -> AttemptSets:
+def attempt_sets(message: Attempt) -> AttemptSets:
     """Sets of an attempt, worked out once for the object `message`."""
     found = _sets.get(id(message))
     if found is None or found.message is not message:
