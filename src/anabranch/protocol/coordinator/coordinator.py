@@ -152,6 +152,7 @@ class Coordinator:
         checkpointed = min(self.checkpoints.t, record.t)
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)
+        self.checkpoints.rolled_back(record.t)
         self.tip.round, self.released.applied, self._closed = None, {}, False
         self._skips, self._finders = 0, frozenset()
         self.audits.rolled_back(record.t)
