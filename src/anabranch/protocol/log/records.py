@@ -196,6 +196,10 @@ def overflowed(record: Commit) -> bool:
     return record.witness is not None and record.witness.tensor != STRANDED
 
 
+#: Stage and peer in place of the finders of steps that were skipped before a peer joined.
+UNKNOWN_FINDER = 0, ""
+
+
 def found_by(record: Commit, before: frozenset[tuple[int, str]]) -> frozenset[tuple[int, str]]:
     """Stage and peer of the witnesses of the steps that an overflow skipped in a row, up to this record.
     before: of those up to the last record."""

@@ -83,7 +83,7 @@ class LogSummary:
 
     adam_step: step count of the optimizer. fingerprints: state hashes of all stages after the last step
     (empty: not known yet). skips: number of consecutive steps that an overflow had skipped. finders: stage
-    and peer of their witnesses, of those steps that this peer has seen.
+    and peer of their witnesses; UNKNOWN_FINDER for those steps that this peer has not seen.
     """
 
     def __init__(self) -> None:
