@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from anabranch.node.driver.connections import Connections
@@ -36,7 +38,7 @@ class End:
     async def dial(self, other: End, address: str) -> None:
         """Dial, and wait until the dial has succeeded or failed."""
         self.links.dial(other.peer.identity.peer_id, address)
-        await until(lambda: not self.links._dialling)
+        await until(lambda: not self.links._dialling and not self.links._direct)
 
 
 async def carried(world: World) -> tuple[End, End, str]:
@@ -88,5 +90,39 @@ def test_neither_a_carried_nor_a_direct_link_is_replaced_by_a_carried_one(backen
         for address in (way, f"{far.peer.host}:{far.peer.port}"):
             await near.dial(far, address)
         assert near.links._links[far.peer.identity.peer_id] is direct and not direct.way.via
+
+    backend.run(scenario)
+
+
+def test_a_direct_try_does_not_hold_up_a_dial_through_a_carrier(backend: Backend) -> None:
+    """The own address is behind a firewall, and the carried link breaks while it is tried."""
+
+    async def scenario(world: World) -> None:
+        near, far, way = await carried(world)
+        there, silent = far.peer.identity.peer_id, list[asyncio.StreamReader]()
+        wall = await asyncio.start_server(lambda reader, writer: silent.append(reader), "127.0.0.1", 0)
+        port = wall.sockets[0].getsockname()[1]
+        near.links.dial(there, f"127.0.0.1:{port}")
+        await until(lambda: bool(silent))
+        near.links.hang_up(there, "it is silent")
+        near.links.dial(there, f"127.0.0.1:{port},{way}")
+        assert not near.links._direct and near.links._dialling
+        await until(lambda: near.way(far) == far.way(near) == way.rpartition("/")[2])
+        wall.close()
+
+    backend.run(scenario)
+
+
+def test_the_refusal_of_a_direct_try_is_not_told(backend: Backend) -> None:
+    """The carried link breaks while the own address is tried: the member would be removed as one at whose
+    address nobody listens any more."""
+
+    async def scenario(world: World) -> None:
+        near, far, _ = await carried(world)
+        there = far.peer.identity.peer_id
+        near.links.dial(there, "127.0.0.1:1")
+        near.links.hang_up(there, "it is silent")
+        await until(lambda: not near.links._dialling and not near.links._direct)
+        assert not near.ends()
 
     backend.run(scenario)

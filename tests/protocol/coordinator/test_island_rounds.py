@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.island_rounds import RATES_KEPT, IslandRounds
+from anabranch.protocol.coordinator.island_rounds import OVERDUE, RATES_KEPT, REMEMBERED, IslandRounds
+from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Member, Members, Slot
+from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 
 def test_speeds_of_former_peers_are_bounded() -> None:
@@ -21,3 +26,79 @@ def test_speeds_of_former_peers_are_bounded() -> None:
             rounds.on_applied(peer, {"Forward": 2.0})
     assert len(rounds._rates) == RATES_KEPT
     assert rounds._rates["stays"] == rounds._rates[f"p{RATES_KEPT + 9}"] == 3.0 and "p0" not in rounds._rates
+
+
+class WaitingRun:
+    """Round 2 of three machines at a leader that waits for late slots; `removed` and `expelled` are its
+    decisions."""
+
+    def __init__(self) -> None:
+        rounds = Rounds(inner=4, slots=3, drops=False)
+        self.ctx = ctx = make_context("d", 1, 0, Settings("r", 1, 1, 3, 9, rounds=rounds), "d")
+        machines = [Member(peer, 1, 1, "", 4, forward_s=1.0, backward_s=2.0) for peer in "abc"]
+        joined = (Member("d", 0, 1, "", 4), *machines)
+        ctx.run.membership.apply(Members(1, joined=joined, active_from=dict.fromkeys("dabc", 1)))
+        self.removed, self.expelled = dict[str, str](), dict[str, str]()
+        admission = SimpleNamespace(
+            going=lambda: {*self.removed, *self.expelled},
+            remove=self.removed.setdefault,
+            expel=self.expelled.setdefault,
+        )
+        self.rounds = IslandRounds(ctx, cast(Admission, admission), bool)
+        self.open(2)
+
+    def open(self, t: int) -> None:
+        """Open round t at this moment; its slots have the machines a, b, c, and that of a is ready when 0.9
+        of a slot's time is over."""
+        self.round = Round(t, "b", self.ctx.clock.now)
+        self.round.slots = tuple(Slot(4 * t, 4, peer) for peer in "abc")
+        self.slot_s = self.rounds.expected_s(self.round)
+        self.link("abc")
+        self.look(0.9)
+        self.round.complete = {0}
+        self.look(0.0)
+
+    def link(self, peers: str) -> None:
+        self.ctx.links.up = {peer: AdaptiveTimeout(self.ctx.clock.now, 1.0) for peer in peers}
+
+    def look(self, slots: float) -> None:
+        """Let the leader look at the round after `slots` times what a slot takes."""
+        self.ctx.clock.now += slots * self.slot_s
+        self.rounds.drop_late(self.round, False)
+
+
+def test_nobody_is_overdue_while_the_leaders_own_line_is_down() -> None:
+    """Machines b and c finished while it was, and their claims come after their links."""
+    run = WaitingRun()
+    run.link("")
+    run.look(2.0)
+    run.look(OVERDUE)
+    run.link("b")
+    run.look(0.01)
+    assert not run.removed
+    run.round.complete = {0, 1}
+    run.look(0.0)
+    run.look(OVERDUE - 0.1)
+    assert not run.removed, "c begins anew, too: what it needs may not have come"
+    run.look(0.1)
+    assert set(run.removed) == {"c"}
+
+
+def test_a_forger_or_a_machine_without_a_link_is_overdue_like_others() -> None:
+    run = WaitingRun()
+    run.ctx.links.forged("b")
+    run.link("ab")
+    run.look(OVERDUE)
+    assert set(run.removed) == {"b", "c"}
+
+
+def test_a_machine_is_expelled_if_it_is_overdue_again_soon() -> None:
+    run = WaitingRun()
+    run.look(OVERDUE)
+    for t, expelled in ((2 + REMEMBERED, True), (3 + 2 * REMEMBERED, False)):
+        run.removed.clear()
+        run.expelled.clear()
+        run.open(t)
+        run.look(OVERDUE)
+        assert set(run.expelled if expelled else run.removed) == {"b", "c"}
+        assert not (run.removed if expelled else run.expelled)

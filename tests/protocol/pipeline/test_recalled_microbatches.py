@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.protocol.audit.seals import Seals
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Result
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Backward, CallBack, Forward, Lack, Want
+from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
 from anabranch.protocol.pipeline.microbatches import Iteration
+from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 
@@ -77,6 +80,46 @@ def test_who_took_over_from_a_peer_that_is_gone_calls_back() -> None:
     for index in range(3):
         relay.want("e", index, 1)
     assert relay.call_back("e", dict.fromkeys(range(3), 1), most=1) == [2]
+
+
+def test_a_microbatch_is_called_back_once() -> None:
+    """Each time the next stage is to send its gradient anew: an upstream peer that calls the same one back
+    again and again would have it take an honest peer for one that asks too often."""
+    relay = Relay()
+    for index in range(2):
+        relay.forward("d", index, index + 1)
+    assert relay.call_back("d", {1: 2}) == [1]
+    relay.forward("d", 1, 3)
+    assert relay.call_back("d", {1: 3}) == []
+    assert sorted(relay.iteration.units) == [0, 1]
+
+
+def test_a_gradient_is_sent_anew_to_a_peer_that_gave_the_microbatch_up() -> None:
+    """It was called back from `d`, and it overflowed there: each time `d` sends a whole Forward. Where that
+    comes while the gradient may be under way, the question after it is answered."""
+    ctx, sent = Relay().ctx, list[str]()
+    replies = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base"))
+    ctx.outbox.send = lambda peer, message, payload=None: sent.append(peer)  # type: ignore[method-assign]
+    unit = IncomingMicrobatch(0, True, "d", ("d",), b"a", True, None, 1)
+    unit.returned, unit.gradient_out = True, b"g"
+    replies.send_back(unit)
+    fence = ctx.fence(1, "base")
+
+    def ask(way: int) -> None:
+        ctx.clock.now += 1e5
+        replies.adopt(unit, "d", Want(fence, 0, True, way))
+
+    ask(1)
+    ask(1)
+    assert len(sent) == 2, "a peer that asks on and on must not take up the line"
+    for way in (2, 3):
+        replies.adopt(unit, "d", Forward(fence, 0, ("d",), True, False, True, way))
+        ask(way)
+        ask(way)
+        assert len(sent) == way + 1
+        ctx.clock.now += 1e5
+    replies.adopt(unit, "d", Forward(fence, 0, ("d",), True, False, True, 4))
+    assert len(sent) == 4, "no honest peer sends it anew so often"
 
 
 def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_both_ask() -> None:

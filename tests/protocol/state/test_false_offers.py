@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from anabranch.protocol.messages import Piece, StateOffer
-from anabranch.protocol.state.download import Download, State
+from anabranch.protocol.state.download import Download, SourceStatus, State
 from protocol.state.test_slow_sources import joiner
 
 PRINT = "f" * 32
@@ -58,3 +58,65 @@ def test_an_offer_that_trickles_is_given_up_for_another() -> None:
         for piece in sorted(download.sources["b"].asked):
             download.on_piece("b", Piece(1, 5, piece), b"x")
     assert download.givers == {"b"}
+
+
+def steps(
+    download: Download, offers: dict[str, StateOffer], piece_s: dict[str, float], until_s: float
+) -> None:
+    """Let time pass until the download ends, or to `until_s`. The source `peer` answers a question by
+    offers[peer], if at all, and delivers a piece every piece_s[peer] seconds, if at all."""
+    clock, last = download.ctx.clock, dict.fromkeys(piece_s, download.ctx.clock.now)
+    while not download.over and clock.now < until_s:
+        clock.now += 1.0
+        download.tick()
+        for peer, offer in offers.items():
+            if download.sources[peer].status is SourceStatus.ASKED:
+                download.on_offer(peer, offer)
+        for peer, each_s in piece_s.items():
+            if clock.now - last[peer] >= each_s and (asked := sorted(download.sources[peer].asked)):
+                last[peer] = clock.now
+                download.on_piece(peer, Piece(1, 5, asked[0]), b"x")
+
+
+def test_an_honest_source_that_is_slower_than_expected_gets_another_turn() -> None:
+    """It serves two joiners, and trains. A liar offers other bytes, which trickle."""
+    found, failed = list[State](), list[str]()
+    ctx = joiner({"liar": 2e7, "b": 2e7})
+    download = Download(ctx, 1, 5, ["b", "liar"], found.append, failed.append, PRINT, check=False)
+    download.start()
+    false = StateOffer(1, 5, PRINT, PIECES, ())
+    for peer, offer in (("b", TRUE), ("liar", false)):
+        download.on_offer(peer, offer)
+    whole_s = ctx.costs.coming_s("b", PIECES * PIECE_BYTES)
+    each_s = {"b": 1.5 * whole_s / PIECES, "liar": 1.8 * whole_s / PIECES}
+    steps(download, {"b": TRUE, "liar": false}, each_s, 10.0 * whole_s)
+    assert found and not failed and download.givers == {"b"}
+
+
+def test_liars_that_trickle_and_answer_first_do_not_keep_an_honest_source_out() -> None:
+    """Two of them, each with bytes of its own: every source has its turn before one has another."""
+    found, failed = list[State](), list[str]()
+    ctx = joiner({"x": 2e7, "y": 2e7, "b": 2e7})
+    download = Download(ctx, 1, 5, ["x", "y", "b"], found.append, failed.append, PRINT, check=False)
+    download.start()
+    false = {peer: StateOffer(1, 5, PRINT, PIECES, (peer,) * PIECES) for peer in "xy"}
+    whole_s = ctx.costs.coming_s("b", PIECES * PIECE_BYTES)
+    trickle = dict.fromkeys("xy", 2.0 * whole_s / PIECES)
+    steps(download, {**false, "b": TRUE}, {**trickle, "b": 1.0}, 3.0 * whole_s)
+    assert found and not failed and download.givers == {"b"}
+
+
+def test_a_source_that_sent_wrong_bytes_has_no_other_turn() -> None:
+    found, failed = list[State](), list[str]()
+    ctx = joiner({"liar": 2e7, "slow": 2e7, "b": 2e7})
+    download = Download(ctx, 1, 5, ["liar", "slow", "b"], found.append, failed.append, PRINT, check=False)
+    download.start()
+    for peer in ("liar", "slow"):
+        download.on_offer(peer, StateOffer(1, 5, PRINT, PIECES, ()))
+    download.on_offer("b", TRUE)
+    download._condemn(download.sources["liar"], "Piece 0: not what it offered")
+    whole_s = ctx.costs.coming_s("b", PIECES * PIECE_BYTES)
+    steps(download, {"b": TRUE}, {"slow": 8.0, "b": 8.0}, 1.5 * whole_s)
+    assert download.sources["b"].status is SourceStatus.PULLED
+    assert download.sources["slow"].status is SourceStatus.IDLE
+    assert download.sources["liar"].status is SourceStatus.OUT

@@ -26,7 +26,6 @@ def test_a_checkpoint_of_steps_that_were_rolled_back_is_not_served() -> None:
     assert reads == [4] and server.find(1, 4) is None
     server.on_fetch_state("r", FetchState(1, 4))
     assert reads == [4], "it is not read again"
-    server.checkpoint_written(4)  # its write was under way at the rollback
     server.on_fetch_state("r", FetchState(1, -1))
     server.checkpoint_read(-1, void, 1)
     assert server.find(1, 4) is None
@@ -38,3 +37,18 @@ def test_a_checkpoint_of_steps_that_were_rolled_back_is_not_served() -> None:
     server.on_fetch_state("r", FetchState(1, 4))
     server.checkpoint_read(4, true, 1)
     assert server.find(1, 4) == true
+
+
+def test_a_sound_checkpoint_is_served_whatever_the_replica_has_now() -> None:
+    """The run was rolled back to a later step while it was written, and the replica loads that state."""
+    ctx = make_context("d0", 1, 0, Settings("void", 1, 2, 4, 100), "d0")
+    ctx.run.membership.apply(Members(1, joined=(Member("d0", 0, 1, "", 4), Member("r", 1, 1, "", 4))))
+    t, reads = 10, list[int]()
+    server = StateServer(ctx, lambda: t, lambda asked, stage: not reads.append(asked))
+    server.rolled_back(10)
+    t = -1
+    server.rolled_back(25)
+    server.checkpoint_written(20)
+    t = 25
+    server.on_fetch_state("r", FetchState(1, 20))
+    assert reads == [20]

@@ -10,7 +10,7 @@ import pytest
 from anabranch.audit.log_check import read_log
 from anabranch.config import SnapshotsSection
 from anabranch.protocol import messages as msg
-from anabranch.protocol.interface.events import Event, Received
+from anabranch.protocol.interface.events import CheckpointWritten, Event, Received
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_worker import IntegerWorker
 from support.grids import first_of
@@ -56,6 +56,41 @@ def test_a_stage_lost_at_any_phase_is_restored(phase: str, t: int, stage: int, c
     assert of_stage(world, stage) != []
     moved = [fields for _, _, kind, fields in world.notes if kind == "note" and "going over" in str(fields)]
     assert bool(moved) is not comes
+
+
+@pytest.mark.parametrize(("dies", "back", "sound"), [(5, 3, False), (8, 6, True)])
+def test_a_checkpoint_whose_write_ends_after_a_rollback(dies: int, back: int, sound: bool) -> None:
+    """The checkpoint of iteration 4 is being written when the stage dies. It is void if the run goes back to
+    an earlier iteration, although 4 was taken again when the write ends."""
+    world = swarm(seed=5, settings=replace(SETTINGS, checkpoint_every=1))
+    fault = lose(world, 1, faults.received(msg.Backward, dies))
+    come_when(world, lambda: bool(fault.delivered))
+    leader, held, looked = world.nodes["d0"], list[Event](), list[bool]()
+    handle = leader.handle
+
+    def slow_disk(event: Event) -> None:
+        held.append(event) if isinstance(event, CheckpointWritten) and event.t > 3 else handle(event)
+
+    leader.handle = slow_disk  # type: ignore[method-assign]
+
+    def look(node: Node, event: Event) -> None:
+        lead = leader.peer.lead
+        if lead is None or looked or not rollbacks(world) or lead.checkpoints._open is None or lead.t < 4:
+            return
+        looked.append(True)
+        assert [each.t for each in held if isinstance(each, CheckpointWritten)] == [4]
+        leader.peer.states._newest = {1: 0}
+        handle(held.pop())
+        assert (leader.peer.states._newest == {}) is sound, "the newest on the disk is another one"
+        assert sound or not any(point.on_disk for point in lead.catalog.points.values())
+        assert leader.peer.states._sound_t == back
+        leader.handle = handle  # type: ignore[method-assign]
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    check_whole(world)
+    assert looked and fault.delivered and [each.t for each in rollbacks(world)] == [back]
+    assert leader.peer.states._sound_t == STEPS
 
 
 def test_the_snapshot_that_is_being_taken_does_not_count() -> None:

@@ -88,6 +88,8 @@ class Connections:
         self._made_at: weakref.WeakKeyDictionary[Link, float] = weakref.WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
         self._dialling: dict[str, asyncio.Task[None]] = {}
+        #: Tries to dial a peer directly whose link a carrier forwards.
+        self._direct: dict[str, asyncio.Task[None]] = {}
         #: Received bytes that wait to be unpacked, by link.
         self._waiting: Counter[Link] = Counter()
         #: Payloads that a peer asked for and that wait to be packed, by link; the first is being packed.
@@ -240,18 +242,27 @@ class Connections:
 
     def dial(self, peer: str, address: str) -> None:
         """Carry out the effect Dial; nothing is done while the peer is being dialled, or linked as well as
-        `address` permits."""
-        if peer in self._dialling or not self._betters(peer, bool(carrier_ways(address))):
+        `address` permits. A linked peer is dialled beside its link, and nothing is told of a failure; if the
+        link ends meanwhile, the next dial takes the place of this one."""
+        linked = peer in self._links
+        if peer in (self._direct if linked else self._dialling):
             return
-        self._dialling[peer] = background(self._dial(peer, address))
+        if not self._betters(peer, bool(carrier_ways(address))):
+            return
+        if not linked and peer in self._direct:
+            self._direct.pop(peer).cancel()
+        tasks = self._direct if linked else self._dialling
+        tasks[peer] = background(self._dial(peer, address, tasks))
 
-    async def _dial(self, peer: str, address: str) -> None:
+    async def _dial(self, peer: str, address: str, tasks: dict[str, asyncio.Task[None]]) -> None:
         try:
             link = await self.transport.dial_any(
                 peer, parse_addresses(address, MOST_DIALLED), self.credential
             )
         except Exception as error:  # other errors than NetError are defects, which cost this dial alone
-            self._dialling.pop(peer, None)
+            tasks.pop(peer, None)
+            if tasks is self._direct:
+                return
             self.refusals.pop(peer, None)
             if isinstance(error, Refused):
                 self.refusals[peer] = error
@@ -262,7 +273,7 @@ class Connections:
                 reason = f"refused: {error}" if isinstance(error, Refused) else reason
                 self._handle(LinkDown(peer, reason, refused=refused))
             return
-        self._dialling.pop(peer, None)
+        tasks.pop(peer, None)
         if not self._betters(peer, bool(link.way.via)):
             link.start(lambda message, blob: None, lambda reason: None)
             link.close("there is a connection already")
@@ -294,6 +305,6 @@ class Connections:
 
     async def close(self) -> None:
         """Cancel dials, stop listening and close every link."""
-        for task in self._dialling.values():
+        for task in (*self._dialling.values(), *self._direct.values()):
             task.cancel()
         await self.transport.close()

@@ -405,4 +405,4 @@ class LivePeer:
             return ev.CheckpointFailed(t, str(error))
         written = Checkpoint(peer=self.peer.ctx.me, t=t, path=str(path))
         self._deliver(lambda: self.journal.write(written))
-        return ev.CheckpointWritten(t)
+        return ev.CheckpointWritten(t, base)

@@ -40,6 +40,8 @@ class Checkpoints:
         self.has_directory = has_directory
         self.t = -1
         self._open: Collection | None = None
+        self._written: dict[str, int] = {}
+        """Base of a checkpoint that was given to the driver -> its iteration, unless that was rolled back."""
         self._again_at = 0.0
         self._again = Backoff(ctx.rng, *LAST_CHECKPOINT)
 
@@ -51,6 +53,11 @@ class Checkpoints:
     def set_last(self, t: int) -> None:
         """Set t as the last step that has a checkpoint, and drop a checkpoint in progress."""
         self.t, self._open = t, None
+
+    def rolled_back(self, t: int) -> None:
+        """Count the checkpoints of iterations after t that are being written as void: these iterations may be
+        taken again, on other bases, before the files are written."""
+        self._written = {base: at for base, at in self._written.items() if at <= t}
 
     def due(self) -> None:
         """Begin a checkpoint of the last released step if one is due and none is in progress. When no further
@@ -74,6 +81,7 @@ class Checkpoints:
             checkpoint.states[state.stage] = state
             if len(checkpoint.states) == len(checkpoint.downloads):
                 stages = {stage: (got.pieces, got.fingerprint) for stage, got in checkpoint.states.items()}
+                self._written[checkpoint.base] = checkpoint.t
                 self.ctx.outbox.emit(WriteCheckpoint(checkpoint.t, checkpoint.base, stages))
 
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -96,11 +104,17 @@ class Checkpoints:
         else:
             self._again_at = self.ctx.clock.now + wait_s
 
-    def written(self, t: int) -> None:
-        self.catalog.written(t)
-        self.t = max(self.t, t)
-        if self._open is not None and self._open.t <= t:
-            self._open = None
+    def written(self, t: int, base: str) -> bool:
+        """Note that the checkpoint of iteration t on `base` is on disk; False if a rollback overtook it, so
+        that it is none of the run's present history."""
+        sound = base in self._written
+        self.catalog.written(t, sound)
+        if sound:
+            self._written = {other: at for other, at in self._written.items() if at >= t}
+            self.t = max(self.t, t)
+            if self._open is not None and self._open.t <= t:
+                self._open = None
+        return sound
 
     @property
     def downloads(self) -> list[Download]:

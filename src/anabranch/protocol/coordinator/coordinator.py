@@ -36,6 +36,7 @@ from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
+from anabranch.protocol.log.overflow_streak import SKIPS_IN_A_ROW, OverflowStreak
 from anabranch.protocol.log.records import (
     AnyRecord,
     Closing,
@@ -45,16 +46,12 @@ from anabranch.protocol.log.records import (
     Members,
     Rollback,
     Voters,
-    found_by,
-    overflowed,
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
 from anabranch.protocol.reduce.coverage import missing
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
-#: Skipped steps in a row after which the run stops, unless they may be one relay's word (`_lone_finder`).
-SKIPS_IN_A_ROW = 3
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
 LEAST_LEFT = 0.25
 
@@ -112,11 +109,7 @@ class Coordinator:
         )
         self.checkpoints = Checkpoints(ctx, self.tip, self.released, self.catalog, has_directory)
         self.finished = False
-        self._skips = 0
-        self._finders: frozenset[tuple[int, str]] = frozenset()
-        """(stage, peer) of the witnesses of the skipped steps, as far as known."""
-        self._doubted: dict[int, str] = {}
-        """Stage -> its only replica, which alone found the overflows of the last steps, and was expelled."""
+        self._overflows = OverflowStreak()
         self._stop_logged = False
         self._closed = False
         self._voters_at = 0.0
@@ -152,8 +145,9 @@ class Coordinator:
         checkpointed = min(self.checkpoints.t, record.t)
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)
+        self.checkpoints.rolled_back(record.t)
         self.tip.round, self.released.applied, self._closed = None, {}, False
-        self._skips, self._finders = 0, frozenset()
+        self._overflows = self._overflows.after(record)
         self.audits.rolled_back(record.t)
         self.admission.ready.clear()
         self.stage_recovery.rolled_back()
@@ -164,19 +158,18 @@ class Coordinator:
         base: str,
         adam_step: int,
         fingerprints: tuple[str, ...],
-        skips: int,
-        finders: frozenset[tuple[int, str]],
+        overflows: OverflowStreak,
         closed: bool,
     ) -> None:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
         next. closed: True if the log has the last evaluation of the run (`Closing`). fingerprints: known if
         the log was rolled back to `t`; empty if step `t` was taken, which is released once enough replicas
-        have reported it again (R9). skips: steps skipped in a row; from SKIPS_IN_A_ROW on the run ends,
-        unless they are one relay's word. finders: stage and peer of their witnesses, as far as known."""
+        have reported it again (R9). overflows: steps skipped in a row; from SKIPS_IN_A_ROW on the run ends,
+        unless they are one relay's word."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
-        self._skips, self._finders, self._closed = skips, finders, closed
+        self._overflows, self._closed = overflows, closed
         self._stop_for_skips("")  # the leader before may have died before it logged that
         self.admission.absent.take_over()
         self._open_round()
@@ -496,13 +489,12 @@ class Coordinator:
         self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
-        self._skips = self._skips + 1 if overflowed(record) else 0
-        self._finders = found_by(record, self._finders)
+        self._overflows = self._overflows.after(record)
         if record.witness is not None:
             self._stop_for_skips(f" (overflow at stage {record.witness.stage}, {record.witness.tensor})")
 
     def _stop_for_skips(self, where: str) -> None:
-        if self._skips < SKIPS_IN_A_ROW:
+        if self._overflows.skips < SKIPS_IN_A_ROW:
             return
         if (peer := self._lone_finder()) is None:
             self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row{where}")
@@ -514,13 +506,13 @@ class Coordinator:
         """Relay whose word alone the last SKIPS_IN_A_ROW skipped steps are, as its stage has no other replica
         that was there; None if it is not known, is this peer, or nobody can serve in its place. Once the peer
         that does finds the same, its word is taken."""
-        if len(self._finders) != 1:
+        if len(self._overflows.finders) != 1:
             return None
-        [(stage, peer)] = self._finders
+        [(stage, peer)] = self._overflows.finders
         membership, first = self.ctx.run.membership, self.t - SKIPS_IN_A_ROW + 1
         others = (p for p in membership.serving(stage) if p != peer)
         confirmed = any(membership.active_from[p] <= first for p in others)
-        if not stage or peer == self.ctx.me or confirmed or self._doubted.setdefault(stage, peer) != peer:
+        if not stage or peer == self.ctx.me or confirmed or self._overflows.doubted[stage][0] != peer:
             return None
         replaceable = math.isfinite(self.stage_recovery.worth_s(peer, self.t, 1.0))
         return peer if peer not in membership.members or replaceable else None

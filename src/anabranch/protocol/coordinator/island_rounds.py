@@ -27,6 +27,9 @@ READY = 0.75
 #: after which a run that waits for late slots removes the machine of one. Plain choice: a machine that became
 #: half as fast since it was measured, and computes, stays.
 OVERDUE = 6.0
+#: Rounds for which a machine that was overdue is remembered. Plain choice: a machine that is overdue again
+#: and again then costs one wait in so many rounds; a second accident weeks later is no misconduct.
+REMEMBERED = 50
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
@@ -56,8 +59,9 @@ class IslandRounds:
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
-        self._overdue: set[str] = set()
-        """Peers that were removed since they were overdue with a slot."""
+        self._overdue: dict[str, int] = {}
+        """Peer that was removed since it was overdue with a slot -> round up to which it is expelled for the
+        same."""
 
     @property
     def _of_inner_step(self) -> int:
@@ -183,17 +187,22 @@ class IslandRounds:
     def _remove_overdue(self, current: Round) -> None:
         """Remove the machines that are overdue with their slots in a run that waits for late slots: they may
         be heard, and never compute. Their slots are filled by others then, or hopeless. A machine that comes
-        back and is overdue again is expelled."""
+        back and is overdue again within REMEMBERED rounds is expelled. While this leader hears nobody its own
+        line may be down, and machines that are done cannot say so: their time begins anew after it."""
         ready = self._ready(current)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
+        others = (peer for peer in self.ctx.run.membership.members if peer != self.ctx.me)
+        if not any(map(self.ctx.reachable, others)):
+            current.cut_off_at = self.ctx.clock.now
         if self.ctx.clock.now < self.deadline(current):
             return
+        self._overdue = {peer: until for peer, until in self._overdue.items() if until >= current.t}
         for peer in sorted(self._waited_for(current)):
             late = f"{OVERDUE:g} times what a slot takes are over"
             reason = f"it is overdue with its slot of round {current.t}: {late}"
             (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
-            self._overdue.add(peer)
+            self._overdue[peer] = current.t + REMEMBERED
 
     def _waited_for(self, current: Round) -> set[str]:
         """Machines whose bound slots are not ready, but those that left or are being removed, also if they
@@ -257,8 +266,9 @@ class IslandRounds:
         if not current.slots or current.ready_at == math.inf:
             return math.inf
         if not rounds.drops:
-            longest_s = max(self._longest_s(current), current.ready_at - current.opened_at)
-            return current.opened_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
+            begun_at = max(current.opened_at, current.cut_off_at)
+            longest_s = max(self._longest_s(current), current.ready_at - begun_at)
+            return begun_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf

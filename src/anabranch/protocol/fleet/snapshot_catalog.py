@@ -146,14 +146,15 @@ class SnapshotCatalog:
         newest_t = max((t for t, point in self.points.items() if point.on_disk), default=-1)
         return newest_t < self._doubtful_from()
 
-    def written(self, t: int) -> None:
+    def written(self, t: int, sound: bool) -> None:
         """Note that the leader's run directory has a checkpoint of iteration t now, and no older one; in
-        audited runs the one before it is kept."""
+        audited runs the one before it is kept. sound: False if it is one of steps that were rolled back,
+        which nobody can use."""
         self._changed = True
         former = max((k for k, point in self.points.items() if point.on_disk and k < t), default=-1)
         for point in self.points.values():
             point.on_disk = self.ctx.run.settings.audits and point.t == former
-        if t in self._recent:
+        if sound and t in self._recent:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:

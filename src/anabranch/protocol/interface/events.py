@@ -150,9 +150,10 @@ class CheckpointFailed(Event, frozen=True):
 
 
 class CheckpointWritten(Event, frozen=True):
-    """Answer to WriteCheckpoint: the checkpoint after iteration t is on disk."""
+    """Answer to WriteCheckpoint: the checkpoint after iteration t is on disk. base: as in WriteCheckpoint."""
 
     t: int
+    base: str
 
 
 class EventsRead(Event, frozen=True):

@@ -196,14 +196,6 @@ def overflowed(record: Commit) -> bool:
     return record.witness is not None and record.witness.tensor != STRANDED
 
 
-def found_by(record: Commit, before: frozenset[tuple[int, str]]) -> frozenset[tuple[int, str]]:
-    """Stage and peer of the witnesses of the steps that an overflow skipped in a row, up to this record.
-    before: of those up to the last record."""
-    if record.witness is None or not overflowed(record):
-        return frozenset()
-    return before | {(record.witness.stage, record.witness.peer)}
-
-
 class Closing(Record, frozen=True, tag="closing"):
     """Held-out evaluation of the final state, after the last step."""
 

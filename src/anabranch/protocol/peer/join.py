@@ -15,6 +15,7 @@ from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.context.run_view import RunCourse
 from anabranch.protocol.interface.events import Admitted, BuildStage, Describe, Described, Dial, StageBuilt
 from anabranch.protocol.log.hash_chain import Position
+from anabranch.protocol.log.overflow_streak import OverflowStreak
 from anabranch.protocol.log.records import NO_ENTRY, Members
 from anabranch.protocol.messages import About, Elsewhere, Enquire, JoinRequest, Reached, Ready, Welcome
 from anabranch.protocol.peer.catch_up import CatchUp
@@ -226,7 +227,8 @@ class JoinProcess(Timer):
             return
         run.revoked.add(welcome.revoked)
         run.use_carriers(welcome.carriers)
-        self._summary.start(welcome.adam_step, skips=welcome.skips)
+        self._summary.start(welcome.adam_step)
+        self._summary.overflows = OverflowStreak.unseen(welcome.skips)
         base, _, former = welcome.base.partition(" ")
         self._progress.start(Position(welcome.next_index, welcome.last_hash), base, t, former)
         run.membership.open(t + 1, run.settings.stages)

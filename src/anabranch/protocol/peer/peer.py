@@ -333,10 +333,9 @@ class Peer:
             case ev.CheckpointFailed(t, reason):
                 if self.lead is not None:
                     self.lead.checkpoints.failed(t, reason)
-            case ev.CheckpointWritten(t):
-                self.states.checkpoint_written(t)
-                if self.lead is not None:
-                    self.lead.checkpoints.written(t)
+            case ev.CheckpointWritten(t, base):
+                if self.lead is not None and self.lead.checkpoints.written(t, base):
+                    self.states.checkpoint_written(t)
             case ev.DialledBack():
                 if self.lead is not None:
                     self.lead.admission.dial_backs.answered(event)

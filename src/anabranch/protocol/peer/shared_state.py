@@ -19,7 +19,8 @@ from anabranch.protocol.coordinator.operator_control import FounderRequests
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Commit, Genesis, Rollback, found_by, overflowed
+from anabranch.protocol.log.overflow_streak import OverflowStreak
+from anabranch.protocol.log.records import AnyRecord, Commit, Genesis, Rollback
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.protocol.state.download import Download
 from anabranch.protocol.state.server import StateServer
@@ -82,22 +83,20 @@ class LogSummary:
     """Facts from the log's past that a new leader needs.
 
     adam_step: step count of the optimizer. fingerprints: state hashes of all stages after the last step
-    (empty: not known yet). skips: number of consecutive steps that an overflow had skipped. finders: stage
-    and peer of their witnesses, of those steps that this peer has seen.
+    (empty: not known yet). overflows: streak of steps that overflows skipped, up to the last step.
     """
 
     def __init__(self) -> None:
         self.adam_step = 0
         self.fingerprints: tuple[str, ...] = ()
-        self.skips = 0
-        self.finders: frozenset[tuple[int, str]] = frozenset()
+        self.overflows = OverflowStreak()
         self._points: dict[int, RestorePoint] = {}
         self._checkpoint: RestorePoint | None = None
 
-    def start(self, adam_step: int, fingerprints: tuple[str, ...] = (), skips: int = 0) -> None:
+    def start(self, adam_step: int, fingerprints: tuple[str, ...] = ()) -> None:
         """Set the facts as they are after the last step, when a peer begins in the middle of the log
         (arguments as the attributes)."""
-        self.adam_step, self.fingerprints, self.skips = adam_step, fingerprints, skips
+        self.adam_step, self.fingerprints = adam_step, fingerprints
 
     def has_checkpoint(self, point: RestorePoint) -> None:
         """Note in memory a checkpoint on this machine's disk, to which the run can be rolled back."""
@@ -123,14 +122,14 @@ class LogSummary:
                 self._checkpoint = None
             self._points[t] = RestorePoint(t, record.fingerprints, record.adam_step)
             self.start(record.adam_step, record.fingerprints)
-            self.finders = frozenset()
+            self.overflows = self.overflows.after(record)
         elif isinstance(record, Commit):
             if record.stages and snapshots_before:
                 before = tuple(stage.fingerprint_before for stage in record.stages)
                 self._points[record.t - 1] = RestorePoint(record.t - 1, before, self.adam_step)
                 self._points.pop(min(self._points) if len(self._points) > POINTS_KEPT else -1, None)
-            self.start(record.adam_step, (), self.skips + 1 if overflowed(record) else 0)
-            self.finders = found_by(record, self.finders)
+            self.start(record.adam_step)
+            self.overflows = self.overflows.after(record)
 
 
 class Exit:

@@ -147,8 +147,7 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        skipped = summary.skips, summary.finders
-        lead.take_over(t, progress.base, adam_step, fingerprints, *skipped, progress.closed)
+        lead.take_over(t, progress.base, adam_step, fingerprints, summary.overflows, progress.closed)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
@@ -206,7 +205,7 @@ class Leadership:
             lead.released.fingerprint_at(lead.t, member.stage) or "",
             self._certify(member, self._links.credentials.get(member.id)),
             ctx.log.voters,
-            self._summary.skips,
+            self._summary.overflows.skips,
             run.course.steps,
             run.course.held,
             dict(run.revoked.reasons),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,8 +38,9 @@ class IncomingMicrobatch:
     gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
     for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
     -> gradient last sent to it. sender, gradient_sender: peers that sent the activation and the gradient.
-    others: further upstream peers that wait for the gradient -> number of their transmission. spoilt: True if
-    its forward overflowed: it waits for the input of another peer.
+    others: further upstream peers that wait for the gradient -> number of their transmission. again: upstream
+    peer -> Forwards of it that came while the microbatch was here. spoilt: True if its forward overflowed: it
+    waits for the input of another peer.
     """
 
     index: int
@@ -57,6 +59,7 @@ class IncomingMicrobatch:
     sent_back_at: float | None = None
     back: dict[str, ReturnedGradient] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
+    again: Counter[str] = field(default_factory=Counter)
     sender: str = ""
     gradient_sender: str = ""
     spoilt: bool = False

@@ -427,7 +427,8 @@ class Iteration:
         wants to send them to another replica of this stage, which has nothing to do.
 
         Those without computed results go first. A microbatch in the credit of another member stays, since
-        that member would not learn of it.
+        that member would not learn of it; so does one that was called back before, or the next stage would
+        have to send its gradient again and again.
         """
         found: list[tuple[bool, bool, IncomingMicrobatch, Task]] = []
         for rank, task in self.ctx.tasks.waits((ForwardTask, InputGradient)):
@@ -435,7 +436,7 @@ class Iteration:
             unit = self.units.get(task.index) if task.t == self.t else None
             if unit is None or not unit.train or unit.upstream != peer or unit.others:
                 continue
-            if unit.granted not in (peer, GONE):
+            if unit.granted not in (peer, GONE) or unit.index in self.sender.called_back:
                 continue
             if message.ways.get(unit.index) == unit.transmission:
                 begun = isinstance(task, InputGradient)

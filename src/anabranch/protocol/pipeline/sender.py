@@ -70,8 +70,8 @@ class Sender:
         """Times (s) at which the leader reported that it lacks something of this iteration."""
         self._initial_peers = set(self.hops.peers())
         """Peers that served the next stage when this peer began the iteration."""
-        self._called_back: set[int] = set()
-        """Indices of microbatches that were sent from here and called back."""
+        self.called_back: set[int] = set()
+        """Indices of microbatches that this peer had and that were called back."""
         self.recalled: set[int] = set()
         """Transmissions that this peer asked back: their refusal is no sign against the receiver."""
         ctx.run.policy.opened(self.hops.peers())
@@ -109,7 +109,7 @@ class Sender:
         gradients. Returns True if it is the first one for this microbatch, and the reason if it is refused,
         else None."""
         item = self.items.get(index)
-        if item is None and index in self._called_back:
+        if item is None and index in self.called_back:
             return False, None
         if item is None:
             return False, f"gradient of microbatch {index}, which was never sent"
@@ -152,7 +152,7 @@ class Sender:
     def let_go(self, index: int) -> None:
         """Forget a microbatch that was called back: another peer of this stage computes it."""
         self.forget(index)
-        self._called_back.add(index)
+        self.called_back.add(index)
 
     def on_got(self, peer: str, index: int) -> None:
         """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`.

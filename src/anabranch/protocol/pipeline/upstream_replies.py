@@ -10,6 +10,10 @@ from anabranch.protocol.pipeline.incoming import IncomingMicrobatch, ReturnedGra
 #: Times that the gradient of a microbatch is sent to one upstream peer over one link. Plain choice: a link
 #: that holds delivers the first, and a peer that asks on and on must not take up the line.
 MOST_SENT = 2
+#: Forwards of a microbatch that is here for each of which the gradient is sent once more. Derived: an honest
+#: peer gives a microbatch with its gradient up, and sends it anew, at most once for an overflow and once when
+#: it is called back.
+MOST_AGAIN = 2
 
 
 class UpstreamReplies:
@@ -44,17 +48,18 @@ class UpstreamReplies:
         unit.others.pop(upstream, None)
         unit.upstream, unit.transmission = upstream, message.way
         unit.gradient_needed = unit.gradient_needed or message.gradient_needed
+        unit.again[upstream] += isinstance(message, Forward)
         if unit.returned and not self._on_its_way_back(unit):
             self.send_back(unit)
 
     def _on_its_way_back(self, unit: IncomingMicrobatch) -> bool:
         """True if the gradient is being sent to the upstream peer already, perhaps over a slow link, or was
-        sent to it MOST_SENT times. A tensor counts for whatever transmission it was sent: an upstream peer
-        takes any."""
+        sent to it MOST_SENT times, and once more for each Forward of it since (MOST_AGAIN). A tensor counts
+        for whatever transmission it was sent: an upstream peer takes any."""
         back, tensor = unit.back.get(unit.upstream), unit.train and unit.gradient_needed
         if back is None or (tensor and not back.tensors):
             return False
-        if tensor and back.tensors >= MOST_SENT:
+        if tensor and back.tensors >= MOST_SENT + min(unit.again[unit.upstream], MOST_AGAIN):
             return True
         if not tensor and back.transmission != unit.transmission:
             return False

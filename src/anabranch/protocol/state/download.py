@@ -62,7 +62,7 @@ class Source:
     """Source of a download: a peer that may have the state. An IDLE source with an offer has other bytes than
     those being downloaded. tries: number of times that it may still be asked. patience_s: wait for its next
     answer. due: time (s) at which that is overdue. asked: pieces that were requested from it and have not
-    arrived."""
+    arrived. slow: number of times that the bytes which it offered were given up for others."""
 
     peer: str
     tries: int = ROUNDS
@@ -71,6 +71,7 @@ class Source:
     due: float = math.inf
     offer: StateOffer | None = None
     asked: set[int] = field(default_factory=set)
+    slow: int = 0
 
 
 class Download:
@@ -152,12 +153,12 @@ class Download:
             self._on_fail(f"the state of stage {self.stage} could not be fetched: {self._reason}")
 
     def _others(self) -> list[Source]:
-        """Sources that offered other bytes than those being downloaded."""
-        return [
-            source
-            for source in self.sources.values()
-            if source.status is SourceStatus.IDLE and source.offer not in (None, self._chosen)
-        ]
+        """Sources that offered other bytes than those being downloaded, and whose turn it is: those that were
+        given up least often, so that a few that alternate do not keep another one out."""
+        idle = [source for source in self.sources.values() if source.status is SourceStatus.IDLE]
+        others = [source for source in idle if source.offer not in (None, self._chosen)]
+        fewest = min((source.slow for source in others), default=0)
+        return [source for source in others if source.slow == fewest]
 
     def _ask_source(self, source: Source) -> None:
         source.tries -= 1
@@ -204,10 +205,12 @@ class Download:
             self._ask()
 
     def _choose(self, peer: str, offer: StateOffer) -> None:
-        """Download the bytes of the `offer` of a peer, but for the pieces that this machine has on disk."""
+        """Download the bytes of the `offer` of a peer, but for the pieces that this machine has on disk. Each
+        time that they were given up before doubles the time that they have: an honest source may serve
+        several joiners, and train."""
         self._chosen, kept = offer, self._kept
         whole_s = self.ctx.costs.coming_s(peer, self.ctx.run.settings.state_bytes_of(self.stage))
-        self._until = self.ctx.clock.now + ANSWER_S + whole_s
+        self._until = self.ctx.clock.now + ANSWER_S + whole_s * 2.0 ** self.sources[peer].slow
         if kept is not None and self._check:
             hashes = offer.hashes
             if (kept.t, kept.fingerprint, len(kept.pieces)) == (offer.t, offer.fingerprint, offer.pieces):
@@ -354,8 +357,8 @@ class Download:
         self._ask()
 
     def _choose_anew(self, sources: Sequence[Source]) -> None:
-        """Change to another offer, because no usable source is left for the present one: drop its pieces and
-        ask the other `sources`."""
+        """Change to another offer, because no usable source is left for the present one, or they took too
+        long: drop its pieces and ask the other `sources`."""
         self._chosen, self._until = None, math.inf
         self._pieces.clear()
         self._pending.clear()
@@ -386,10 +389,13 @@ class Download:
         if self.over:
             return
         if self.ctx.clock.now >= self._until and self._others():
-            for source in [s for s in self.sources.values() if s.offer == self._chosen]:
-                self._put_aside(source, SourceStatus.OUT)
+            others = self._others()
+            for source in self.sources.values():
+                if source.offer == self._chosen and source.status is not SourceStatus.OUT:
+                    self._put_aside(source, SourceStatus.IDLE, tries=0)
+                    source.slow += 1
             self._reason = "the sources of one offer took too long"
-            self._choose_anew(self._others())
+            self._choose_anew(others)
         late = [source for source in self.sources.values() if self.ctx.clock.now >= source.due]
         for source in late:
             self._overdue(source)

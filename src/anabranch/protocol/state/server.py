@@ -109,11 +109,10 @@ class StateServer:
             self._lack(peer, stage, t)
 
     def checkpoint_written(self, t: int) -> None:
-        """Note that the checkpoint of step t, newer than those that were read, was written. One that a
-        rollback overtook is void."""
-        if t <= self._state_t():
-            self._newest.clear()
-            self._sound_t = max(self._sound_t, t)
+        """Note that the checkpoint of step t, newer than those that were read, was written, and that no
+        rollback overtook it."""
+        self._newest.clear()
+        self._sound_t = max(self._sound_t, t)
 
     def applied(self, t: int) -> None:
         """Offer the state after step t, which was just applied, to the peers that asked for it early."""

@@ -348,9 +348,9 @@ class Node:
             case ev.Persist(number):
                 self._unwritten.append(effect)
                 world.clock.after(0.001, lambda: self._written(number))
-            case ev.WriteCheckpoint(t, _, stages):
+            case ev.WriteCheckpoint(t, base, stages):
                 world.checkpoints[t] = {s: (tuple(p), f) for s, (p, f) in stages.items()}
-                world.clock.after(0.01, lambda: self.handle(ev.CheckpointWritten(t)))
+                world.clock.after(0.01, lambda: self.handle(ev.CheckpointWritten(t, base)))
             case ev.ReadCheckpoint(t, stage):
                 world.clock.after(0.01, lambda: self._read_checkpoint(t, stage))
             case ev.Note(kind, fields):
