@@ -13,12 +13,14 @@ from support.command_lines import SHOWN, filled_in
 
 _PROGRAM = """
 import importlib.abc, json, sys
+from anabranch.cli.main import main
+from anabranch.observe.console import progress
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "torch":
+            print("looked for torch", *(type(one).__name__ for one in progress._entered), file=sys.stderr)
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Missing())
-from anabranch.cli.main import main
 lines = json.loads(sys.argv[1])
 print(json.dumps([main(line) for line in lines]), file=sys.stderr)
 """
@@ -43,5 +45,9 @@ def test_a_command_without_torch_says_how_to_install_it(finished: Path, tmp_path
     assert {name for name, status in statuses.items() if status == 2} == NEED | REFUSED
     python = sys.executable
     remedy = f"error: torch is not installed for {python}; {python} -m pip install torch"
-    assert done.stderr.splitlines().count(remedy) == len(NEED)
+    told = done.stderr.splitlines()
+    assert told.count(remedy) == len(NEED)
+    looks = [line for line in told if line.startswith("looked for torch")]
+    assert len(looks) >= len(NEED)
+    assert "looked for torch" not in looks, "it may take seconds: a line or a bar is entered meanwhile"
     assert not (tmp_path / "led").exists()
