@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -163,14 +164,28 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 120
 
 
-def test_the_tests_that_a_newcomer_s_table_names_are_there() -> None:
-    page = (ROOT / "docs" / "explanation" / "coming-from.md").read_text("utf-8")
-    named = set(re.findall(r"`(tests/[\w/.]+)`", page))
-    assert len(named) > 15
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-    rows = re.findall(r"^\| .* \|$", page.split("\n## ", 1)[0], flags=re.MULTILINE)
-    held = {row.split(" | ")[0]: row.split(" | ")[-1] for row in rows[1:]}
-    assert [row for row, by in held.items() if "`tests/" not in by and by != "– |"] == []
+def soak_by_name(path: Path) -> dict[str, bool]:
+    """Tests of a file, and whether only `make soak` runs them."""
+    tree = ast.parse(path.read_text("utf-8"))
+    marks = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
+    whole = any(mark.startswith("pytestmark") and "mark.soak" in mark for mark in marks)
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    soak = ("pytest.mark.soak", "pytest.mark.soak()")
+    return {
+        node.name: whole or any(ast.unparse(one) in soak for one in node.decorator_list) for node in tests
+    }
+
+
+def test_each_row_of_a_newcomer_s_table_names_tests_that_are_there() -> None:
+    page = text("explanation/coming-from.md")
+    rows = re.findall(r"^\| .* \|$", page.split("\n## ", 1)[0], flags=re.MULTILINE)[1:]
+    assert len(rows) > 30
+    for row in rows:
+        held = row.split(" | ")[-1]
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`( \(soak\))?", held)
+        assert named or held == "– |", row
+        for path, test, soak in named:
+            assert soak_by_name(ROOT / path).get(test) is bool(soak), f"{path}::{test}"
 
 
 def test_the_installation_guide_lists_every_extra() -> None:

@@ -11,8 +11,6 @@ import torch
 import anabranch
 from anabranch.cli.main import main
 from anabranch.errors import ConfigError
-from anabranch.observe.event_log import events_of
-from anabranch.observe.events import Timing
 
 STEPS = 10
 
@@ -59,12 +57,6 @@ def settings(pretrained: Path, **changes: object) -> dict[str, object]:
         "snapshots.every": 2,
         **changes,
     }
-
-
-def sent(run: anabranch.Run) -> tuple[int, int]:
-    """Bytes of sums, and of activations, of all steps but the first."""
-    steps = [event for event in events_of(run.path / "events.jsonl", Timing) if event.t > 1]
-    return sum(each.bytes_reduce for each in steps), sum(each.bytes_activations for each in steps)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A finished run directory without a run: initial weights of a tiny model as the checkpoint of step 3."""
+"""Finished run directories: of a real run, and without one (initial weights as the checkpoint of step 3)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import anabranch
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.data.batches import Batches
@@ -13,6 +14,7 @@ from anabranch.data.corpus import materialise
 from anabranch.protocol.interface.tasks import InitState, Snapshot
 from anabranch.train.model.sizes import model_config
 from anabranch.train.stage.worker import Worker
+from support.api_runs import small_settings, texts_in
 
 
 @pytest.fixture(scope="session")
@@ -48,4 +50,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         snapshot = worker.run(Snapshot(0))
         stages[stage] = ([piece.numpy() for piece in snapshot.outputs], fingerprint)  # type: ignore[attr-defined]
     run.write_checkpoint(3, "base", "run", stages)
+    return run.path
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run directory of a real run of four steps."""
+    root = tmp_path_factory.mktemp("finished")
+    settings = small_settings(texts_in(root), stages=1, relays=1, sequence=16)
+    shape = {"dim": 16, "blocks": 1, "heads": 2, "kv_heads": 2, "ffn": 24}
+    settings |= {"checkpoint": {"every": 2}, "evaluation": {"every": 0}, "model": shape, "run.steps": 4}
+    with anabranch.Run.create(settings, root / "run") as run:
+        run.wait()
     return run.path

@@ -9,37 +9,14 @@ from typing import Any
 
 import pytest
 
-import anabranch
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import COMMANDS, INTERRUPTED, main
 from anabranch.cli.simulate import run_all
 from anabranch.config import load_run_file
 from anabranch.observe.console.progress import Progress, Ticker
 from anabranch.sim.metrics.trial_result import Outcome
-from support.api_runs import small_settings, texts_in
+from support.command_lines import SHOWN, filled_in
 
-ROOT = Path(__file__).resolve().parents[2]
-#: command -> (arguments after its name, a line or bar that it shows). RUN is a finished run of four steps.
-SHOWN: dict[str, tuple[str, str]] = {
-    "check-model": ("RUN/run.toml", "computing one batch"),
-    "data": ("RUN/run.toml", "tokenizing"),
-    "evaluate": ("RUN --task TEXT", "scoring"),
-    "expel": ("nobody RUN", "reading the log"),
-    "export": ("RUN --to hf OUT", "loading the checkpoint"),
-    "generate": ("RUN --tokens 4", "generating"),
-    "ledger": ("RUN", "reading the log"),
-    "plot": ("RUN --out OUT", "drawing"),
-    "push": ("RUN file://OUT", "preparing the copy of step 4"),
-    "report": ("RUN --html OUT", "reading the events"),
-    "resume": ("RUN --local", "reading the log"),
-    "route": (f"{ROOT / 'docs' / 'examples' / 'swarm.json'}", "routing"),
-    "simtest": ("--seeds 0:1 --jobs 1", "drawing swarms"),
-    "ticket": ("list RUN", "reading the log"),
-    "top": ("RUN --once", "reading the events"),
-    "trace": ("eight-homes", "drawing departures"),
-    "train": ("--alone --steps 2 --run-dir OUT RUN/run.toml", "step 2"),
-    "verify": ("RUN", "taking every step again"),
-}
 #: The other commands: how they show themselves, or why they need not.
 OTHERS = {
     "init": "writes one file",
@@ -57,18 +34,6 @@ OTHERS = {
     "simulate": "tests/observe/console/test_progress.py",
     "plan": "tests/sim/planning: the first table within seconds, then better ones",
 }
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run directory of a real run of four steps."""
-    root = tmp_path_factory.mktemp("finished")
-    settings = small_settings(texts_in(root), stages=1, relays=1, sequence=16)
-    shape = {"dim": 16, "blocks": 1, "heads": 2, "kv_heads": 2, "ffn": 24}
-    settings |= {"checkpoint": {"every": 2}, "evaluation": {"every": 0}, "model": shape, "run.steps": 4}
-    with anabranch.Run.create(settings, root / "run") as run:
-        run.wait()
-    return run.path
 
 
 @pytest.fixture
@@ -100,11 +65,8 @@ def test_every_command_is_one_that_shows_itself_or_need_not() -> None:
 def test_a_command_shows_what_it_does(
     command: str, finished: Path, labels: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments, label = SHOWN[command]
-    (tmp_path / "text").write_text("the quick brown fox")
-    for name, value in (("RUN", finished), ("TEXT", tmp_path / "text"), ("OUT", tmp_path / "out")):
-        arguments = arguments.replace(name, str(value))
-    status = main([command, *arguments.split()])
+    label = SHOWN[command][1]
+    status = main(filled_in(command, finished, tmp_path))
     assert label in labels, capsys.readouterr()
     assert status == (2 if command in ("expel", "resume") else 0)  # nobody to expel, and no step left
 

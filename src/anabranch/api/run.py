@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -352,9 +353,12 @@ def verify(
 
 def prepared(path: str | Path) -> RunDirectory:
     """Run directory at `path`, for a recomputation in this process: sets the environment that torch reads
-    when it is imported. Raises UserError if it cannot be read."""
+    when it is imported, and imports it. Raises UserError if the directory cannot be read."""
+    from anabranch.observe.console.progress import ticking
     from anabranch.train.numerics.numerics_class import set_environment
 
     directory = RunDirectory.open(path)
     set_environment(load_run_file(directory.run_file).compute.threads)
+    with ticking("loading torch"):
+        importlib.import_module("torch")
     return directory

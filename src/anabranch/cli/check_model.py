@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.train.numerics.numerics_class import configure
 
     config = load_run_file(args.run_file)
-    configure(1)  # before torch is imported
+    with ticking("loading torch"):
+        configure(1)  # before any other module imports torch
 
     from anabranch.train.model.check import check_model
     from anabranch.train.model.sizes import model_config, total_parameters

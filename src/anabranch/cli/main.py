@@ -101,8 +101,8 @@ def entry() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argv: arguments after the program's name (None: this
-    process's). Bad input, or an OSError, is a line on stderr and status 2, Ctrl+C status 130, a closed output
-    status 1. Usage errors and --help end the process."""
+    process's). Bad input, an OSError, or torch that is not installed, is a line on stderr and status 2,
+    Ctrl+C status 130, a closed output status 1. Usage errors and --help end the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(arguments)
     parsed, unknown = parser.parse_known_args(arguments)
@@ -121,6 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("\n" + ": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print_error(f"torch is not installed for {sys.executable}; {sys.executable} -m pip install torch")
+        return BAD_INPUT
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

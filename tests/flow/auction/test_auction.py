@@ -53,6 +53,28 @@ def bound(instance: Instance) -> float:
     weather=Weather(),
     seed=2,
 )
+@example(
+    # A price falls between a letter and its repetition.
+    instance=Instance(
+        2,
+        "any",
+        (DataNode("d0", 1), DataNode("d1", 2)),
+        (Relay("s1r0", 1, 3), Relay("s1r1", 1, 1), Relay("s2r0", 2, 3), Relay("s2r1", 2, 2)),
+        {
+            ("d0", "s1r1"): 1000000000.0,
+            ("d1", "s1r0"): 5e-324,
+            ("d1", "s1r1"): 1000000000.0,
+            ("s1r0", "s2r0"): 278504007.7724832,
+            ("s1r0", "s2r1"): 0.5,
+            ("s1r1", "s2r1"): 1.1125369292536007e-308,
+            ("s2r0", "d1"): 2.220446049250313e-16,
+            ("s2r1", "d0"): 275316917.71437645,
+            ("s2r1", "d1"): 59769893.88669353,
+        },
+    ),
+    weather=Weather(loss=0.3, duplicate=0.2),
+    seed=43307,
+)
 @given(instance=instances(returns=("any",)), weather=weathers, seed=st.integers(0, 2**32))
 def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: Weather, seed: int) -> None:
     world = world_of(instance, seed, weather)
@@ -87,6 +109,35 @@ def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: We
     weather=Weather(loss=0.3, duplicate=0.2),
     seed=28564636,
     planned=[Trouble(at_s=0.02, kind="crash", pick=1000, amount=3)],
+)
+@example(
+    # Costs that are lost in the rounding of the greatest, and a unit too many.
+    instance=Instance(
+        2,
+        "any",
+        (DataNode("d0", 3), DataNode("d1", 2)),
+        (Relay("s1r0", 1, 3), Relay("s1r1", 1, 2), Relay("s2r0", 2, 3), Relay("s2r1", 2, 1)),
+        {
+            ("d0", "s1r0"): 0.0,
+            ("d0", "s1r1"): 1e-05,
+            ("d1", "s1r0"): 0.0,
+            ("d1", "s1r1"): 10000000.0,
+            ("s1r0", "s2r0"): 1.401298464324817e-45,
+            ("s1r0", "s2r1"): 1.1125369292536007e-308,
+            ("s1r1", "s2r0"): 2.220446049250313e-16,
+            ("s1r1", "s2r1"): 2.2250738585e-313,
+            ("s2r0", "d0"): 1.1754943508222875e-38,
+            ("s2r0", "d1"): 1.175494351e-38,
+            ("s2r1", "d0"): 2.225073858507e-311,
+            ("s2r1", "d1"): 999999999.0,
+        },
+    ),
+    weather=Weather(loss=0.3, duplicate=0.2, reorder=0.3),
+    seed=56279,
+    planned=[
+        Trouble(at_s=1.5, kind="cost", pick=224, amount=1),
+        Trouble(at_s=5.794945193395482e-290, kind="cost", pick=2, amount=3),
+    ],
 )
 @given(instance=instances(returns=("any",)), weather=weathers, seed=st.integers(0, 2**32), planned=troubles)
 def test_stays_feasible_and_leaves_no_ghost_in_trouble(

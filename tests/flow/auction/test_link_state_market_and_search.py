@@ -12,7 +12,7 @@ from anabranch.counter_rng import CounterRng
 from anabranch.flow.agents.interface import CostChanged, PeerUp, Received, Send, Setup, Side, Wake
 from anabranch.flow.auction import AuctionAgent
 from anabranch.flow.auction.link_state import InLink, Link, OutLink
-from anabranch.flow.auction.market import Market, Ranking
+from anabranch.flow.auction.market import FINENESS_MAX, Market, Ranking
 from anabranch.flow.auction.messages import Answer, Finding, Offer, Search
 from anabranch.flow.auction.residual_search import Explorer
 
@@ -92,6 +92,30 @@ def test_an_answer_that_tells_a_new_price_is_not_said_twice() -> None:
     answer = into.letter(0.1, 0, PRICE + 1.0)
     assert (answer.seq, answer.price) == (1, PRICE + 1.0)
     assert not waits(into) and not news
+
+
+def test_a_price_that_fell_after_a_version_is_told_by_the_next() -> None:
+    """A repetition of a version says nothing new: the other end knows that version and does not read it."""
+    out, into = OutLink("b", 1.0, PRICE, to_data=False), InLink("a", 1.0)
+    into.dirty = True
+    assert out.receive(into.letter(0.0, 0, PRICE + 5.0))
+    again = into.letter(3.0, 0, PRICE)
+    assert not out.receive(again) and again.price == into.sent_price == PRICE + 5.0
+    into.dirty = True  # as `Market.tell_fall` does, for a link whose other end knows a higher price
+    assert out.receive(told := into.letter(4.0, 0, PRICE)) and told.price == PRICE
+
+
+def test_costs_that_are_lost_in_rounding_make_no_small_epsilon() -> None:
+    """As if they were 0: a price would rise towards a dear link in steps that never get there."""
+    levels = []
+    for cheap in (0.0, 1e-45, 1e-14):
+        market = Market(Setup("r", 1, 2, capacity=2, relays=3, cost_max=1.0))
+        for name, cost in (("a", cheap), ("b", cheap), ("c", 1.0)):
+            market.outs[name] = link = OutLink(name, cost, 0.0, to_data=False)
+            market.ranking.put(link)
+        market.start()
+        levels.append(market.epsilon)
+    assert levels == [1.0 / FINENESS_MAX] * 3
 
 
 def test_a_lull_is_longer_the_longer_nothing_has_changed_from_outside() -> None:

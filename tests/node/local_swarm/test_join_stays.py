@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cli.main import main
 from anabranch.node.lifecycle.tickets import expel, new_ticket, revoke_ticket
+from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Checkpoint, PeerActive, PeerJoined, PeerRemoved, Step
-from anabranch.protocol.log.records import entry_hash
+from anabranch.protocol.interface.events import Described
+from anabranch.protocol.log.records import Genesis, entry_hash
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of, voters_of
 
 pytestmark = pytest.mark.slow
@@ -108,6 +111,31 @@ def test_the_end_of_the_run_is_told_and_ends_it(tmp_path: Path, texts: Path, sup
             assert "all 4 steps" in (directory.peer(name) / "ended").read_text(), "for its next start"
     assert swarm.of(Step)[-1].t == 4
     check_exact(directory, 4)
+
+
+def test_the_end_of_the_run_is_told_to_who_is_still_joining(
+    tmp_path: Path,
+    texts: Path,
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A slow machine that measures itself until the run is over: it follows no log yet, and would look for
+    the data node until its ticket expires."""
+    directory = created(tmp_path / "run", small_run(texts))
+    describe = TrainingMachine.describe
+    with swarm_of(directory, small_run(texts), supervisor, leader_only=True) as swarm:
+
+        def slow(machine: TrainingMachine, genesis: Genesis) -> Described:
+            for name in RELAYS:
+                swarm.join(name, swarm.ticket(), ["--stage", name[6]])
+            assert swarm.leader.wait(PATIENCE_S)
+            return describe(machine, genesis)
+
+        monkeypatch.setattr(TrainingMachine, "describe", slow)
+        assert main(["join", swarm.ticket(), "--home", str(tmp_path / "slow")]) == 0
+    assert capfd.readouterr().out.endswith("\nthe run is over\n")
+    assert (tmp_path / "slow" / "ended").read_text() == "the run is over", "for its next start"
 
 
 def test_a_leader_that_lost_the_end_of_its_log_is_joined_anew(swarm: Swarm) -> None:

@@ -27,8 +27,9 @@ def muon_run(architecture: str = "llama", stages: int = 2) -> RunConfig:
     return with_section(small_run(architecture, stages), "optimizer", kind="muon")
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon (2.9 does)")
 def test_muon_equals_torch() -> None:
-    """torch orthogonalises in bf16, which is where they differ."""
+    """torch orthogonalises in bf16, which is where they differ. Ours needs no Muon of torch."""
     generator = torch.Generator().manual_seed(0)
     optimizer = OptimizerSection(kind="muon", weight_decay=0.2)
     flat = torch.randn(LAYOUT.elements, generator=generator)

@@ -180,8 +180,9 @@ class InLink(Link):
     def letter(self, now: float, stir: int, price: float) -> Answer:
         if self.owes and price != self.sent_price:
             self._dirty = True  # the other end may have asked for the price
-        self.sent_price = price
-        return Answer(*self._envelope(now, stir), self.returned, price, self.whole, self.stale)
+        if self._dirty:
+            self.sent_price = price  # a repetition of a version says what that version said
+        return Answer(*self._envelope(now, stir), self.returned, self.sent_price, self.whole, self.stale)
 
 
 class Deadlines:

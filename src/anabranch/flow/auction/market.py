@@ -151,11 +151,10 @@ class Market:
         if self.level < math.inf:
             hops = self._setup.stages - self._setup.stage + 1
             fineness = FINENESS_MANY if self.many else FINENESS
-            floor = self._scale / FINENESS_MAX
-            costs = [link.cost for link in self.outs.values() if link.cost > 0.0]
+            floor, least = self._scale / FINENESS_MAX, self._scale * RESOLUTION
+            costs = [link.cost for link in self.outs.values() if link.cost > least]  # others: as good as 0
             if costs:
-                floor = min(floor, 2.0 * statistics.median(costs) / FINENESS_MAX)
-            floor = max(floor, self._scale * RESOLUTION)
+                floor = max(least, min(floor, 2.0 * statistics.median(costs) / FINENESS_MAX))
             self.epsilon = max(self.level / (hops * fineness), floor)
         if not self._is_data:
             self._set_price()

@@ -75,10 +75,10 @@ class LinkTable:
                 return link
         return None
 
-    async def close(self) -> None:
+    async def close(self, reason: str) -> None:
         """Close every link with a reason for its peer; returns once the links are gone."""
         for link in list(self.links):
-            link.close("the peer is shutting down")
+            link.close(reason)
         if self._closing:
             await asyncio.wait(self._closing)
         if self._progress_check is not None:

@@ -19,6 +19,8 @@ from anabranch.net.tcp.listener import Listener
 
 #: Burst of a capped line, in seconds of its rate: short, as it is meant to leave room for others.
 CAP_BURST_S = 0.25
+#: Reason with which a transport closes its links, unless its owner gives another.
+SHUTDOWN = "the peer is shutting down"
 
 
 class TcpTransport:
@@ -83,12 +85,12 @@ class TcpTransport:
         """Reason why a peer cannot be reached at an address, "" if it can (`Dialer.probe`)."""
         return await self.dialer.probe(peer_id, address)
 
-    async def close(self) -> None:
+    async def close(self, reason: str = SHUTDOWN) -> None:
         """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
         peer; returns once the links are gone and the iroh endpoint has ended."""
         await self.listener.close()
         self.carrier.close()
-        await self.links.close()
+        await self.links.close(reason)
         if self.engine is not None:
             await self.engine.close()
 

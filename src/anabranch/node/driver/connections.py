@@ -17,7 +17,7 @@ from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
-from anabranch.net.tcp.transport import TcpTransport
+from anabranch.net.tcp.transport import SHUTDOWN, TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
@@ -303,8 +303,8 @@ class Connections:
         if link is not None:
             link.close(reason)
 
-    async def close(self) -> None:
-        """Cancel dials, stop listening and close every link."""
+    async def close(self, reason: str = SHUTDOWN) -> None:
+        """Cancel dials, stop listening and close every link with a reason for its peer."""
         for task in (*self._dialling.values(), *self._direct.values()):
             task.cancel()
-        await self.transport.close()
+        await self.transport.close(reason)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from anabranch.counter_rng import CounterRng
 from anabranch.net import errors
 from anabranch.net.ticket import Ticket
-from anabranch.node.driver.peer_driver import LivePeer, Outcome
+from anabranch.node.driver.peer_driver import RUN_OVER, LivePeer, Outcome
 from anabranch.observe.wording import duration
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.interface import events as ev
@@ -32,11 +32,11 @@ LASTING = frozenset({errors.EXPIRED, errors.NOT_AUTHORIZED, errors.TICKET, error
 
 class InitialDial:
     """Dials the data node that a volunteer's ticket names, again and again while there is no link to it.
-    Stops the peer when the data node refuses it for good, when the ticket has expired, or after `patience_s`
-    seconds if the data node was never reached. A peer with a link to another voter needs no link to this data
-    node. reached: True once the data node was reached, in this part of the run or an earlier one. over: how
-    the run ended when this machine last took part; "" if it did not. If it is given, `patience_s` is at most
-    OVER_S."""
+    Stops the peer when the data node says that the run is over or refuses it for good, when the ticket has
+    expired, or after `patience_s` seconds if the data node was never reached. A peer with a link to another
+    voter needs no link to this data node. reached: True once the data node was reached, in this part of the
+    run or an earlier one. over: how the run ended when this machine last took part; "" if it did not. If it
+    is given, `patience_s` is at most OVER_S."""
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class InitialDial:
                     self._say("connected to the run's data node again")
                 self._lost_at, self.reached = None, True
                 self._backoff.reset()
+            case ev.LinkDown(peer, reason) if peer == self._leader and reason.endswith(RUN_OVER):
+                self._live.finish(Outcome(RUN_OVER, ok=True))
             case ev.LinkDown(peer, reason) if peer == self._leader:
                 self._lost(reason)
 

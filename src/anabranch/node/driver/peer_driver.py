@@ -21,7 +21,7 @@ from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import VANISHED
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
-from anabranch.net.tcp.transport import TcpTransport
+from anabranch.net.tcp.transport import SHUTDOWN, TcpTransport
 from anabranch.node.driver.allocator import free_cycles, settle
 from anabranch.node.driver.checkpoint_io import CheckpointIo, StageCopy
 from anabranch.node.driver.compute_ledger import Ledger
@@ -42,6 +42,8 @@ from anabranch.protocol.peer.peer import Peer
 
 #: Seconds between an event and the earliest wake-up after it, so that an overdue timer cannot spin the loop.
 MIN_WAKE_S = 0.001
+#: Reason with which a peer closes its links once all steps are committed.
+RUN_OVER = "the run is over"
 #: Seconds that a peer which ends may take to write its stage's state to its cache. A choice: a disk writes a
 #: few GB meanwhile, and a user who waits presses Ctrl+C again.
 KEEP_S = 30.0
@@ -145,7 +147,7 @@ class LivePeer:
             if self._timer is not None:
                 self._timer.cancel()
             with contextlib.suppress(OSError):
-                await self.links.close()
+                await self.links.close(self._farewell())
             await self._keep_state()
             for thread in (self._worker, self._packer, self._disk):
                 thread.close()
@@ -235,6 +237,12 @@ class LivePeer:
         where = self._crash_report.write(text)
         last = text.strip().splitlines()[-1].removeprefix("anabranch.errors.UserError: ")
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
+
+    def _farewell(self) -> str:
+        """Reason for which this peer closes its links when it ends: who has only begun to join, and follows
+        no log yet, learns by it that the run is over."""
+        steps = self.peer.ctx.run.steps
+        return RUN_OVER if 0 < steps <= self.peer.committed else SHUTDOWN
 
     def finish(self, outcome: Outcome) -> None:
         """End this peer's part in the run: `run` returns the first outcome given here."""
