@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.errors import UserError
-from anabranch.hours import parse_hours
+from anabranch.hours import WhenIdle, parse_hours
 from anabranch.net.connection_limits import CarryLimits, LineCaps
 from anabranch.node.lifecycle.shutdown import STOP_S
+from anabranch.operating_system import lower_priority
 
 if TYPE_CHECKING:
     from anabranch.net.ticket import Ticket
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
 CACHE_GB = 4.0
+#: Default of `nice`. A choice: on Linux, a tenth of the processor time of a program beside it.
+NICE = 10
 
 
 def join(
@@ -45,6 +48,7 @@ def join(
     cache_gb: float = CACHE_GB,
     threads: int = 0,
     memory_gib: float = 0.0,
+    nice: int = NICE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
@@ -61,14 +65,18 @@ def join(
     most bytes per second that it sends and receives. audits: True if the ticket is an auditor's. cache_gb:
     most GB of stages' states kept on its disk for its next process. threads: of torch, 0 for the run file's;
     another number only where run.numerics is "mixed". memory_gib: memory (GiB) to plan with, also of each
-    GPU; 0: what is free. say: gets sentences about the progress. Blocks; computes in this process, whose
-    torch it configures for reproducible results. Raises UserError or NetError if an argument cannot be used.
+    GPU; 0: what is free. nice: priority below other programs, 0 (not below) to 19, of its computing; of all
+    that it does where a system knows no priorities of threads, or the hours are "when idle". say: gets
+    sentences about the progress. Blocks; computes in this process, whose torch it configures for reproducible
+    results. Raises UserError or NetError if an argument cannot be used.
     """
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
     from anabranch.node.lifecycle.join import join as take_part
     from anabranch.node.lifecycle.peer_home import claimed
 
+    if hours and isinstance(parse_hours(hours), WhenIdle):
+        lower_priority(nice)  # all of it: by the priority its work is told from that of the owner's programs
     parsed = checked_ticket(ticket, has_corpus=corpus is not None, audits=audits)
     default_home = Path(home) if home is not None else home_of(parsed)
     with claimed(default_home, exclusive=home is not None) as folder:
@@ -78,7 +86,7 @@ def join(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
             Path(corpus) if corpus else None, device, patience_s, once, grace_s, listens,
             parse_hours(hours) if hours else None, carry or CarryLimits(), transport, caps or LineCaps(),
-            int(cache_gb * 1e9), threads, int(memory_gib * (1 << 30)),
+            int(cache_gb * 1e9), threads, int(memory_gib * (1 << 30)), nice,
         )  # fmt: skip
         return run_async(take_part(options, say))
 
