@@ -290,6 +290,7 @@ class Volunteer:
         finally:
             if self._hours_end is not None:
                 self._hours_end.cancel()
+            dial.close()
             self._named("")  # keeps the names beyond this part
             self._live, self._reached = None, dial.reached
             if dial.reached:
