@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Sequence
 
 from anabranch import PROTOCOL_VERSION
-from anabranch.addresses import Address, parse_addresses
+from anabranch.addresses import Address, direct_addresses, parse_addresses
 from anabranch.errors import UserError
 from anabranch.net.errors import ListenError, NetError
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
 from anabranch.net.iroh.engine import IrohEngine, installed
 from anabranch.net.tcp.transport import TcpTransport
+from anabranch.net.tcp.ways import Attempt, attempts, repair_of, told
 from anabranch.net.ticket import Ticket
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult
+from anabranch.node.diagnostics.enquiry import Enquiry, enquire
 from anabranch.node.driver.event_loop import run_async
-from anabranch.node.driver.ways import Attempt, Enquiry, attempts, enquire, repair_of, through, told
 from anabranch.node.lifecycle.addresses import relay_of, started_engine
 from anabranch.observe.wording import ID_DIGITS
 
@@ -116,7 +117,8 @@ def _candidates(text: str, found: Enquiry) -> list[Address]:
     own: list[Address] = []
     with contextlib.suppress(ValueError):
         own = list(parse_addresses(text))
-    return own + through(found.addresses, found.leader)
+    leader = parse_addresses(direct_addresses(found.addresses))
+    return own + [Address(each.host, each.port, found.leader) for each in leader]
 
 
 def _release(run: str, version: int) -> CheckResult:

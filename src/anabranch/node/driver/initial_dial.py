@@ -12,9 +12,9 @@ from anabranch.addresses import parse_addresses
 from anabranch.background import background
 from anabranch.counter_rng import CounterRng
 from anabranch.net import errors
+from anabranch.net.tcp.ways import attempts, repair_of, told, way_of
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
-from anabranch.node.driver.ways import attempts, told, way_of
 from anabranch.observe.wording import ID_DIGITS, duration
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.interface import events as ev
@@ -145,6 +145,8 @@ class InitialDial:
         # A certificate may expire before the ticket, with which this machine can join again.
         again = refusal.kind == errors.EXPIRED and self._live.links.credential is not self._ticket
         reason = f"the run's data node refuses this machine: {refusal}"
+        if refusal.kind == errors.SERVER_KEY:  # it was not asked
+            reason = f"the run's data node was not reached: {refusal}; {repair_of(refusal)}"
         self._live.finish(Outcome(reason, ok=False, again=again))
         return True
 

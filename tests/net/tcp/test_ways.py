@@ -10,7 +10,7 @@ from anabranch.addresses import Address
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import DialError, Refused
-from anabranch.node.driver.ways import Attempt, attempts, repair_of, told, way_of
+from anabranch.net.tcp.ways import Attempt, attempts, repair_of, told, way_of
 from support.network.net_world import Backend, World, certificate, circuit_backends, soon
 
 BACKENDS = circuit_backends()

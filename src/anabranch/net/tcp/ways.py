@@ -1,6 +1,5 @@
-"""Ways to the peers of a run: each known address of a peer is tried with the dialer that makes a run's links.
-
-Not here: links (`connections`), and the choice among ways (`protocol.context.carriers`)."""
+"""Ways to a peer: each of its addresses is tried with the dialer that makes links. Not here: links, and the
+choice among ways."""
 
 from __future__ import annotations
 
@@ -9,22 +8,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anabranch.addresses import Address, direct_addresses, parse_addresses
+from anabranch.addresses import Address
 from anabranch.net import errors
 from anabranch.net.errors import DialError, NetError, Refused
 from anabranch.net.handshake import Credential
-from anabranch.net.link import Link
 from anabranch.net.tcp.transport import TcpTransport
-from anabranch.observe.wording import ID_DIGITS
-from anabranch.protocol.messages import About, Elsewhere, Enquire, MessageError, Reached, decode, encode
 
 #: Seconds that iroh gets to find a direct path, once its relay has connected two peers. A choice: a few times
 #: the seconds that it took behind the NATs of `benchmarks.reach.nat_pairs`.
 PUNCH_S = 3.0
 #: Seconds between looks for that path.
 LOOK_S = 0.1
-#: Seconds for the leader's answers; it may try this machine's addresses for ten.
-ANSWER_S = 15.0
+#: Digits of a carrier's id in a sentence.
+_DIGITS = 8
 
 _NEW_TICKET = "ask the run's owner for a new ticket"
 #: Repairs by kind of refusal, and by step of a dial.
@@ -96,7 +92,7 @@ def way_of(address: Address) -> str:
     if address.kind:
         return f"through iroh ({address.where})"
     if address.carrier:
-        return f"through carrier {address.carrier[:ID_DIGITS]} at {address.where}"
+        return f"through carrier {address.carrier[:_DIGITS]} at {address.where}"
     return f"directly, at {address.where}"
 
 
@@ -115,67 +111,3 @@ def told(tried: Sequence[Attempt]) -> str:
     good = [f"{each.how} ({1000 * each.seconds:.0f} ms)" for each in tried if each.how]
     bad = [f"not at {each.address.where}: {each.reason}" for each in tried if not each.how]
     return "; ".join([*good, *bad]) or "it has named no address"
-
-
-def through(direct: str, carrier: str) -> list[Address]:
-    """Addresses of a peer that is reached through the peer `carrier`, whose addresses are `direct`."""
-    return [Address(each.host, each.port, carrier) for each in parse_addresses(direct_addresses(direct))]
-
-
-@dataclass(frozen=True)
-class Enquiry:
-    """Answers of a run's leader. leader, addresses: of the peer that answered. reached: None if this machine
-    named no address."""
-
-    leader: str
-    addresses: str
-    link: Link
-    about: About
-    reached: Reached | None
-
-
-async def enquire(
-    transport: TcpTransport, leader: str, addresses: str, credential: Credential, own: str = ""
-) -> Enquiry:
-    """Ask the run's leader what the run is, and to dial this machine back at its addresses `own`, without
-    joining. leader, addresses: of a peer that knows the leader. The link is left open. Raises NetError,
-    within the times of a dial and ANSWER_S for each peer that has to be asked."""
-    asked: set[str] = set()
-    while True:
-        link = await transport.dial_any(leader, parse_addresses(addresses), credential)
-        try:
-            found = await asyncio.wait_for(_answers(link, own), ANSWER_S)
-        except asyncio.TimeoutError:
-            found = f"no answer within {ANSWER_S:g} s"
-        asked.add(leader)
-        if isinstance(found, Elsewhere) and found.address and found.leader not in asked:
-            link.close("another peer leads")
-            leader, addresses = found.leader, found.address
-            continue
-        if isinstance(found, tuple):
-            return Enquiry(leader, addresses, link, *found)
-        link.close("no answer")
-        why = found if isinstance(found, str) else "it knows of no leader"
-        raise DialError(f"{leader[:ID_DIGITS]} was reached and did not tell about the run: {why}")
-
-
-async def _answers(link: Link, own: str) -> tuple[About, Reached | None] | Elsewhere | str:
-    """Answers to an enquiry, a redirect, or the reason why there is no answer."""
-    inbox: asyncio.Queue[bytes | str] = asyncio.Queue()
-    link.start(lambda data, blob: inbox.put_nowait(data), inbox.put_nowait)
-    link.send(encode(Enquire(own)))
-    about: About | None = None
-    reached: Reached | None = None
-    while about is None or (direct_addresses(own) and reached is None):
-        data = await inbox.get()
-        if isinstance(data, str):
-            return f"it closed the connection ({data})"
-        try:
-            message = decode(data)
-        except MessageError as error:
-            return str(error)
-        if isinstance(message, Elsewhere):
-            return message
-        about = message if isinstance(message, About) else about
-        reached = message if isinstance(message, Reached) else reached
-    return about, reached
