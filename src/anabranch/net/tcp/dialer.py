@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class _Progress:
+class Progress:
     """Step that a dial takes now (`net.errors`), for the error if it fails there or never ends."""
 
     step: str = errors.TCP
@@ -95,7 +95,7 @@ class Dialer:
         assert address is not None  # only a link that this side dialled brings offers
         outer = None
         try:
-            outer = await self._connect_tls(address, _Progress())
+            outer = await self._connect_tls(address, Progress())
             await introduce(outer, self.introduction(carrier, outer, MEET, token, self._shown[carrier]))
             outer.write((READY,))
             timeout_s = self._end.limits.handshake_timeout_s + 1
@@ -134,7 +134,7 @@ class Dialer:
     ) -> _T:
         """Do a part of a dial, `work(*given, progress)`, in the time for a handshake; returns its result.
         Raises DialError, with the step, for a timeout, a wrong TLS version and errors of the network."""
-        timeout_s, what, at = self._end.limits.handshake_timeout_s, _named(address), _Progress()
+        timeout_s, what, at = self._end.limits.handshake_timeout_s, _named(address), Progress()
         try:
             return await asyncio.wait_for(work(*given, at), timeout_s)
         except DialError as error:
@@ -152,7 +152,7 @@ class Dialer:
             cause = None if address.carrier else error
             raise DialError(f"cannot reach {what} ({step}): {why}", step) from cause
 
-    async def _connect(self, peer_id: str, address: Address, credential: Credential, at: _Progress) -> Lane:
+    async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
         """Connection to a peer at an address, whose key is proved. Raises Refused if another key is."""
         try:
             connection = self._end.resources.outgoing(peer_id)
@@ -175,7 +175,7 @@ class Dialer:
         lane.lost.add_done_callback(lambda _: connection.release_all())
         return lane
 
-    async def _connect_iroh(self, peer_id: str, address: Address, at: _Progress) -> Lane:
+    async def _connect_iroh(self, peer_id: str, address: Address, at: Progress) -> Lane:
         """TLS connection to a peer through iroh. Raises DialError if iroh is not in use or finds no way,
         OSError if the connection breaks."""
         if self._end.engine is None:
@@ -185,7 +185,7 @@ class Dialer:
         at.step = errors.TLS_STEP
         return await self._secure(connection)
 
-    async def _connect_tls(self, address: Address, at: _Progress) -> Lane:
+    async def _connect_tls(self, address: Address, at: Progress) -> Lane:
         at.step = errors.TCP
         connection = await connect(address.host, address.port)
         at.step = errors.TLS_STEP
@@ -207,7 +207,7 @@ class Dialer:
         return lane
 
     async def _dial(
-        self, peer_id: str, address: Address, control: Lane, credential: Credential, at: _Progress
+        self, peer_id: str, address: Address, control: Lane, credential: Credential, at: Progress
     ) -> Link:
         """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
         both go through the handshake. Raises Refused, DialError; then all connections are dropped."""
@@ -236,7 +236,7 @@ class Dialer:
         return self._links.make(peer_id, incarnation, None, (lanes[0], lanes[1]), reservation, way)
 
     async def _open_circuit(
-        self, peer_id: str, address: Address, credential: Credential, at: _Progress
+        self, peer_id: str, address: Address, credential: Credential, at: Progress
     ) -> Lane:
         """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
         carrier. Raises DialError (also if the carrier refuses) and OSError."""
