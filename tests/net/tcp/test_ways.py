@@ -10,8 +10,16 @@ from anabranch.addresses import Address
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import DialError, Refused
+from anabranch.net.iroh.engine import installed
 from anabranch.net.tcp.ways import Attempt, attempts, repair_of, told, way_of
-from support.network.net_world import Backend, World, certificate, circuit_backends, soon
+from support.network.net_world import (
+    Backend,
+    World,
+    certificate,
+    circuit_backends,
+    iroh_backends,
+    soon,
+)
 
 BACKENDS = circuit_backends()
 
@@ -66,6 +74,22 @@ def test_every_address_has_its_way_or_its_reason(backend: Backend) -> None:
         assert "the peer to reach has not connected to it" in nobody[0].reason
         assert "check that the peer runs" in nobody[0].repair
         assert not bert.inboxes and not carl.inboxes, "a way is tried without a link"
+
+    backend.run(scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed(), reason="iroh is not installed")
+@pytest.mark.parametrize("backend", iroh_backends()[:1], ids=lambda backend: backend.name)
+def test_a_way_through_iroh_is_told_with_the_path_that_it_found(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        anna, bert, carl = [await world.peer(name) for name in ("anna", "bert", "carl")]
+        shown = certificate(anna.identity)
+        at = bert.address
+        [found] = await soon(attempts(anna.transport, bert.identity.peer_id, [at], shown))
+        assert found.how == f"through iroh, at 127.0.0.1:{at.port}", found
+        [other] = await soon(attempts(anna.transport, carl.identity.peer_id, [at], shown))
+        assert not other.how and other.repair, other
 
     backend.run(scenario)
 
