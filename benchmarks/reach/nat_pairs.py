@@ -68,6 +68,13 @@ table ip filter {
 """
 
 
+#: Rules of the router against its hosts, by kind of access.
+_REFUSED = {
+    "TCP out only": 'iifname "lan" meta l4proto udp drop',
+    "443 out only": 'iifname "lan" meta l4proto != tcp drop; iifname "lan" tcp dport != 443 drop',
+}
+
+
 def _ip(*words: str) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -140,15 +147,19 @@ class Internet:
         rules = _FILTER % {
             "ports": "fully-random" if kind == "symmetric" else "",
             "forwarded": forwarded if kind == "full cone" else "",
-            "refused": 'iifname "lan" meta l4proto udp drop' if kind == "TCP out only" else "",
+            "refused": _REFUSED.get(kind, ""),
         }
         subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
         return Host(host, kind, "192.168.1.2", outside)
 
+    def router_of(self, name: str) -> str:
+        """Namespace of the router that `behind` made for a host."""
+        return f"nat-{self._token}-{name}-router"
+
     def move(self, name: str) -> None:
         """Give the router of a host another public address, as when a laptop changes networks: its
         connections are dead, and nobody is told."""
-        router = f"nat-{self._token}-{name}-router"
+        router = self.router_of(name)
         _ip("-n", router, "address", "flush", "dev", "wan")
         _ip("-n", router, "address", "add", f"{_PUBLIC}.{250 - next(self._numbers)}/24", "dev", "wan")
 

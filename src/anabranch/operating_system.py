@@ -22,6 +22,8 @@ SIGNALS_ASK = hasattr(signal, "SIGKILL")
 _DESCRIPTORS = 8192
 
 
+#: BELOW_NORMAL_PRIORITY_CLASS of Windows.
+_BELOW_NORMAL = 0x4000
 #: Byte of a file that Windows locks, and then lets nobody else read: behind the data, and below 2 GiB, where
 #: its C library ends.
 _LOCKED_BYTE = (1 << 31) - 2
@@ -117,6 +119,22 @@ def free_memory_bytes() -> int:
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return physical_memory_bytes() // 2
+
+
+def lower_priority(nice: int) -> None:
+    """Let other programs go before the calling thread, and before the threads and processes that it starts
+    from now on; before this whole process on systems without priorities of threads (all but Linux). nice: 0
+    to 19, as of `nice`; a priority that is lower already stays. Windows has one such step."""
+    if nice <= 0:
+        return
+    if sys.platform == "win32":
+        import ctypes
+
+        kernel: Any = ctypes.windll.kernel32  # type: ignore[attr-defined,unused-ignore]
+        kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        kernel.SetPriorityClass(ctypes.c_void_p(kernel.GetCurrentProcess()), _BELOW_NORMAL)
+    elif hasattr(os, "setpriority") and os.getpriority(os.PRIO_PROCESS, 0) < nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 class OtherPrograms:

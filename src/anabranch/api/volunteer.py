@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.errors import UserError
-from anabranch.hours import parse_hours
+from anabranch.hours import Hours, WhenIdle, parse_hours
 from anabranch.net.connection_limits import CarryLimits, LineCaps
 from anabranch.node.lifecycle.shutdown import STOP_S
+from anabranch.operating_system import lower_priority
 
 if TYPE_CHECKING:
     from anabranch.net.ticket import Ticket
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Default of `cache_gb`. A choice: the state of 300 million parameters at fp32.
 CACHE_GB = 4.0
+#: Default of `nice`. A choice: on Linux, a tenth of the processor time of a program beside it.
+NICE = 10
 
 
 def join(
@@ -45,24 +48,24 @@ def join(
     cache_gb: float = CACHE_GB,
     threads: int = 0,
     memory_gib: float = 0.0,
+    nice: int = NICE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
-    returns how it ended.
+    """Lend this machine to a run until it is over, a signal comes, or the ticket fails; returns how it ended.
 
     ticket: text that the run's owner gave away. name, region: as others see this peer. device: "" for the run
     file's; several, as in "cuda:0,cuda:1", hold a stage together. stage: wished stage. host, port, advertise:
-    address to listen on, and the one that others dial. corpus: copy of the run's corpus folder (data nodes
+    address to listen on, and those that others dial. corpus: copy of the run's corpus folder (data nodes
     only). home: folder for key and log; the default is ~/.anabranch/RUN. patience_s: how long to try to reach
-    the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM. once: end with the first
-    part in the run instead of joining again. listens: False to accept no connection: others reach it through
-    a carrier. hours: times of the day at which it is lent, as in "22:00-07:00", or "when idle"; "" for
-    always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto" for both. caps:
-    most bytes per second that it sends and receives. audits: True if the ticket is an auditor's. cache_gb:
-    most GB of stages' states kept on its disk for its next process. threads: of torch, 0 for the run file's;
-    another number only where run.numerics is "mixed". memory_gib: memory (GiB) to plan with, also of each
-    GPU; 0: what is free. say: gets sentences about the progress. Blocks; computes in this process, whose
-    torch it configures for reproducible results. Raises UserError or NetError if an argument cannot be used.
+    the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM. once: do not join again.
+    listens: False to accept no connection. hours: times of the day at which it is lent, as in "22:00-07:00",
+    or "when idle"; "" for always. carry: limits. transport: "tcp", "iroh", or "auto" for both. caps: of its
+    line. audits: True if the ticket is an auditor's. cache_gb: most GB of stages' states kept on its disk for
+    its next process. threads: of torch, 0 for the run file's; another number only where run.numerics is
+    "mixed". memory_gib: memory (GiB) to plan with, also of each GPU; 0: what is free. nice: see
+    `operating_system.lower_priority`. say: gets sentences about the progress. Blocks; computes in this
+    process, whose torch it configures for reproducible results. Raises UserError or NetError if an argument
+    cannot be used.
     """
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
@@ -77,10 +80,18 @@ def join(
         options = JoinOptions(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
             Path(corpus) if corpus else None, device, patience_s, once, grace_s, listens,
-            parse_hours(hours) if hours else None, carry or CarryLimits(), transport, caps or LineCaps(),
-            int(cache_gb * 1e9), threads, int(memory_gib * (1 << 30)),
+            _times(hours, nice), carry or CarryLimits(), transport, caps or LineCaps(),
+            int(cache_gb * 1e9), threads, int(memory_gib * (1 << 30)), nice,
         )  # fmt: skip
         return run_async(take_part(options, say))
+
+
+def _times(hours: str, nice: int) -> Hours | WhenIdle | None:
+    """Times of `join`. Where they are those without other programs, this whole process is lowered: by its
+    priority its work is told from theirs. Raises UserError."""
+    if hours and isinstance(parse_hours(hours), WhenIdle):
+        lower_priority(nice)
+    return parse_hours(hours) if hours else None
 
 
 def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:

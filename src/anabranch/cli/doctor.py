@@ -3,7 +3,9 @@
 examples:
   anabranch doctor                                  check this machine alone
   anabranch doctor run.toml                         also measure how fast it computes each stage of a run
-  anabranch doctor anabranch1:...                   also check that the peers named by a ticket are reachable
+  anabranch doctor anabranch1:...                   also try each way to the run's peers: direct, carried
+  anabranch doctor anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
+                                                    also have the run's leader dial this machine
   anabranch doctor --host 0.0.0.0 --port 7700       check that others could dial it at that address
   anabranch doctor --peer my.host:7700              check that a run's data node is reachable
   anabranch doctor --answer --host 0.0.0.0          answer other machines' checks; prints an address and code
@@ -24,7 +26,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from anabranch.addresses import host_port
 from anabranch.cli.support.arguments import add_json, add_listen
 from anabranch.errors import UserError
 from anabranch.observe.wording import plain
@@ -34,9 +35,11 @@ _COLOURS = {"green": "\033[32m", "yellow": "\033[33m", "red": "\033[31m"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    what = "measure the stages of this run, or dial the peers that this ticket names"
+    what = "measure the stages of this run, or try every way to the peers that this ticket names"
     add("run", nargs="?", default="", metavar="RUN.toml|TICKET", help=what)
     add_listen(parser)
+    what = "with a ticket: addresses at which the run's leader is to dial this machine, as for `join`"
+    add("--advertise", default="", metavar="HOST:PORT", help=what)
     what = "dial this peer; with the code that `doctor --answer` printed there, also measure the link"
     add("--peer", action="append", default=[], metavar="HOST:PORT[/CODE]", help=what)
     add("--answer", action="store_true", help="answer the checks of other machines")
@@ -46,20 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.answer:
         return _answer(args.host, args.port)
-    from anabranch.config import load_run_file
-    from anabranch.net.ticket import TICKET_PREFIX
+    from anabranch.config import address_problem, load_run_file
+    from anabranch.net.ticket import TICKET_PREFIX, parse_ticket
     from anabranch.node.diagnostics.check_result import RED
     from anabranch.node.diagnostics.doctor import examine
     from anabranch.observe.console.progress import Ticker
     from anabranch.observe.console.step_line import wants_colour
 
     by_ticket = args.run.strip().startswith(TICKET_PREFIX)
-    peers = [*args.peer, *_addresses_in(args.run)] if by_ticket else args.peer
+    ticket = parse_ticket(args.run, now_s=time.time()) if by_ticket else None
     config = load_run_file(Path(args.run)) if args.run and not by_ticket else None
+    if args.advertise and (problem := address_problem(args.host, args.advertise, "--host", "--advertise")):
+        raise UserError(problem)
+    where = args.host, args.port
     coloured = wants_colour(sys.stdout)
     results = []
     with Ticker() as ticker:
-        for result in examine(config, Path.cwd(), args.host, args.port, peers, ticker.begin):
+        for result in examine(config, Path.cwd(), *where, args.peer, ticker.begin, ticket, args.advertise):
             ticker.end()
             results.append(result)
             if not args.json:
@@ -70,15 +76,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(result) for result in results]))
     return 1 if any(result.verdict == RED for result in results) else 0
-
-
-def _addresses_in(text: str) -> list[str]:
-    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError for
-    a ticket that is damaged or has expired."""
-    from anabranch.net.ticket import parse_ticket
-
-    ticket = parse_ticket(text, now_s=time.time())
-    return [host_port(peer.host, peer.port) for peer in ticket.peers]
 
 
 def _answer(host: str, port: int) -> int:

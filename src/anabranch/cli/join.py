@@ -16,6 +16,9 @@ Behind a router nothing has to be set up: this machine dials those that it can, 
 carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other peers take over this
 machine's work.
 
+What it computes has low priority (--nice 10), so that the other programs of this machine go first; --nice 0
+is for a machine that does nothing else.
+
 The ticket may be left out where the environment variable ANABRANCH_TICKET holds it or --ticket-file names a
 file with it: other users of this machine can read a command line.
 
@@ -41,13 +44,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.api.volunteer import CACHE_GB
+from anabranch.api.volunteer import CACHE_GB, NICE
 from anabranch.cli.support import outputs
 from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range, line_caps
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError, used_up, words_of
-from anabranch.hours import WhenIdle, parse_hours
+from anabranch.hours import parse_hours
 from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.console.progress import Ticker
@@ -56,8 +59,6 @@ from anabranch.observe.wording import plain
 if TYPE_CHECKING:
     from anabranch.node.driver.peer_driver import Outcome
 
-#: Priority of a machine that is lent when idle, unless --nice names one. A plain choice.
-IDLE_NICE = 10
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
 #: Help of --ticket-file and --stage.
@@ -119,8 +120,8 @@ def add_machine(
 def add_stay(parser: argparse.ArgumentParser) -> None:
     """Add the arguments about how long a machine takes part, and about its folder and its output."""
     add = parser.add_argument
-    nice = "priority below other programs, 0 to 19; 0: none below (default: 0, when idle 10)"
-    add("--nice", type=int, metavar="N", help=nice)
+    nice = f"priority of computing below other programs, 1 to 19; 0: as they have (default: {NICE})"
+    add("--nice", type=int, default=NICE, metavar="N", help=nice)
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     grace = "time to leave in, after Ctrl+C or SIGTERM"
@@ -151,7 +152,6 @@ def run(args: argparse.Namespace) -> int:
     ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None, audits=args.audits)
     if args.gpus:
         return _join_on_gpus(args, args.home or home_of(ticket), to)
-    _lower_priority(args.nice, args.hours)
     try:
         with nullcontext() if args.quiet or to.json else ticker:
             outcome = _join(args, say)
@@ -194,18 +194,9 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         cache_gb=args.cache,
         threads=args.threads,
         memory_gib=args.memory,
+        nice=args.nice,
         say=say,
     )
-
-
-def _lower_priority(nice: int | None, hours: str) -> None:
-    """Raise this process's niceness by `nice`, where the system has it, so that other programs go first.
-    nice: None: IDLE_NICE for a machine that is lent when idle (`hours`), else 0. So its owner is not slowed
-    down, and its further peers are not taken for the owner."""
-    if nice is None:
-        nice = IDLE_NICE if hours and isinstance(parse_hours(hours), WhenIdle) else 0
-    if nice and hasattr(os, "nice"):
-        os.nice(nice)
 
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
@@ -273,7 +264,7 @@ def _check(args: argparse.Namespace) -> None:
         ) from None
     if args.no_listen and args.advertise:
         raise UserError("--no-listen accepts no connection, so --advertise has no use: give one of them")
-    check_range("--nice", args.nice or 0, Range(0, 19))
+    check_range("--nice", args.nice, Range(0, 19))
     if args.hours:
         parse_hours(args.hours)
     check_range("--carry", args.carry or 0.0, Range(0, 10**6))

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-mbit", type=float, default=0.0, metavar="MBIT", help="most Mbit/s in all; 0: no limit")
     add("--circuits", type=int, default=256, metavar="N", help="most circuits; a link takes two")
     add("--home", type=Path, metavar="DIR", help="folder for its key (default: ~/.anabranch/carrier)")
-    add("--id", action="store_true", help="print the carrier's address for `start --advertise`, and end")
+    add("--id", action="store_true", help="print the carrier's address for network.advertise, and end")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ def _systemd(words: list[str]) -> str:
     return (
         "[Unit]\nDescription=anabranch: lend this machine to a run\n\n"
         f"[Service]\nExecStart={command}\nRestart=on-failure\nRestartSec=60\nKillSignal=SIGINT\n"
-        "TimeoutStopSec=90\nNice=10\nIOSchedulingClass=idle\n\n"
+        "TimeoutStopSec=90\nCPUWeight=10\nIOSchedulingClass=idle\n\n"
         "[Install]\nWantedBy=default.target"
     )
 
@@ -82,7 +82,6 @@ def _launchd(words: list[str]) -> str:
   </array>
   <key>RunAtLoad</key><true/>
   <key>KeepAlive</key><dict><key>SuccessfulExit</key><false/></dict>
-  <key>Nice</key><integer>10</integer>
 </dict></plist>"""
 
 

@@ -36,7 +36,12 @@ class PortInUseError(ListenError):
 
 class DialError(NetError):
     """Raised when a dial failed, as nobody listens, it is no TLS server, it did not answer in time, or no way
-    leads there."""
+    leads there. step: of the dial that failed, one of those at the end of this module; "" for a dial of
+    several addresses."""
+
+    def __init__(self, reason: str, step: str = "") -> None:
+        super().__init__(reason)
+        self.step = step
 
 
 class Refused(NetError):
@@ -70,3 +75,13 @@ TLS = "tls"
 VANISHED = "vanished"
 VERSION = "version"
 WORK = "work"
+
+# Steps of a dial. Through a carrier, TCP and TLS_STEP are those with the carrier, CIRCUIT is the carrier's
+# answer, and INNER_TLS the connection inside with the peer.
+NAME = "name of the host"
+TCP = "TCP connection"
+TLS_STEP = "TLS"
+CIRCUIT = "carrier's circuit"
+INNER_TLS = "TLS through the carrier"
+IROH = "iroh"
+HANDSHAKE = "handshake"

@@ -121,9 +121,16 @@ class Ticket:
     def first_addresses(self) -> str:
         """Addresses of the peer to dial first, in order of preference, as text (`anabranch.addresses`).
         Raises TicketError if the ticket names no peer."""
-        first = self.first_peer.peer_id
-        found = [_address(each) for each in self.peers if each.peer_id == first]
+        found = self.addresses_of_peers[self.first_peer.peer_id]
         return ",".join(map(str, found[:MOST_ADDRESSES]))
+
+    @property
+    def addresses_of_peers(self) -> dict[str, list[Address]]:
+        """Addresses of each peer that the ticket names, in order of preference."""
+        found: dict[str, list[Address]] = {}
+        for each in self.peers:
+            found.setdefault(each.peer_id, []).append(_address(each))
+        return found
 
 
 def issue_ticket(

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 
+from anabranch.addresses import Address
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
@@ -23,6 +24,7 @@ from support.network.net_world import (
     NOW_S,
     OWNER,
     Backend,
+    Inbox,
     World,
     backends,
     certificate,
@@ -543,12 +545,32 @@ def test_nobody_at_the_address(backend: Backend) -> None:
     backend.run(scenario)
 
 
+def test_another_machine_at_the_first_address_does_not_keep_the_second_from_being_dialled(
+    direct: Backend,
+) -> None:
+    """A private address means other machines in other networks."""
+
+    async def scenario(world: World) -> None:
+        anna, bert, carl = [await world.peer(name) for name in ("anna", "bert", "carl")]
+        shown = certificate(anna.identity)
+        link = await soon(
+            anna.transport.dial_any(bert.identity.peer_id, [carl.address, bert.address], shown)
+        )
+        assert link.peer_id == bert.identity.peer_id and link.way.address == bert.address
+        Inbox(link).start()
+        with pytest.raises(DialError, match=f"another peer answers at {carl.address}"):
+            here = [carl.address, Address("127.0.0.1", 1)]
+            await soon(anna.transport.dial_any(bert.identity.peer_id, here, shown))
+
+    direct.run(scenario)
+
+
 def test_an_address_that_does_not_answer(direct: Backend) -> None:
     async def scenario(world: World) -> None:
         anna = await world.peer("anna", limits=Limits(handshake_timeout_s=0.1))
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
-            with pytest.raises(DialError, match="did not answer within"):
+            with pytest.raises(DialError, match=r"did not answer within 0\.1 s \(TLS\)$"):
                 await soon(anna.transport.dial(OWNER.peer_id, "127.0.0.1", port, ticket()))
 
     direct.run(scenario)

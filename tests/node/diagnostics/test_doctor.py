@@ -84,16 +84,22 @@ def test_a_peer_that_is_no_address_is_told(peer: str, capsys: pytest.CaptureFixt
     assert status == 1 and checks[f"peer {peer}"]["repair"] == "write it as HOST:PORT"
 
 
-def test_a_ticket_names_whom_to_dial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_way_to_the_peer_that_a_ticket_names_is_red(capsys: pytest.CaptureFixture[str]) -> None:
+    """Something listens at one address, which is no peer; nobody at the other."""
     owner = Identity.generate()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         doors = [PeerAddress(owner.peer_id, "127.0.0.1", port), PeerAddress(owner.peer_id, "::1", 1)]
         words: dict[str, Any] = {"run": "x", "role": "relay", "peers": doors}
         ticket = issue_ticket(owner, expires_at_s=int(time.time()) + 60, **words)
-        _, checks = examined(capsys, ticket.text)
-    assert checks[f"peer 127.0.0.1:{port}"]["verdict"] != "red"
-    assert checks["peer [::1]:1"]["verdict"] == "red"
+        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        status, checks = examined(capsys, ticket.text)
+    way = checks[f"way to {owner.peer_id[:8]}"]
+    assert status == 1 and way["verdict"] == "red"
+    assert way["found"].startswith("no way leads there; the run's data node: not at 127.0.0.1:")
+    assert f"{port} (TLS)" in way["found"] and "[::1]:1 (TCP connection)" in way["found"]
+    assert "another program has that port" in way["repair"] and "nothing listens there" in way["repair"]
+    assert checks["run"]["verdict"] == "red" and "cannot be asked" in checks["run"]["found"]
     late = issue_ticket(owner, expires_at_s=int(time.time()) - 60, **words)
     assert main(["doctor", late.text]) == 2
     assert "the ticket expired" in capsys.readouterr().err

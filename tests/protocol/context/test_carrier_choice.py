@@ -115,3 +115,14 @@ def test_a_carrier_that_a_peer_names_at_two_addresses_is_dialled_at_both() -> No
     ctx = context("l1.example:1", "", near=f"[fd00:77::1]:7700/{CARRIER},10.78.0.1:7700/{CARRIER}")
     assert ctx.dialer.carriers.listed() == {CARRIER: "[fd00:77::1]:7700,10.78.0.1:7700"}
     assert ctx.dialer.addresses(CARRIER) == "[fd00:77::1]:7700,10.78.0.1:7700"
+
+
+def test_dedicated_carriers_have_links_with_members_that_can_be_dialled_too() -> None:
+    """Somebody whose firewall lets out the carrier's port alone reaches them there. In a large swarm no
+    carrier could hold so many links, and only those that a member's own addresses name are kept."""
+    listed = {CARRIER: "my.example:443"}
+    ctx = context("l1.example:1", "", near=f"10.78.0.2:1,own.example:443/{OTHER}")
+    ctx.run.use_carriers(listed)
+    assert ctx.dialer.carriers.listed() == {OTHER: "own.example:443", **listed}
+    ctx.run.near._crowded = True
+    assert ctx.dialer.carriers.listed() == {OTHER: "own.example:443"}

@@ -49,6 +49,7 @@ class OwnRelays:
         for number, device in enumerate(self._devices):
             name = f"own-{number}"
             command = ["join", "--name", name, "--home", str(self._directory.peer(name))]
+            command += ["--nice", "0"]  # the leader's machine is no guest's
             command += ["--log-format", "json"] if self._to.json else []
             commands.append(command + (["--device", device] if device else []))
             labels.append("" if self._to.json else f"{name}: ")

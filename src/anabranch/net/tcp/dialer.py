@@ -6,7 +6,8 @@ import asyncio
 import secrets
 import socket
 import ssl
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anabranch.addresses import Address
@@ -35,6 +36,13 @@ from anabranch.net.tcp.tls import channel_binding, proved_key, tls_timeouts
 _T = TypeVar("_T")
 
 
+@dataclass
+class Progress:
+    """Step that a dial takes now (`net.errors`), for the error if it fails there or never ends."""
+
+    step: str = errors.TCP
+
+
 class Dialer:
     """Dialling side of a transport: connects to other peers, and makes a link of two connections to a peer.
     only_engine: True if only addresses through iroh are dialled."""
@@ -54,7 +62,7 @@ class Dialer:
         while True:
             address, lane = await first_of(left, connect, _abort)
             try:
-                return await self._within(address, self._dial(peer_id, address, lane, credential))
+                return await self._within(address, self._dial, peer_id, address, lane, credential)
             except DialError:
                 lane.transport.abort()
                 # A carrier can let the first connection pass and not the second: other ways are tried.
@@ -69,8 +77,10 @@ class Dialer:
         """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
         failure, "" if there is none. An address at a carrier fails, as the carrier answers there."""
         try:
-            connect = self._connect_iroh(peer_id, address) if address.kind else self._connect_tls(address)
-            lane = await self._within(address, connect)
+            if address.kind:
+                lane = await self._within(address, self._connect_iroh, peer_id, address)
+            else:
+                lane = await self._within(address, self._connect_tls, address)
         except DialError as error:
             return str(error)
         found = proved_key(lane)
@@ -85,7 +95,7 @@ class Dialer:
         assert address is not None  # only a link that this side dialled brings offers
         outer = None
         try:
-            outer = await self._connect_tls(address)
+            outer = await self._connect_tls(address, Progress())
             await introduce(outer, self.introduction(carrier, outer, MEET, token, self._shown[carrier]))
             outer.write((READY,))
             timeout_s = self._end.limits.handshake_timeout_s + 1
@@ -101,7 +111,7 @@ class Dialer:
     async def reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
         """Connection to a peer at one of its addresses, whose key is proved. Raises DialError if it cannot be
         made, Refused if another key answers there."""
-        return await self._within(address, self._connect(peer_id, address, credential))
+        return await self._within(address, self._connect, peer_id, address, credential)
 
     def introduction(
         self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
@@ -119,48 +129,67 @@ class Dialer:
             binding=channel_binding(lane),
         )
 
-    async def _within(self, address: Address, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do a part of a dial in the time for a handshake; returns its result. Raises DialError for a
-        timeout, a wrong TLS version and errors of the network."""
-        timeout_s, what = self._end.limits.handshake_timeout_s, _named(address)
+    async def _within(
+        self, address: Address, work: Callable[..., Coroutine[Any, Any, _T]], *given: object
+    ) -> _T:
+        """Do a part of a dial, `work(*given, progress)`, in the time for a handshake; returns its result.
+        Raises DialError, with the step, for a timeout, a wrong TLS version and errors of the network."""
+        timeout_s, what, at = self._end.limits.handshake_timeout_s, _named(address), Progress()
         try:
-            return await asyncio.wait_for(work, timeout_s)
+            return await asyncio.wait_for(work(*given, at), timeout_s)
+        except DialError as error:
+            error.step = error.step or at.step
+            raise
         except asyncio.TimeoutError as error:
-            raise DialError(f"{what} did not answer within {timeout_s:g} s") from error
+            raise DialError(f"{what} did not answer within {timeout_s:g} s ({at.step})", at.step) from error
         except ssl.SSLError as error:
-            raise DialError(f"{what} does not use TLS 1.3 ({error.reason or error})") from error
+            why = f"{what} does not use TLS 1.3 ({error.reason or error})"
+            raise DialError(why, at.step) from error
         except OSError as error:
             why = error.strerror or str(error) or "the connection broke"
+            step = errors.NAME if isinstance(error, socket.gaierror) else at.step
             # A carrier that nobody finds says nothing about the peer: its refusal is not the cause.
-            raise DialError(f"cannot reach {what}: {why}") from (None if address.carrier else error)
+            cause = None if address.carrier else error
+            raise DialError(f"cannot reach {what} ({step}): {why}", step) from cause
 
-    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+    async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
+        """Connection to a peer at an address, whose key is proved. Raises Refused if another key is."""
         try:
             connection = self._end.resources.outgoing(peer_id)
         except ResourceRefused as refusal:
             raise DialError(f"no connection to {_named(address)}: {refusal}") from refusal
         try:
             if address.carrier:
-                lane = await self._open_circuit(peer_id, address, credential)
+                lane = await self._open_circuit(peer_id, address, credential, at)
             elif address.kind:
-                lane = await self._connect_iroh(peer_id, address)
+                lane = await self._connect_iroh(peer_id, address, at)
             else:
-                lane = await self._connect_tls(address)
+                lane = await self._connect_tls(address, at)
+            if (found := proved_key(lane)) != peer_id:
+                lane.transport.abort()
+                who = "another peer" if found else "a server without a peer's key"
+                raise Refused(errors.SERVER_KEY, f"{who} answers at {_named(address)}")
         except BaseException:
             connection.release_all()
             raise
         lane.lost.add_done_callback(lambda _: connection.release_all())
         return lane
 
-    async def _connect_iroh(self, peer_id: str, address: Address) -> Lane:
+    async def _connect_iroh(self, peer_id: str, address: Address, at: Progress) -> Lane:
         """TLS connection to a peer through iroh. Raises DialError if iroh is not in use or finds no way,
         OSError if the connection breaks."""
         if self._end.engine is None:
-            raise DialError(f"{_named(address)}: iroh is not in use here")
-        return await self._secure(await self._end.engine.connect(peer_id, address))
+            raise DialError(f"{_named(address)}: iroh is not in use here", errors.IROH)
+        at.step = errors.IROH
+        connection = await self._end.engine.connect(peer_id, address)
+        at.step = errors.TLS_STEP
+        return await self._secure(connection)
 
-    async def _connect_tls(self, address: Address) -> Lane:
-        lane = await self._secure(await connect(address.host, address.port), address.host)
+    async def _connect_tls(self, address: Address, at: Progress) -> Lane:
+        at.step = errors.TCP
+        connection = await connect(address.host, address.port)
+        at.step = errors.TLS_STEP
+        lane = await self._secure(connection, address.host)
         tune(lane)
         return lane
 
@@ -177,7 +206,9 @@ class Dialer:
             raise
         return lane
 
-    async def _dial(self, peer_id: str, address: Address, control: Lane, credential: Credential) -> Link:
+    async def _dial(
+        self, peer_id: str, address: Address, control: Lane, credential: Credential, at: Progress
+    ) -> Link:
         """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
         both go through the handshake. Raises Refused, DialError; then all connections are dropped."""
         end, link_id = self._end, secrets.token_bytes(LINK_ID_BYTES)
@@ -186,7 +217,8 @@ class Dialer:
         try:
             for name in (CONTROL, BULK):
                 if name == BULK:
-                    lanes.append(await self._connect(peer_id, address, credential))
+                    lanes.append(await self._connect(peer_id, address, credential, at))
+                at.step = errors.HANDSHAKE
                 handshake = self.introduction(peer_id, lanes[-1], name, link_id, credential)
                 await introduce(lanes[-1], handshake)
                 incarnation = handshake.server_incarnation
@@ -203,11 +235,14 @@ class Dialer:
         way = Way(address, address.carrier, bool(address.kind))
         return self._links.make(peer_id, incarnation, None, (lanes[0], lanes[1]), reservation, way)
 
-    async def _open_circuit(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+    async def _open_circuit(
+        self, peer_id: str, address: Address, credential: Credential, at: Progress
+    ) -> Lane:
         """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
         carrier. Raises DialError (also if the carrier refuses) and OSError."""
-        outer = await self._connect_tls(address)
+        outer = await self._connect_tls(address, at)
         try:
+            at.step = errors.CIRCUIT
             link_id = secrets.token_bytes(LINK_ID_BYTES)
             await introduce(outer, self.introduction(address.carrier, outer, CARRY, link_id, credential))
             outer.resume_reading()
@@ -215,6 +250,7 @@ class Dialer:
             answer = AnswerReader()
             while not answer.receive(await outer.receive()):
                 pass
+            at.step = errors.INNER_TLS
             timeout_s = self._end.limits.handshake_timeout_s + 1
             return await upgrade(outer, self._end.client_context, server_side=False, timeout_s=timeout_s)
         except Refused as refusal:

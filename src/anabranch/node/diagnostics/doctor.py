@@ -15,8 +15,11 @@ from pathlib import Path
 from anabranch.config import RunConfig
 from anabranch.errors import UserError
 from anabranch.net.tcp.sockets import BBR_REMEDY, bbr_missing
+from anabranch.net.ticket import Ticket
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
+from anabranch.node.diagnostics.run_ways import ways_of_run
+from anabranch.node.lifecycle.addresses import bind_port, reachable_address
 from anabranch.observe.wording import counted
 from anabranch.operating_system import descriptor_limit, free_memory_bytes
 
@@ -41,13 +44,16 @@ def examine(
     port: int,
     peers: list[str],
     tell: Callable[[str], None] = lambda text: None,
+    ticket: Ticket | None = None,
+    advertise: str = "",
 ) -> Iterator[CheckResult]:
     """Make all checks of this machine, one after the other.
 
     run: run file, with which the speed at each stage is measured, too, if its device is here. folder: of the
     run, for free disk. host, port: address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch
-    doctor --answer`.
-    tell: gets a sentence before each measurement that takes long.
+    doctor --answer`. tell: gets a sentence before each measurement that takes long. ticket: of a run, whose
+    peers are dialled. advertise: addresses of this machine that the run's leader is to dial, "" for `host`
+    and `port`, unless that is loopback and the leader is elsewhere.
     """
     yield _python()
     tell("importing torch")
@@ -72,6 +78,9 @@ def examine(
         if "/" not in peer:
             tell(f"dialling {peer}")
             yield _peer(peer)
+    if ticket is not None:
+        tell("dialling the run's peers, in each way that the ticket names")
+        yield from ways_of_run(ticket, host, *_own_address(host, port, advertise, ticket.first_peer.host))
     yield from remote_checks([peer for peer in peers if "/" in peer], host, port, tell)
     if run is not None and can_compute:
         yield from speeds(run, tell)
@@ -196,6 +205,16 @@ def _reachability(host: str) -> CheckResult:
     repair = "forward a port of the router to this machine and name it: --advertise your.host:port"
     found = "behind a router (private address): others reach this machine through a carrier"
     return CheckResult("reachability", YELLOW, found, repair)
+
+
+def _own_address(host: str, port: int, advertise: str, leader_host: str) -> tuple[int, str]:
+    """Port to listen on, and addresses at which the leader is to dial this machine ("": none)."""
+    with contextlib.suppress(OSError, OverflowError):  # such a host is reported by `_listening`
+        listens = bind_port(host, port)
+        if advertise or host in ("0.0.0.0", "::"):
+            return listens, advertise
+        return listens, reachable_address(host, listens, leader_host)
+    return port, ""
 
 
 def _own_addresses(version: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -2,5 +2,5 @@
 
 Not here: decisions (`protocol`), and how a peer is set up (`node.lifecycle`).
 
-Imported by: api, cli, node.chaos, node.lifecycle, node.local_swarm, node.operator.
+Imported by: api, cli, node.chaos, node.diagnostics, node.lifecycle, node.local_swarm, node.operator.
 """

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.addresses import MOST_DIALLED, carrier_ways, foreign_block_of, parse_addresses
+from anabranch.addresses import MOST_DIALLED, Address, carrier_ways, foreign_block_of, parse_addresses
 from anabranch.background import background
 from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
@@ -297,6 +297,11 @@ class Connections:
         reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))
         answered = [str(address) for address, reason in zip(parsed, reasons, strict=True) if not reason]
         return ",".join(answered), "; ".join(filter(None, reasons))
+
+    def dialled_at(self, peer: str) -> Address | None:
+        """Address at which this side dialled a linked peer; None if the peer dialled, or is not linked."""
+        link = self._links.get(peer)
+        return None if link is None else link.way.address
 
     def hang_up(self, peer: str, reason: str) -> None:
         link = self._links.pop(peer, None)

@@ -8,13 +8,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from anabranch.addresses import parse_addresses
+from anabranch.background import background
 from anabranch.counter_rng import CounterRng
 from anabranch.net import errors
+from anabranch.net.tcp.ways import attempts, repair_of, told, way_of
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.peer_driver import RUN_OVER, LivePeer, Outcome
-from anabranch.observe.wording import duration
+from anabranch.observe.wording import ID_DIGITS, duration
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.messages import About
 
 #: First and longest back-off (s) between two attempts; it doubles, with jitter.
 FIRST_S = 0.5
@@ -55,6 +59,8 @@ class InitialDial:
         self._over = over
         self._say = say
         self.reached = reached
+        self._first = not reached
+        self._trying: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._lost_at: float | None = None
         self._backoff = Backoff(CounterRng(time.time_ns()), FIRST_S, LAST_S)
@@ -64,14 +70,40 @@ class InitialDial:
         failed; reset the back-off when the link is up. Called after each event of the peer."""
         match event:
             case ev.LinkUp(peer) if peer == self._leader:
-                if self._lost_at is not None:
-                    self._say("connected to the run's data node again")
+                if self._lost_at is not None or not self.reached:
+                    again = " again" if self.reached else ""
+                    self._say(f"connected to the run's data node{again}, {self._way()}")
                 self._lost_at, self.reached = None, True
                 self._backoff.reset()
             case ev.LinkDown(peer, reason) if peer == self._leader and reason.endswith(RUN_OVER):
                 self._live.finish(Outcome(RUN_OVER, ok=True))
+            case ev.Received(_, About(doors=doors)) if self._first:
+                self._first = False
+                self._trying = background(self._try_ways(dict(doors)))
             case ev.LinkDown(peer, reason) if peer == self._leader:
                 self._lost(reason)
+
+    def close(self) -> None:
+        """End what this dialler does beside the peer."""
+        if self._trying is not None:
+            self._trying.cancel()
+
+    def _way(self) -> str:
+        address = self._live.links.dialled_at(self._leader)
+        return way_of(address) if address is not None else "which dialled this machine"
+
+    async def _try_ways(self, doors: dict[str, str]) -> None:
+        """Tell the user which ways lead to further peers that the run named, while this machine is measured.
+        Those that no way leads to are reached through a carrier, if the run has one."""
+        doors.pop(self._leader, None)
+        links = self._live.links
+        for peer, text in doors.items():
+            try:
+                addresses = parse_addresses(text)
+            except ValueError:
+                continue  # a peer's own words
+            tried = await attempts(links.transport, peer, addresses, links.credential)
+            self._say(f"{peer[:ID_DIGITS]}, which keeps the run's log: {told(tried)}")
 
     def _lost(self, reason: str) -> None:
         if self._refused_for_good():
@@ -96,7 +128,8 @@ class InitialDial:
                 Outcome(
                     f"the run's data node at {self._address} could not be reached for "
                     f"{duration(self._patience_s)} ({reason}): check that the run is running and that its "
-                    "address is reachable from here, then join again; a resumed run may need a new ticket",
+                    "address is reachable from here (anabranch doctor TICKET), then join again; a resumed "
+                    "run may need a new ticket",
                     ok=False,
                     unreached=True,
                 )
@@ -114,6 +147,8 @@ class InitialDial:
         # A certificate may expire before the ticket, with which this machine can join again.
         again = refusal.kind == errors.EXPIRED and self._live.links.credential is not self._ticket
         reason = f"the run's data node refuses this machine: {refusal}"
+        if refusal.kind == errors.SERVER_KEY:  # it was not asked
+            reason = f"the run's data node was not reached: {refusal}; {repair_of(refusal)}"
         self._live.finish(Outcome(reason, ok=False, again=again))
         return True
 

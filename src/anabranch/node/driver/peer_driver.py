@@ -83,8 +83,9 @@ class LivePeer:
     make_transport: makes the transport, given the callback that takes over links dialled by other peers.
     credential: shown to the peers that it dials. events_path: of its event log, beside which a crash report
     lies. checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state
-    when this peer ends. watchers: called after each event, once the protocol has handled it. listeners:
-    called with each effect, before it is carried out."""
+    when this peer ends. nice: priority of its computing (`lower_priority`), not of its messages. watchers:
+    called after each event, once the protocol has handled it. listeners: called with each effect, before it
+    is carried out."""
 
     def __init__(
         self,
@@ -96,13 +97,14 @@ class LivePeer:
         checkpoints: CheckpointIo | None = None,
         disk: RaftStorage | None = None,
         cache: StateCache | None = None,
+        nice: int = 0,
     ) -> None:
         self.peer = peer
         self._cache = cache
         self._hurry = asyncio.Event()
         self.machine = machine
         self._loop = asyncio.get_running_loop()
-        self._packer = WorkerThread(self._deliver, self._failed)
+        self._packer = WorkerThread(self._deliver, self._failed, nice)
         transport = make_transport(lambda link: self.links.accept(link))
         self.links = Connections(transport, self.handle, credential, self._packer.submit)
         transport.on_refused = self._connection_refused
@@ -120,7 +122,7 @@ class LivePeer:
         self._crash_report = CrashReport(events_path.parent)
         self._vitals = VitalsMonitor(peer.ctx, transport.engine.paths if transport.engine is not None else {})
         self._checkpoints = checkpoints
-        self._worker = WorkerThread(self._deliver, self._failed)
+        self._worker = WorkerThread(self._deliver, self._failed, nice)
         self._disk = WorkerThread(self._deliver, self._failed)
         self._computer: Computer | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from anabranch.node.driver.allocator import keep_freed_memory
+from anabranch.operating_system import lower_priority
 from anabranch.protocol.interface.tasks import Payload, Result, Task
 
 _T = TypeVar("_T")
@@ -31,13 +32,20 @@ class WorkerThread:
     """A queue of jobs and the thread that runs them, one at a time.
 
     deliver: runs a callable on the event loop. failed: gets the traceback of an exception in a job, which is
-    a defect or an exhausted machine; the thread then ends, and later jobs do not run.
+    a defect or an exhausted machine; the thread then ends, and later jobs do not run. nice: priority of the
+    thread and of those that its jobs start, as for `lower_priority`.
     """
 
-    def __init__(self, deliver: Callable[[Callable[[], None]], None], failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        deliver: Callable[[Callable[[], None]], None],
+        failed: Callable[[str], None],
+        nice: int = 0,
+    ) -> None:
         keep_freed_memory()  # before the thread's first allocation, which chooses its arena
         self._deliver = deliver
         self._failed = failed
+        self._nice = nice
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="anabranch worker", daemon=True)
         self._thread.start()
@@ -57,6 +65,7 @@ class WorkerThread:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
+        lower_priority(self._nice)
         while (job := self._jobs.get()) is not None:
             work, done = job
             try:

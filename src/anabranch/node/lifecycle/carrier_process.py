@@ -74,7 +74,8 @@ class CarrierProcess:
             raise UserError(f"{error}; choose another with --port") from None
         address = options.advertise or host_port(options.host, port)
         leader, seed = options.ticket.first_peer, int(identity.peer_id[:8], 16)
-        self._client = CarrierClient(leader.peer_id, options.ticket.first_addresses, address, seed)
+        me = identity.peer_id
+        self._client = CarrierClient(leader.peer_id, options.ticket.first_addresses, address, seed, me)
         self._say(f"carrier {address}/{identity.peer_id} listens at {host_port(host, port)}")
         report = self._loop.call_later(REPORT_S, self._report)
         try:

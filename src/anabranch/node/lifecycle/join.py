@@ -65,7 +65,8 @@ class JoinOptions:
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
     the ticket names a relay and iroh is installed. caps: of this machine's line. cache_bytes: most bytes of
     stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run file's.
-    memory_bytes: to plan with, of this machine and of each of its GPUs; 0: what is free.
+    memory_bytes: to plan with, of this machine and of each of its GPUs; 0: what is free. nice: priority of
+    its computing, 0 to 19 (`operating_system.lower_priority`).
     """
 
     ticket: Ticket
@@ -89,6 +90,7 @@ class JoinOptions:
     cache_bytes: int = 0
     threads: int = 0
     memory_bytes: int = 0
+    nice: int = 0
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -288,6 +290,7 @@ class Volunteer:
         finally:
             if self._hours_end is not None:
                 self._hours_end.cancel()
+            dial.close()
             self._named("")  # keeps the names beyond this part
             self._live, self._reached = None, dial.reached
             if dial.reached:
@@ -371,4 +374,5 @@ class Volunteer:
             options.home / "events.jsonl",
             disk=disk,
             cache=StateCache(options.home / STATES, options.cache_bytes),
+            nice=options.nice,
         )

@@ -54,7 +54,7 @@ class VolunteerConsole:
     def on_effect(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Describe():
-                self._say("connected; measuring this machine")
+                self._say("measuring this machine")
             case ev.Admitted(stage, _):
                 self._stage, self._admitted = stage, True
                 self._say(f"admitted to stage {stage}; initializing it")

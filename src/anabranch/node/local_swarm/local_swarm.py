@@ -124,8 +124,10 @@ class LocalSwarm:
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
-        # All peers have this machine's disk: a state on it is no download saved.
-        arguments = [command, ticket, "--home", home, "--name", name, "--cache", "0", *where, *extra]
+        # All peers have this machine's disk and processors: a state on it is no download saved, and none of
+        # them is a guest.
+        here = ["--cache", "0", "--nice", "0"]
+        arguments = [command, ticket, "--home", home, "--name", name, *here, *where, *extra]
         arguments += ["--once"] if once else []
         return self._spawn(name, arguments)
 

@@ -38,15 +38,19 @@ class CarrierChoice:
 
     def listed(self) -> Mapping[str, str]:
         """Dedicated carriers (peer -> addresses) with which this peer keeps links, because others reach it
-        only through them: those of the log, and those that its own addresses name. Empty if it has a direct
-        address, or is no member."""
+        through them: those that its own addresses name, and those of the log. So it does with a direct
+        address, too: a firewall may let others out to a carrier's port alone. Only in a large swarm it then
+        leaves out those of the log, as no carrier could hold links with all members. Empty if it is no
+        member."""
         member = self.run.membership.members.get(self.me)
-        if member is None or direct_addresses(member.address):
+        if member is None:
             return {}
         own: dict[str, str] = {}
         for way in carrier_ways(member.address):
             address, _, carrier = way.rpartition("/")
             own[carrier] = f"{own[carrier]},{address}" if carrier in own else address
+        if direct_addresses(member.address) and self.run.near.crowded:
+            return own
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:

@@ -14,10 +14,14 @@ REDIAL_S, REDIAL_MAX_S = 0.5, 15.0
 
 
 class CarrierClient:
-    """Dedicated carrier, with the same interface to drivers as `peer.Peer`. It follows no log, so it asks
-    those that it is linked with for the leader. linked: peers with a link."""
+    """Dedicated carrier `me`, with the same interface to drivers as `peer.Peer`. It follows no log, so it
+    asks those that it is linked with for the leader. A leader whose addresses name this carrier dials it:
+    only over such a link can it forward to the leader. linked: peers with a link."""
 
-    def __init__(self, leader: str, leader_address: str, own_address: str, seed: int = 0) -> None:
+    def __init__(
+        self, leader: str, leader_address: str, own_address: str, seed: int = 0, me: str = ""
+    ) -> None:
+        self._me = me
         self.linked: dict[str, None] = {}
         self._leader, self._leader_address = leader, leader_address
         self._own_address = own_address
@@ -61,7 +65,9 @@ class CarrierClient:
         offer = Carry(self._own_address)
         if self._leader in self.linked:
             return [ev.Send(self._leader, offer)]
-        effects: list[ev.Effect] = [ev.Dial(self._leader, self._leader_address)]
+        effects: list[ev.Effect] = []
+        if not self._me or f"/{self._me}" not in self._leader_address:
+            effects.append(ev.Dial(self._leader, self._leader_address))
         if self.linked:
             self._asked += 1
             effects.append(ev.Send(sorted(self.linked)[self._asked % len(self.linked)], offer))

@@ -17,7 +17,7 @@ from anabranch.net.handshake import Credential, Gate
 from anabranch.net.identity import Identity
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
-from anabranch.net.tcp.dialer import Dialer
+from anabranch.net.tcp.dialer import Dialer, Progress
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.protocol.messages import Backward, Fence, Message, Ping, encode
@@ -71,7 +71,7 @@ class GuestDialer(Dialer):
         super().__init__(transport.end, transport.links, only_engine=False)
         self._host = host
 
-    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+    async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
         connection = socket.socket()
         connection.setblocking(False)
         connection.bind((self._host, 0))
