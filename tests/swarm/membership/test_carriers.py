@@ -152,6 +152,24 @@ def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:
     assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
 
 
+@pytest.mark.parametrize("order", [("r1.0", "r2.0"), ("r2.0", "r1.0")])
+def test_a_pair_meets_if_only_one_of_its_ends_knows_a_carrier(order: tuple[str, str]) -> None:
+    """The data node carries for nobody. The relay of stage 3 can be reached by both, and only that of stage 2
+    has dialled it: so only that of stage 1 can open a circuit, also if the other one is to dial it."""
+    world = counting_world(Settings("run", 1, 4, 4, STEPS), [Machine("d0", 0)])
+    honest, used = world.carrier_to, set()
+    world.carrier_to = lambda node, peer, carriers: honest(  # type: ignore[method-assign]
+        node, peer, [carrier for carrier in carriers if carrier != "d0"]
+    )
+    for number, name in enumerate(("r3.0", "r4.0", *order)):
+        machine = Machine(name, int(name[1]), reachable=name not in order)
+        world.add(member_of(machine), "d0", at=1.0 + 2.0 * number)
+    world.watchers.append(lambda node, event: used.add(via(world, "r1.0", "r2.0")))
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+    assert used == {None, "r3.0"}
+
+
 def test_carriers_that_nobody_finds_do_not_cut_two_members_apart() -> None:
     """Strangers with a relay ticket offer to carry, at addresses where nobody listens, and keep a link with
     the leader. Each pair meets through a member all the same."""
