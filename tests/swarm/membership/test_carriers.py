@@ -77,6 +77,28 @@ def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) 
     assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
 
 
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
+def test_a_carrier_that_swallows_payloads_alone_is_left_for_another(seed: int) -> None:
+    """It passes heartbeats on, so it is no silence and no slow round trip. Nobody is removed for what it
+    drops, and no step is lost (I3, I4)."""
+    world, fault, ways = two_carriers(lambda world, node: None, seed)
+    honest, lost = world._deliver, set()
+
+    def swallow(sender: Node, link: Link, peer: str, message: Any, size: int, payload: Any) -> None:
+        if fault.delivered and link.via == "d1" and payload is not None:
+            lost.add(type(message).__name__)
+        else:
+            honest(sender, link, peer, message, size, payload)
+
+    world._deliver = swallow  # type: ignore[method-assign]
+    world.run(600.0)
+    assert {"Forward", "Backward", "ReducePart"} <= lost
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert all(seen.count("d1") <= 2 for seen in ways.values())
+    assert any("d0" in seen for seen in ways.values()), ways
+    assert not [fields for _, _, kind, fields in world.notes if kind == "peer_removed"]
+
+
 @pytest.mark.parametrize(("slow", "delay_s"), [("d1", 0.5), ("d1", 5.0), ("d0 d1", 0.7)])
 def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, delay_s: float) -> None:
     """Its bytes keep coming, so it is no silence; round trips tell. If all are slow, each is tried once. No

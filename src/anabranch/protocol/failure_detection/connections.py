@@ -82,10 +82,10 @@ class Connections:
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
     def silence_due(self, next_index: int) -> bool:
-        """True if a watched link may have been silent for the share DOUBT of its timeout, so that `tick` has
-        to look. next_index: length of this peer's log, stored for pings."""
+        """True if a watched link may have been silent for the share DOUBT of its timeout, or one loses
+        payloads, so that `tick` has to look. next_index: length of this peer's log, stored for pings."""
         self._next_index = next_index
-        return self.ctx.clock.now >= self._none_silent_before
+        return self.ctx.clock.now >= self._none_silent_before or bool(self.ctx.links.lossy)
 
     def tick(self, next_index: int) -> list[Overdue]:
         """Send the pings, dials and indirect probes that are due. Returns the watched peers that have been
@@ -295,8 +295,16 @@ class Connections:
         others -= {via, *ctx.links.suspects}
         if all(ctx.links.broken_circuits[peer, other] for other in others):
             return ""
-        reason = f"carrier {via[:8]} is slow: a round trip takes {trip_s:.1f} s; trying another"
-        ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
+        return self._leave_carrier(peer, f"is slow: a round trip takes {trip_s:.1f} s")
+
+    def leave_lossy(self) -> list[tuple[str, str]]:
+        """Peers whose carried links lose payloads, each with the reason to close the link."""
+        why = "passes heartbeats on and loses payloads"
+        return [(peer, self._leave_carrier(peer, why)) for peer in sorted(self.ctx.links.lossy)]
+
+    def _leave_carrier(self, peer: str, why: str) -> str:
+        reason = f"carrier {self.ctx.links.carriers[peer][:8]} {why}; trying another"
+        self.ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
         return reason
 
     def outdated(self, peer: str) -> bool:
