@@ -441,6 +441,40 @@ def test_a_carrier_that_lets_only_the_first_connection_pass_is_passed_by(
     backend.run(scenario)
 
 
+@pytest.mark.parametrize("honest", [0, 1])
+def test_a_carrier_that_accepts_circuits_and_forwards_nothing_is_passed_by(
+    backend: Backend, honest: int
+) -> None:
+    """From the first circuit on it costs a moment, as the next address is tried; from the second on, which is
+    to be the link's other connection, the time for a handshake."""
+
+    async def scenario(world: World) -> None:
+        bad, good = await world.peer("bad"), await world.peer("good")
+        anna = await world.peer("anna", listens=False, limits=Limits(handshake_timeout_s=2.0))
+        bert = await behind(world, "bert", bad)
+        await bert.dial(good)
+        relay, connect = bad.transport.carrier, bad.transport.carrier._connect
+        connected: list[Circuit] = []
+
+        def swallow(circuit: Circuit) -> None:
+            connected.append(circuit)
+            if len(connected) > honest:
+                for lane in (circuit.near, circuit.far):
+                    lane._forwarded = lambda other, count: None  # type: ignore[method-assign]
+            connect(circuit)
+
+        relay._connect = swallow  # type: ignore[method-assign]
+        ways = [Address(p.host, p.port, p.identity.peer_id) for p in (bad, good)]
+        link = await soon(anna.transport.dial_any(bert.identity.peer_id, ways, certificate(anna.identity)))
+        assert link.way.via == good.identity.peer_id and len(connected) == honest + 1
+        here, there = Inbox(link).start(), await bert.incoming()
+        here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+        await there.count(1)
+        await until(lambda: not circuits(bad))
+
+    backend.run(scenario)
+
+
 def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_circuit(
     backend: Backend,
 ) -> None:

@@ -1,11 +1,13 @@
-"""Real processes that accept no connection: they train through carriers, and lose no step when one is
-killed."""
+"""Real processes that accept no connection: they train through carriers, and lose no step when one is killed,
+or harms what it carries."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,17 +17,32 @@ from anabranch.cli.chaos import free_port
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import parse_ticket
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
-from anabranch.observe.events import Note, Step, Vitals
-from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of
+from anabranch.observe.events import Note, PeerJoined, PeerRemoved, Step, Vitals
+from support.bad_carrier import ORDER_FILE, run_bad_carrier
+from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, steps_of, swarm_of
 
 pytestmark = pytest.mark.slow
 STEPS = 8
+soak = partial(pytest.param, marks=pytest.mark.soak)
 
 
-def start_carrier(swarm: Swarm, directory: RunDirectory, name: str) -> Process:
-    """Start a dedicated carrier, and wait until the log lists it."""
-    home = directory.peer(name)
-    return swarm._spawn(name, ["relay", swarm.ticket(), "--home", str(home)])
+def start_carriers(swarm: Swarm, directory: RunDirectory) -> list[Process]:
+    """Start two dedicated carriers that obey orders, and wait until the log lists them."""
+    arguments = {
+        name: ["relay", swarm.ticket(), "--home", str(directory.peer(name))]
+        for name in ("carrier-0", "carrier-1")
+    }
+    started = [swarm.start_other(name, words, run_bad_carrier) for name, words in arguments.items()]
+    until(swarm, lambda: len(listed(directory)) == len(started))
+    return started
+
+
+def join_relays(swarm: Swarm) -> None:
+    """Start two relays for each of two stages, which accept no connection."""
+    for stage in (1, 2):
+        for number in (0, 1):
+            extra = ["--stage", str(stage), "--no-listen"]
+            swarm.join(f"relay-{stage}-{number}", swarm.ticket(), extra)
 
 
 def until(swarm: Swarm, reached: Callable[[], bool]) -> None:
@@ -55,12 +72,8 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
     run = small_run(texts, run__steps=STEPS)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
-        carriers = [start_carrier(swarm, directory, f"carrier-{number}") for number in (0, 1)]
-        until(swarm, lambda: len(listed(directory)) == 2)
-        for stage in (1, 2):
-            for number in (0, 1):
-                extra = ["--stage", str(stage), "--no-listen"]
-                swarm.join(f"relay-{stage}-{number}", swarm.ticket(), extra)
+        carriers = start_carriers(swarm, directory)
+        join_relays(swarm)
         swarm.until(lambda _: len(swarm.of(Step)) >= 2 and bool(carried(swarm)))
         used = carried(swarm)
         busiest = max(carriers, key=lambda process: used.count(carrier_of(process)[:8]))
@@ -71,6 +84,41 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
         ways = {way for event in swarm.of(Vitals) for way in event.ways.values()}
         assert ways and ways <= {carrier_of(each) for each in carriers}
     check_exact(directory, STEPS)
+
+
+@pytest.mark.parametrize("order", ["swallow", soak("swallow bulk"), soak("delay 2")])
+def test_a_carrier_that_swallows_or_delays_what_it_carries_is_left(
+    order: str, tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Its own links are sound, and it opens new circuits. No step is lost, nobody is removed (I3). If it lets
+    heartbeats pass, replicas of one stage, whose sums the leader makes, may stay with it."""
+    run = small_run(texts, run__steps=2000)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        carriers = start_carriers(swarm, directory)
+        join_relays(swarm)
+        swarm.until(lambda _: len(swarm.of(Step)) >= 3 and len(ways(swarm)) >= 12)
+        used = Counter(ways(swarm).values())
+        bad = max(carriers, key=lambda process: used[carrier_of(process)])
+        assert carrier_of(bad) in used, (used, [carrier_of(each) for each in carriers])
+        (directory.peer(bad.name) / ORDER_FILE).write_text(order)
+        swarm.until(lambda _: carrier_of(bad) not in ways(swarm, order == "swallow bulk").values())
+        made = len(swarm.of(Step))
+        swarm.until(lambda _: len(swarm.of(Step)) >= made + 3)
+        assert not swarm.of(PeerRemoved)
+        swarm.stop()
+        swarm.to_the_end(*carriers)
+    check_exact(directory, len(steps_of(swarm.seen)))
+
+
+def ways(swarm: Swarm, between_stages: bool = False) -> dict[tuple[str, str], str]:
+    """Carrier of each carried link, by the end that told of it last and the other end. between_stages: True
+    for those of relays of different stages alone."""
+    stages = {event.subject: event.stage for event in swarm.of(PeerJoined)}
+    last = {event.peer: event.ways for event in swarm.of(Vitals)}
+    told = {(peer, other): way for peer, found in last.items() for other, way in found.items()}
+    apart = {pair for pair in told if stages[pair[0]] != stages[pair[1]]}
+    return {pair: way for pair, way in told.items() if pair in apart or not between_stages}
 
 
 def listed(directory: RunDirectory) -> dict[str, str]:

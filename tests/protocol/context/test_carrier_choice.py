@@ -7,7 +7,7 @@ from anabranch.protocol.context.carriers import ADDRESSES_TRIED
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.carrier_list import CarrierList
-from anabranch.protocol.interface.events import VerifiedCredential
+from anabranch.protocol.interface.events import Dial, VerifiedCredential
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 
@@ -62,6 +62,25 @@ def carried(ctx: PeerContext) -> list[str]:
     """Hosts of the carriers through which the next dial to FAR goes."""
     addresses = parse_addresses(ctx.dialer.addresses(FAR, again=True), MOST_DIALLED)
     return [address.host for address in addresses if address.carrier]
+
+
+def test_suspected_carriers_are_tried_last() -> None:
+    ctx = context("l1.example:1", "", "o1.example:1")
+    assert carried(ctx) == ["o1.example", "l1.example"]  # the log's leader after others
+    ctx.links.opened(FAR, 1)
+    ctx.links.suspects.add(OTHER)
+    assert carried(ctx) == ["l1.example", "o1.example"]
+
+
+def test_a_suspicion_of_the_only_carrier_does_not_end_the_dials() -> None:
+    """Nothing would begin them again before the next change of the members."""
+    ctx = context("l1.example:1", "")
+    ctx.links.suspects.add(LEADER)
+    ctx.dialer.plan(FAR)
+    ctx.clock.now = ctx.dialer.deadline()
+    ctx.dialer.tick()
+    assert ctx.outbox.effects == [Dial(FAR, f"l1.example:1/{LEADER}")]
+    assert FAR in ctx.dialer.dialled
 
 
 def test_carriers_that_never_answer_do_not_keep_others_from_being_tried() -> None:

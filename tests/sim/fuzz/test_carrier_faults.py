@@ -29,7 +29,8 @@ def test_every_seed_of_the_profile_has_carriers_with_lines() -> None:
 
 
 def test_of_the_other_seeds_some_with_hidden_relays_have_lines() -> None:
-    """Each profile with faults aims one more at a carrier there; seeds of tests have none (LINES_SALT)."""
+    """Each profile with faults aims one more at a carrier there. Seeds that tests kept before have none
+    (LINES_SALT)."""
     drawn = [draw(seed, profile_of(seed)) for seed in range(1200)]
     lined = [each for each in drawn if each.line_bps]
     hidden = [each for each in drawn if any(not machine.reachable for machine in each.machines)]

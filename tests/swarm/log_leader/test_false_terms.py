@@ -101,7 +101,7 @@ def test_who_is_linked_to_no_voter_believes_nobody_about_terms(term: int) -> Non
     liar = next(name for name in plain.links if name not in keepers)
     for keeper in keepers:
         world.cut(plain.id, keeper, 1.5)
-    world._carrier_to = lambda node, peer, carriers: ""  # type: ignore[method-assign]
+    world.carrier_to = lambda node, peer, carriers: ""  # type: ignore[method-assign]
     until(world, AT + 0.5)
     assert not set(keepers) & plain.links.keys() and liar in plain.links
     says_it_leads(plain, liar, plain.peer.ctx.log.term + term)

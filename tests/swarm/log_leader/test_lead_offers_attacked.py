@@ -79,7 +79,7 @@ def test_a_leader_steps_aside_for_a_voter_of_a_far_stage() -> None:
     settings = Settings("far", 1, 4, 4, 400, voters=3, checkpoint_every=8)
     world = counting_world(settings, machines, 0)
     Invariants(world)
-    world._carrier_to = lambda node, peer, carriers: ""  # type: ignore[method-assign]
+    world.carrier_to = lambda node, peer, carriers: ""  # type: ignore[method-assign]
     cut = Fault(world, ("d0",), leads_three(6), lambda world, node: world.cut("d0", "x", 5000.0))
     while not cut.delivered:
         world.clock.step()

@@ -77,6 +77,28 @@ def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) 
     assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
 
 
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
+def test_a_carrier_that_swallows_payloads_alone_is_left_for_another(seed: int) -> None:
+    """It passes heartbeats on, so it is no silence and no slow round trip. Nobody is removed for what it
+    drops, and no step is lost (I3, I4)."""
+    world, fault, ways = two_carriers(lambda world, node: None, seed)
+    honest, lost = world._deliver, set()
+
+    def swallow(sender: Node, link: Link, peer: str, message: Any, size: int, payload: Any) -> None:
+        if fault.delivered and link.via == "d1" and payload is not None:
+            lost.add(type(message).__name__)
+        else:
+            honest(sender, link, peer, message, size, payload)
+
+    world._deliver = swallow  # type: ignore[method-assign]
+    world.run(600.0)
+    assert {"Forward", "Backward", "ReducePart"} <= lost
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert all(seen.count("d1") <= 2 for seen in ways.values())
+    assert any("d0" in seen for seen in ways.values()), ways
+    assert not [fields for _, _, kind, fields in world.notes if kind == "peer_removed"]
+
+
 @pytest.mark.parametrize(("slow", "delay_s"), [("d1", 0.5), ("d1", 5.0), ("d0 d1", 0.7)])
 def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, delay_s: float) -> None:
     """Its bytes keep coming, so it is no silence; round trips tell. If all are slow, each is tried once. No
@@ -150,6 +172,24 @@ def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:
     world._blocked[frozenset(("r1.0", "r2.0"))] = float("inf")
     world.run(600.0)
     assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+
+
+@pytest.mark.parametrize("order", [("r1.0", "r2.0"), ("r2.0", "r1.0")])
+def test_a_pair_meets_if_only_one_of_its_ends_knows_a_carrier(order: tuple[str, str]) -> None:
+    """The data node carries for nobody. The relay of stage 3 can be reached by both, and only that of stage 2
+    has dialled it: so only that of stage 1 can open a circuit, also if the other one is to dial it."""
+    world = counting_world(Settings("run", 1, 4, 4, STEPS), [Machine("d0", 0)])
+    honest, used = world.carrier_to, set()
+    world.carrier_to = lambda node, peer, carriers: honest(  # type: ignore[method-assign]
+        node, peer, [carrier for carrier in carriers if carrier != "d0"]
+    )
+    for number, name in enumerate(("r3.0", "r4.0", *order)):
+        machine = Machine(name, int(name[1]), reachable=name not in order)
+        world.add(member_of(machine), "d0", at=1.0 + 2.0 * number)
+    world.watchers.append(lambda node, event: used.add(via(world, "r1.0", "r2.0")))
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+    assert used == {None, "r3.0"}
 
 
 def test_carriers_that_nobody_finds_do_not_cut_two_members_apart() -> None:

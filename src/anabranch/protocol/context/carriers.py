@@ -55,20 +55,17 @@ class CarrierChoice:
 
     def ways(self, peer: str) -> list[str]:
         """Addresses of `peer` through carriers, at most ADDRESSES_TRIED, in the order to try them: the first
-        address of each carrier, then the second of each, and so on. Carriers are ordered by the number of
-        circuits to `peer` that broke and of dials that named them in vain, then dedicated ones first and the
-        log's leader last, then by the measured cost of the link to the carrier. Suspected carriers are left
-        out."""
+        address of each carrier, then the second of each, and so on. Suspected carriers come last; before
+        that, carriers are ordered by the number of circuits to `peer` that broke and of dials that named them
+        in vain, then dedicated ones first and the log's leader last, then by the measured cost of the link to
+        the carrier."""
         candidates = {c: direct for c, a in self.run.carriers.items() if (direct := direct_addresses(a))}
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):
                 candidates.setdefault(other, address)
-        left_out = {self.me, peer, *self.links.suspects}
-        candidates = {c: a for c, a in candidates.items() if c not in left_out}
+        candidates = {c: a for c, a in candidates.items() if c not in (self.me, peer)}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
-        broken, tried = self.links.broken_circuits, self.links.tried_carriers
-        vain = {c: broken[peer, c] + tried[peer, c] for c in candidates}
-        keys = {c: (vain[c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
+        keys = {c: (*self._rank(peer, c), score) for c, score in zip(candidates, scores, strict=True)}
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
         each = [[f"{address}/{carrier}" for address in candidates[carrier].split(",")] for carrier in best]
         turns = itertools.zip_longest(*each)
@@ -89,8 +86,10 @@ class CarrierChoice:
         known = sorted(linked.intersection(membership.members), key=membership.order.__getitem__)
         return [other for other in known if membership.dials(peer, other)]
 
-    def _rank(self, carrier: str) -> tuple[bool, bool, int]:
+    def _rank(self, peer: str, carrier: str) -> tuple[bool, int, bool, bool, int]:
+        links, suspected = self.links, carrier in self.links.suspects
+        vain = links.broken_circuits[peer, carrier] + links.tried_carriers[peer, carrier]
         known = self.costs.neighbours.get(carrier)
         cost_s = known.link.seconds(self.costs.activation_bytes) if known is not None else 0.0
         measured = math.floor(math.log(max(cost_s, LEAST_S) / LEAST_S, ALIKE))
-        return carrier not in self.run.carriers, carrier == self.log.leader, measured
+        return suspected, vain, carrier not in self.run.carriers, carrier == self.log.leader, measured

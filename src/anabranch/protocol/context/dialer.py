@@ -22,6 +22,9 @@ from anabranch.protocol.interface.events import Dial
 REDIAL_S, REDIAL_MAX_S = 0.5, 8.0
 #: Least time (s) between two dials in a large swarm, where an answer takes several round trips.
 ANSWER_S = 4.0
+#: Seconds for which a peer waits to be dialled by a member that is to dial it, before it dials that one
+#: itself, and between two such dials. A choice: the other end has tried four times by then.
+STAND_BY_S = 8.0
 
 
 @dataclass(eq=False)
@@ -76,6 +79,16 @@ class Dialer:
         backoff = backoff or Backoff(self.rng, REDIAL_S, REDIAL_MAX_S)
         self._dials[peer] = (self.clock.now + max(least_s, backoff.next() or REDIAL_MAX_S), backoff)
         self._due_at = None
+
+    def stand_by(self, peer: str) -> None:
+        """Plan to dial a member without an address that is to dial this peer, unless it is linked by then: it
+        may know no carrier that reaches this peer, where this peer knows one that reaches it."""
+        member = self.run.membership.members.get(peer)
+        if member is None or direct_addresses(member.address):
+            return
+        if peer != self.me and peer not in self.links.up and peer not in self._dials:
+            self._dials[peer] = (self.clock.now + STAND_BY_S, Backoff(self.rng, STAND_BY_S, STAND_BY_S))
+            self._due_at = None
 
     def cancel(self, peer: str) -> None:
         if self._dials.pop(peer, None) is not None:

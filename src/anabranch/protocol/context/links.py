@@ -15,6 +15,9 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 #: may have had a fault that its owner repaired; with more, a forger that starts anew would cost its victims
 #: their seats (`coordinator.reports.Reports.false_witnesses`).
 FORGIVEN = 1
+#: Seconds after which a payload that should have been there is late, and number of late payloads of one link
+#: after which its carrier is left. Choices: inquiry and answer cross payloads that have just come.
+LATE_S, LATE_PAYLOADS = 3.0, 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class LinkTable:
         would be named for ever, though they never answer."""
         self.carriers: dict[str, str] = {}
         """Carrier of each link that has one, by peer."""
+        self.lossy: set[str] = set()
+        """Peers whose carried links lose payloads and are to be renewed: a carrier may pass heartbeats on and
+        drop the bytes of a link's other connection."""
+        self._late: Counter[str] = Counter()
         self._timed: dict[str, set[bool]] = {}
         self._users: list[Callable[[], Collection[str]]] = []
 
@@ -58,6 +65,8 @@ class LinkTable:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none). The count
         of its dials through carriers begins anew."""
         self.incarnations[peer] = incarnation
+        self._late.pop(peer, None)
+        self.lossy.discard(peer)
         _forget(self.tried_carriers, peer)
         if via:
             self.carriers[peer] = via
@@ -73,11 +82,20 @@ class LinkTable:
         """Remove the link to `peer` and what is known of it; if a carrier forwarded it, count a broken
         circuit. Returns the peer's adaptive silence timeout; None if there was no link."""
         self.suspects.discard(peer)
+        self.lossy.discard(peer)
         self.epochs.pop(peer, None)
         self._timed.pop(peer, None)
         if via := self.carriers.pop(peer, ""):
             self.broken_circuits[peer, via] += 1
         return self.up.pop(peer, None)
+
+    def payload_late(self, peer: str, late_s: float) -> None:
+        """Note that a payload sent to `peer` is not there, although it should have been there `late_s` before
+        even over a slow link (negative: it is not late). The second time a carried link is `lossy`."""
+        if late_s >= LATE_S and peer in self.carriers:
+            self._late[peer] += 1
+            if self._late[peer] >= LATE_PAYLOADS:
+                self.lossy.add(peer)
 
     def close(self, peer: str) -> None:
         """Remove the link, which is up, to a peer that was removed from the run, but keep its

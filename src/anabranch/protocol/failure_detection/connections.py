@@ -82,10 +82,10 @@ class Connections:
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
     def silence_due(self, next_index: int) -> bool:
-        """True if a watched link may have been silent for the share DOUBT of its timeout, so that `tick` has
-        to look. next_index: length of this peer's log, stored for pings."""
+        """True if a watched link may have been silent for the share DOUBT of its timeout, or one loses
+        payloads, so that `tick` has to look. next_index: length of this peer's log, stored for pings."""
         self._next_index = next_index
-        return self.ctx.clock.now >= self._none_silent_before
+        return self.ctx.clock.now >= self._none_silent_before or bool(self.ctx.links.lossy)
 
     def tick(self, next_index: int) -> list[Overdue]:
         """Send the pings, dials and indirect probes that are due. Returns the watched peers that have been
@@ -291,11 +291,20 @@ class Connections:
         self._slow[peer] = slow = self._slow.get(peer, 0) + 1
         if slow < SLOW_PINGS:
             return ""
-        others = {way.rpartition("/")[2] for way in ctx.dialer.carriers.ways(peer)} - {via}
+        others = {way.rpartition("/")[2] for way in ctx.dialer.carriers.ways(peer)}
+        others -= {via, *ctx.links.suspects}
         if all(ctx.links.broken_circuits[peer, other] for other in others):
             return ""
-        reason = f"carrier {via[:8]} is slow: a round trip takes {trip_s:.1f} s; trying another"
-        ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
+        return self._leave_carrier(peer, f"is slow: a round trip takes {trip_s:.1f} s")
+
+    def leave_lossy(self) -> list[tuple[str, str]]:
+        """Peers whose carried links lose payloads, each with the reason to close the link."""
+        why = "passes heartbeats on and loses payloads"
+        return [(peer, self._leave_carrier(peer, why)) for peer in sorted(self.ctx.links.lossy)]
+
+    def _leave_carrier(self, peer: str, why: str) -> str:
+        reason = f"carrier {self.ctx.links.carriers[peer][:8]} {why}; trying another"
+        self.ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
         return reason
 
     def outdated(self, peer: str) -> bool:
@@ -307,7 +316,7 @@ class Connections:
 
     def connect(self) -> None:
         """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial;
-        none while it is no member itself."""
+        plan to dial others that nobody can dial directly. None while it is no member itself."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return
@@ -316,6 +325,8 @@ class Connections:
         for peer in self._wanted():
             if ctx.run.membership.dials(ctx.me, peer):
                 ctx.dialer.reach(peer)
+            else:
+                ctx.dialer.stand_by(peer)
 
     def seek_direct(self) -> None:
         """Dial members whose links a carrier forwards at their own addresses again, where that is due; called
@@ -389,13 +400,15 @@ class Connections:
 
     def redial(self, peer: str) -> None:
         """Plan to dial `peer`, whose link broke: a carrier, a fellow voter, or a member with which this peer
-        still wants a link and is the one to dial."""
+        still wants a link; one that is to dial this peer only if nobody can dial it directly, and later."""
         run, log, dialer = self.ctx.run, self.ctx.log, self.ctx.dialer
         mine = peer in run.membership.members and run.membership.dials(self.ctx.me, peer)
         all_wanted = not run.near.crowded or run.deals or log.keeps_log(self.ctx.me)
         wanted = all_wanted or peer in self._near or peer in self._keepers()
         if (mine and wanted) or peer in dialer.fellows or peer in dialer.carriers.listed():
             dialer.plan(peer)
+        elif wanted:
+            dialer.stand_by(peer)
 
     def forget(self, peer: str) -> None:
         """Drop what is known of `peer`, no longer a member: planned dials, timeout, others' statements."""

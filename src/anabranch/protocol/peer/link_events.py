@@ -160,7 +160,8 @@ class LinkEvents(Timer):
     # --- time ----------------------------------------------------------------------------------
 
     def silence_due(self) -> bool:
-        """True if a link may have been silent for so long that `tick` has to look before its deadline."""
+        """True if a link may have been silent for so long, or loses payloads, that `tick` has to look before
+        its deadline."""
         return self.connections.silence_due(self._progress.position.index)
 
     def deadline(self) -> float:
@@ -169,6 +170,8 @@ class LinkEvents(Timer):
     def tick(self) -> None:
         for overdue in self.connections.tick(self._progress.position.index):
             self._suspect(overdue)
+        for peer, reason in self.connections.leave_lossy():
+            self.hang_up(peer, reason)
 
     def _suspect(self, overdue: Overdue) -> None:
         lead = self._coordination.coordinator

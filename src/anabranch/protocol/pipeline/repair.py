@@ -113,15 +113,20 @@ class Repairs:
             item.finding.discard(peer)
             self._found_nobody(item)
             return
-        certain = refused or item.returned or (item.probes > PROBES_ON_THE_WAY and self._late(item, peer))
-        if certain and item.leg is OutgoingState.SENT and item.peer == peer:
+        if item.leg is not OutgoingState.SENT or item.peer != peer:
+            return
+        late_s = self._late_s(item, peer)
+        if not refused and not item.returned:
+            self.ctx.links.payload_late(peer, late_s)
+        if refused or item.returned or (item.probes > PROBES_ON_THE_WAY and late_s >= 0.0):
             if refused and transmission not in self._sender.recalled:
                 item.refused_by.add(peer)
             self._repair(item, "it does not have the microbatch")
 
-    def _late(self, item: OutgoingMicrobatch, peer: str) -> bool:
-        """True if a microbatch should have arrived at `peer` by now even over a slow link."""
-        return self.ctx.clock.now - item.sent_at >= self.ctx.costs.most_s(peer, item.ahead_bytes)
+    def _late_s(self, item: OutgoingMicrobatch, peer: str) -> float:
+        """Seconds since a microbatch should have arrived at `peer` even over a slow link; negative if it need
+        not have arrived yet."""
+        return self.ctx.clock.now - item.sent_at - self.ctx.costs.most_s(peer, item.ahead_bytes)
 
     def _found_nobody(self, item: OutgoingMicrobatch) -> None:
         """End a search once every asked peer lacks the microbatch: it is sent anew."""

@@ -59,11 +59,14 @@ class UpstreamReplies:
         back, tensor = unit.back.get(unit.upstream), unit.train and unit.gradient_needed
         if back is None or (tensor and not back.tensors):
             return False
-        if tensor and back.tensors >= MOST_SENT + min(unit.again[unit.upstream], MOST_AGAIN):
-            return True
-        if not tensor and back.transmission != unit.transmission:
+        late_s = self.ctx.clock.now - back.at - self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
+        if tensor:
+            self.ctx.links.payload_late(unit.upstream, late_s)
+            if back.tensors >= MOST_SENT + min(unit.again[unit.upstream], MOST_AGAIN):
+                return True
+        elif back.transmission != unit.transmission:
             return False
-        return self.ctx.clock.now - back.at < self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
+        return late_s < 0.0
 
     def on_want(self, unit: IncomingMicrobatch | None, peer: str, message: Want) -> None:
         """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None), else Have; then

@@ -83,9 +83,9 @@ class CarriedLinks:
         membership = self.world.leading().peer.ctx.run.membership
         if not membership.dials(one.id, other.id):
             one, other = other, one
-        carriers = [peer for peer in other.links if peer != one.id and peer in membership.members]
-        carriers = [peer for peer in carriers if self.world.nodes[peer].member.address]
-        return bool(self.world._carrier_to(one, other.id, carriers))
+        nodes, members = self.world.nodes, membership.members.keys() - {one.id}
+        carriers = [peer for peer in other.links if peer in members and nodes[peer].member.address]
+        return bool(self.world.carrier_to(one, other.id, carriers))
 
     # --- C2 ------------------------------------------------------------------------------------
 

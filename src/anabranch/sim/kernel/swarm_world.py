@@ -234,7 +234,7 @@ class World(Environment):
         node gets LinkUp or LinkDown, unless it has ended or another link is open."""
         if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
-            helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
+            helps = not self._answers(node, peer, address) and self.carrier_to(node, peer, ways)
             if helps or not address:
                 self._dial_via(node, peer, ways)
                 return
@@ -247,7 +247,7 @@ class World(Environment):
         listens = other is not None and other.running and address == other.member.address
         return open_now and listens and blocked <= self.clock.now
 
-    def _carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
+    def carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
         """First of these carriers that the node reaches now and `peer` has dialled itself ("": none)."""
         other, now = self.nodes.get(peer), self.clock.now
         for carrier in carriers:
@@ -269,7 +269,7 @@ class World(Environment):
             other = self.nodes.get(peer)
             if not node.running or (peer in node.links and node.links[peer].open):
                 return
-            via = self._carrier_to(node, peer, carriers)
+            via = self.carrier_to(node, peer, carriers)
             if other is None or not via or node.member.incarnation < other.seen.get(node.id, 0):
                 node.handle(ev.LinkDown(peer, "no carrier has a link to it"))
             elif other.peer.ctx.run.revoked.refusal(node.id, self.credential_of(node).ticket):
