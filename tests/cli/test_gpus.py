@@ -145,6 +145,15 @@ def test_a_machine_lends_no_more_memory_than_its_owner_says() -> None:
         check_fit(run, model, GIB)
 
 
+def test_a_machine_without_room_for_the_stage_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, model = large_run("cpu")
+    monkeypatch.setattr("anabranch.node.lifecycle.training_machine.free_memory_bytes", lambda: GIB)
+    with pytest.raises(UserError, match=r"cpu has 1.0 GiB free, and its 8 blocks .*end other programs"):
+        check_fit(run, model)
+    monkeypatch.setattr("anabranch.node.lifecycle.training_machine.free_memory_bytes", lambda: 1 << 50)
+    check_fit(run, model)
+
+
 def test_other_threads_than_the_run_s_are_for_mixed_runs_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,9 +200,31 @@ def test_a_model_is_taken_from_the_hub_s_cache_by_its_revision(
     assert model_folder("~/x") == Path("~/x").expanduser()
     with pytest.raises(ConfigError, match="cannot be fetched"):
         model_folder(f"hub:owner/small@{REVISION[::-1]}")
+    assert model_folder(f"hub:owner/small@{REVISION}", fetch=False) == kept
     for name in ("owner/small", "owner/small@main", f"../../x@{REVISION}"):
         with pytest.raises(ConfigError, match="OWNER/NAME@REVISION"):
             model_folder(f"hub:{name}")
+
+
+def test_nothing_is_fetched_without_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run file of others names a model; and a model that does not fit on the disk is not begun."""
+    hub, asked = pytest.importorskip("huggingface_hub"), list[bool]()
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def download(name: str, local_files_only: bool, **others: object) -> str:
+        asked.append(local_files_only)
+        raise FileNotFoundError(name)
+
+    def info(self: object, name: str, **others: object) -> SimpleNamespace:
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename="model.safetensors", size=1 << 60)])
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(hub.HfApi, "model_info", info)
+    with pytest.raises(ConfigError, match="nothing is downloaded that a run file names unless you agree"):
+        model_folder(f"hub:owner/small@{REVISION}", fetch=False)
+    with pytest.raises(ConfigError, match="GiB free: delete files there"):
+        model_folder(f"hub:owner/small@{REVISION}")
+    assert asked == [True, True]
 
 
 @pytest.mark.slow

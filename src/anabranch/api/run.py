@@ -242,7 +242,7 @@ class Run:
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
         """Recompute every step here and compare; parameters and result are those of `anabranch.verify`."""
-        return verify(self.path, jobs, independent)
+        return verify(self.path, jobs, independent, fetch=True)
 
     def load(self, step: int | None = None) -> TrainedModel:
         """Model of a checkpoint; see `anabranch.load`."""
@@ -335,20 +335,25 @@ def free_path(run: RunConfig) -> Path:
 
 
 def verify(
-    path: str | Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
+    path: str | Path,
+    jobs: int = 1,
+    independent: bool = False,
+    rounds: tuple[int, int] | None = None,
+    fetch: bool = False,
 ) -> Report:
     """Recompute every step of a run on this machine, and compare all values with its log and checkpoints.
 
     jobs: processes that share each step; the result does not depend on it. independent: also train one
     unsplit torch module with torch's AdamW in fp64, and compare. rounds: first and last iteration of the log
-    to recompute, from the last checkpoint before them; None: all. `holds` of the result says whether the run
-    keeps its promise, `lines()` has the details. Configures torch as the run does. Raises UserError for what
-    is missing or unreadable.
+    to recompute, from the last checkpoint before them; None: all. fetch: True to download imported weights
+    that the run file names from the hub; else they have to be in its cache. `holds` of the result says
+    whether the run keeps its promise, `lines()` has the details. Configures torch as the run does. Raises
+    UserError for what is missing or unreadable.
     """
     directory = prepared(path)
     from anabranch.audit.verify import verify as replay
 
-    return replay(directory.path, jobs, independent, rounds)
+    return replay(directory.path, jobs, independent, rounds, fetch)
 
 
 def prepared(path: str | Path) -> RunDirectory:

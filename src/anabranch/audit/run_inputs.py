@@ -52,16 +52,17 @@ class Inputs:
         return Reference(self.run, self.model, self.batches, self.initial, self.frozen)
 
 
-def open_inputs(run_dir: Path) -> Inputs:
+def open_inputs(run_dir: Path, fetch: bool = False) -> Inputs:
     """Open a run directory and set this process's numerics to the run's. Checks every corpus file against its
-    hash. Raises UserError for anything missing or damaged."""
+    hash. fetch: True to download imported weights from the hub that the run file names; it may be a
+    stranger's. Raises UserError for anything missing or damaged."""
     directory = RunDirectory.open(run_dir)
     run = load_run_file(directory.run_file)
     configure(run.compute.threads)
     corpus = open_corpus(directory.corpus)
     initial = frozen = None
     if run.model.initial_weights != "seed" and not run.lora.rank:
-        _, initial = import_hf(model_folder(run.model.initial_weights))
+        _, initial = import_hf(model_folder(run.model.initial_weights, fetch))
     model = model_config(run.model, corpus.vocab_size)
     if run.lora.rank:
         frozen = whole_frozen(run, adapted(run, model), FrozenStore(directory.frozen))

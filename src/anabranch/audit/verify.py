@@ -37,14 +37,15 @@ from anabranch.train.stage.state import SnapshotError
 
 
 def verify(
-    run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
-) -> Report:
+    run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None,
+    fetch: bool = False,
+) -> Report:  # fmt: skip
     """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
     processes share the work; the result does not depend on their number. rounds: first and last iteration of
-    the log to recompute, from the last usable checkpoint before them; None: all. Shows progress, and sets
-    this process's numerics to the run's. Raises UserError for anything missing or unreadable, and for
-    `rounds` that cannot be judged alone."""
-    inputs, log = _opened(run_dir)
+    the log to recompute, from the last usable checkpoint before them; None: all. fetch: as of `open_inputs`.
+    Shows progress, and sets this process's numerics to the run's. Raises UserError for anything missing or
+    unreadable, and for `rounds` that cannot be judged alone."""
+    inputs, log = _opened(run_dir, fetch)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
@@ -96,10 +97,10 @@ def verify(
     )
 
 
-def _opened(run_dir: Path) -> tuple[Inputs, LoggedRun]:
+def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun]:
     """Inputs and log of a run that can be replayed. Raises UserError if it cannot."""
     with ticking("reading the run and its log"):
-        inputs = open_inputs(run_dir)
+        inputs = open_inputs(run_dir, fetch)
         log = read_log(inputs.directory.log)
         _check_replayable(inputs, log)
     return inputs, log

@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = "take only iterations A to B of the log again, from the last checkpoint before them"
     add("--rounds", type=_span, metavar="A:B", help=part)
     add("--proof", type=Path, metavar="FILE", help="check a proof that a relay's work is false")
+    fetch = "download imported weights that the run file names from the Hugging Face Hub, if they lack here"
+    add("--fetch", action="store_true", help=fetch)
     add_json(parser)
 
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--jobs", args.jobs, Range(1))
     if args.proof is not None:
         return _check_proof(args)
-    report = verify(args.run_dir, args.jobs, args.independent, args.rounds)
+    report = verify(args.run_dir, args.jobs, args.independent, args.rounds, args.fetch)
     text = "\n".join(report.lines())
     print(json.dumps(report.as_dict(), allow_nan=False) if args.json else plain_lines(text))
     return 0 if report.holds else 1
@@ -67,7 +69,7 @@ def _check_proof(args: argparse.Namespace) -> int:
     prepared(args.run_dir)
     from anabranch.audit.proof import PROVED, verify_proof
 
-    result = verify_proof(args.run_dir, args.proof, IdentitySigner(Identity.generate()))
+    result = verify_proof(args.run_dir, args.proof, IdentitySigner(Identity.generate()), args.fetch)
     text = "\n".join(result.lines())
     print(json.dumps(result.as_dict(), allow_nan=False) if args.json else plain_lines(text))
     return 0 if result.outcome == PROVED else 1

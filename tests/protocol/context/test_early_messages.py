@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.protocol.context.early_buffer import EARLY_PAYLOADS_MAX, EarlyBuffer
+from anabranch.protocol.context.early_buffer import EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX, EarlyBuffer
 from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart, Slots
+from anabranch.protocol.reduce.partial_sums import PARTS
 
 FENCE = Fence(1, 1, 3, "base", 1)
 
@@ -21,10 +22,10 @@ def kept(early: EarlyBuffer) -> list[object]:
 def test_parts_of_an_older_attempt_make_room_for_those_of_a_newer_one() -> None:
     """A replica that is behind gets the same over slow links again and again; what counts came last."""
     early = EarlyBuffer()
-    for number in range(1, EARLY_PAYLOADS_MAX + 3):
+    newest = EARLY_PARTS_MAX + 2
+    for number in range(1, newest + 1):
         for message in (part(ReducePart, number, 0), part(ReducedPart, number, 1)):
             assert early.keep("a", message, b"x", 1) is None
-    newest = EARLY_PAYLOADS_MAX + 2
     assert kept(early) == [part(ReducePart, newest, 0), part(ReducedPart, newest, 1)]
 
 
@@ -47,17 +48,31 @@ def test_parts_without_their_payloads_make_room_for_none() -> None:
     early = EarlyBuffer()
     for number in range(1, 9):
         assert early.keep("a", part(ReducePart, number, 0), None, 1) is None
-    for at in range(EARLY_PAYLOADS_MAX):
-        assert early.keep("a", part(ReducePart, 9, at), b"x", 1) is None
-    assert early.keep("a", part(ReducePart, 9, EARLY_PAYLOADS_MAX), b"x", 1)
+    assert early.keep("a", part(ReducePart, 9, 0), b"x", 1) is None
+    assert len(early) == 9
 
 
-def test_one_attempt_of_too_many_parts_is_too_much() -> None:
+def test_the_parts_of_a_whole_attempt_are_kept_and_no_more() -> None:
+    """A replica may open the iteration after one peer summed all its parts: nobody sends them again."""
     early = EarlyBuffer()
-    for at in range(EARLY_PAYLOADS_MAX):
-        assert early.keep("a", part(ReducedPart, 1, at), b"x", 1) is None
-    assert early.keep("a", part(ReducedPart, 1, EARLY_PAYLOADS_MAX), b"x", 1)
-    assert early.keep("a", Forward(FENCE, 0, (), True, False, False, 0, ()), b"x", 1)
+    for at in range(PARTS):
+        for kind in (ReducePart, ReducedPart):
+            for _ in range(2):  # a part that comes again takes no room
+                assert early.keep("a", part(kind, 1, at), b"x", 1) is None
+    assert len(early) == 2 * PARTS == EARLY_PARTS_MAX
+    assert early.keep("a", part(ReducedPart, 1, PARTS), b"x", 1)
+    assert early.keep("a", part(ReducePart, 1, 0, 2), b"x", 1)
+    assert early.keep("b", part(ReducePart, 1, 0, 2), b"x", 1) is None
+
+
+def test_tensors_beside_parts_are_few() -> None:
+    early = EarlyBuffer()
+    early.keep("a", part(ReducePart, 1, 0), b"x", 1)
+    for index in range(EARLY_PAYLOADS_MAX):
+        assert early.keep("a", Forward(FENCE, index, (), True, False, False, 0, ()), b"x", 1) is None
+    assert early.keep("a", Forward(FENCE, 9, (), True, False, False, 0, ()), b"x", 1)
+    assert early.keep("a", part(ReducePart, 2, 0), b"x", 1) is None
+    assert early.keep("a", Forward(FENCE, 9, (), True, False, False, 0, ()), b"x", 1)
 
 
 def test_what_a_peer_granted_goes_with_its_link() -> None:

@@ -161,6 +161,7 @@ def test_a_relay_that_claims_nothing_makes_no_wait_longer_than_the_last(
         (34, "false apart"),  # the liar owns no unit, and does not report the result
         (74, "false apart"),  # the liar would have an honest replica removed on its word
         (97, "false apart"),  # the stage has more members than one cell of a reduce
+        (10100099, "wrong digest"),  # a newcomer got the result before it opened the iteration
     ],
 )
 def test_deeds_that_the_coordinator_witnesses(seed: int, deed: str) -> None:

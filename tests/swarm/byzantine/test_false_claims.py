@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import msgspec
@@ -22,7 +23,7 @@ from swarm.islands.test_review_rounds import island_run, world_of
 STEPS = 8
 
 
-def lies(world: World, liar: str) -> None:
+def lies(world: World, liar: str, stage: int = 1) -> None:
     """Have `liar` claim the whole cover as soon as it opens an iteration, and act as if it held that."""
     opened: set[int] = set()
 
@@ -40,7 +41,7 @@ def lies(world: World, liar: str) -> None:
 
             reduce._recount = only_own  # type: ignore[method-assign]
         opened.add(iteration.t)
-        iteration.claims.held |= node.peer.ctx.run.cover(1, iteration.t)
+        iteration.claims.held |= node.peer.ctx.run.cover(stage, iteration.t)
         iteration.claims.send()
 
     world.bookkeepers.append(lie)
@@ -51,6 +52,27 @@ def owned(world: World) -> list[Counter[str]]:
     records = [decode_entry(line).record for line in world.log]
     parts = [record.stages[1] for record in records if isinstance(record, Commit) and record.stages]
     return [Counter(part.members[k] for k in part.owners if k >= 0) for part in parts]
+
+
+def units_of(world: World, peer: str, stage: int) -> list[set[int]]:
+    """Units of a stage that a peer owns, per committed step."""
+    records = [decode_entry(line).record for line in world.log]
+    parts = [record.stages[stage] for record in records if isinstance(record, Commit) and record.stages]
+    return [{unit for unit, k in enumerate(part.owners) if part.members[k] == peer} for part in parts]
+
+
+def sent_on(world: World, *peers: str) -> dict[int, set[int]]:
+    """Iteration -> microbatches that one of `peers` sent forward, or was sent; filled by the run."""
+    carry, found = world.carry, defaultdict[int, set[int]](set)
+
+    def look(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if isinstance(said, msg.Forward) and (sender.id in peers or peer in peers):
+            found[said.fence.t].add(said.index)
+        carry(sender, peer, message, payload)
+
+    world.carry = look  # type: ignore[method-assign]
+    return found
 
 
 def removed(world: World) -> dict[str, str]:
@@ -222,3 +244,60 @@ def test_nobody_is_asked_for_holders_in_a_calm_run() -> None:
     world.carry = look  # type: ignore[method-assign]
     world.run(until_s=300.0)
     assert asked == [] and removed(world) == {} and wrong_states(world) == {}
+
+
+def vouches(world: World, accomplice: str, stage: int, liar: str) -> None:
+    """Have `accomplice` say that `liar` gave it back every microbatch of the batch."""
+    carry, every = world.carry, tuple(range(8))
+
+    def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id == accomplice and isinstance(said, msg.Claim) and said.holders:
+            message = msg.encode(msgspec.structs.replace(said, holders={liar: (every, ())}))
+        carry(sender, peer, message, payload)
+
+    world.carry = on_its_way  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("claims_too", [False, True])
+def test_an_accomplice_at_the_stage_before_gives_away_its_own_work_alone(claims_too: bool) -> None:
+    """It says that r2.0 computed everything; r2.0 is the first by id."""
+    settings = Settings("steal", 1, 2, 8, STEPS, min_replicas=3)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(3))]
+    world = counting_world(settings, machines, 2)
+    lies(world, "r2.0", 2)
+    if claims_too:
+        lies(world, "r1.0")
+    vouches(world, "r1.0", 1, "r2.0")
+    sent = sent_on(world, "r1.0", "r2.0")
+    world.run(until_s=600.0)
+    assert world.history().t == STEPS
+    for t, units in enumerate(units_of(world, "r2.0", 2), 1):
+        assert units <= sent[t], (t, units)
+    assert any(len(sent[t]) < 8 for t in range(1, STEPS + 1))
+    assert ("r1.0" in removed(world)) == claims_too and removed(world).keys() <= {"r1.0", "r2.0"}
+
+
+def test_a_data_node_gets_no_heads_and_no_embeddings_of_others() -> None:
+    """It claims all of stage 0, and is the first by id."""
+    settings = Settings("steal", 1, 1, 8, STEPS, min_replicas=2)
+    machines = [Machine("d1", 0), Machine("d0", 0), *(Machine(f"r1.{k}", 1) for k in range(2))]
+    world = counting_world(settings, machines, 1)
+
+    def lie(node: Node, event: ev.Event) -> None:
+        iteration = node.peer.iterations.current
+        if node.id == "d0":
+            node.peer.iterations.replica.all_reduce._recount = lambda *work: None  # type: ignore[method-assign]
+        if node.id == "d0" and iteration is not None and len(iteration.claims.held) < 16:
+            iteration.claims.held |= node.peer.ctx.run.cover(0, iteration.t)
+            iteration.claims.losses |= dict.fromkeys(set(range(8)).difference(iteration.claims.losses), 1.0)
+            iteration.claims.send()
+
+    world.bookkeepers.append(lie)
+    world.strict = False
+    found = sent_on(world, "d0")
+    with contextlib.suppress(TimeoutError):
+        world.run(until_s=300.0)
+    for t, units in enumerate(units_of(world, "d0", 0), 1):
+        assert {unit // 2 for unit in units} <= found[t], (t, units)
+    assert "work of others" in removed(world)["d0"]

@@ -70,3 +70,22 @@ def test_a_replica_whose_report_never_comes_loses_its_seat() -> None:
     world.run(until_s=600.0)
     assert told and set(removed(world)) == {"r1.1"}
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_a_replica_that_opens_the_iteration_after_its_result_came_keeps_its_seat() -> None:
+    """It hears of a step late, so that the other replica computes the whole next one. Nobody sends it the
+    parts of the result again."""
+    world, _ = swarm(msg.Vouch, 0.0)
+    carry, delayed = world.carry, list[float]()
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        if peer == "r1.1" and 7.0 < world.clock.now < 9.0 and isinstance(msg.decode(message), msg.Announce):
+            delayed.append(world.clock.now)
+            world.clock.after(9.0 - world.clock.now, partial(carry, sender, peer, message, payload))
+        else:
+            carry(sender, peer, message, payload)
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.run(until_s=600.0)
+    assert delayed and removed(world) == {}
+    assert world.history().t == STEPS and world.clock.now < 12.0  # no stall after the delay

@@ -127,3 +127,22 @@ def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run
     world.bookkeepers.append(crash)
     world.run(until_s=400.0)
     assert liars and world.history().t == 6 and removed(world) == ["r1.1"]
+
+
+@pytest.mark.parametrize("slots", [3, 4])
+def test_a_data_node_that_begins_no_slots_is_removed_and_its_machines_are_not(slots: int) -> None:
+    """It is heard. Of a data node with one slot the first machine is suspected, and may come back."""
+    run = island_run(slots=slots, late="wait")
+    run = replace(run, batch=replace(run.batch, microbatches=2 * slots))
+    world = world_of(run, relays=slots, checked=False)
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        work = isinstance(msg.decode(message), msg.Forward | msg.Claim)
+        if not (work and sender.id == "d1" and sender.peer.committed >= 3):
+            carry(sender, peer, message, payload)
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=3000.0)
+    assert world.history().t == 6
+    assert removed(world)[-1] == "d1" and len(removed(world)) == 1 + (slots == 3)

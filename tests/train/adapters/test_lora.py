@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,6 +157,22 @@ def test_other_bytes_are_not_the_frozen_weights(tmp_path: Path) -> None:
         store.get(run.lora.frozen[1], layout_of(run, 1), torch.float32)
     with pytest.raises(FrozenError, match="not the hash"):
         store.path("../../etc/passwd")
+
+
+def test_a_full_disk_keeps_no_part_of_frozen_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are fetched again by the next process."""
+    free = [1 << 20]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
+    store = FrozenStore(tmp_path / "frozen")
+    with pytest.raises(OSError, match="no room"):
+        with_frozen(lora_run(), store)
+    free[0] = 1 << 40
+    monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        with_frozen(lora_run(), store)
+    assert not list(store.folder.iterdir())
 
 
 def test_what_cannot_be_adapted_is_refused_by_name() -> None:

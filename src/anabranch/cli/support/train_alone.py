@@ -81,7 +81,7 @@ def _opened(path: Path) -> tuple[Inputs, Alone, int]:
     from anabranch.audit.run_inputs import open_inputs
     from anabranch.train.reference.alone import Alone
 
-    inputs = open_inputs(path)
+    inputs = open_inputs(path, fetch=True)
     directory = inputs.directory
     if directory.log.exists():
         raise UserError(f"{path} is the run of a swarm: continue with: anabranch resume {path} --local")

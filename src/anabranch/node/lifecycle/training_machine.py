@@ -178,8 +178,8 @@ def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLI
 
 def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> None:
     """Raise UserError if a relay's stage cannot lie on this machine's devices: there are more devices than
-    blocks, or a GPU's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
-    blocks of the largest stage and one microbatch."""
+    blocks, or a device's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
+    blocks of the largest stage and one microbatch. Called before anything is fetched."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.model.sizes import block_parameters, end_parameters
     from anabranch.train.stage.protocol_inputs import trained_parameters
@@ -198,7 +198,7 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
     other = "give more with --memory" if limited else "end other programs there"
     for place, (device, free, blocks) in enumerate(_shares(run, model, most_bytes)):
         needed = blocks * block + (ends if run.pipeline.whole and place == 0 else 0)
-        if (device.startswith("cuda") or limited) and needed > free:
+        if needed > free:
             several = "let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
             advice = (several if device.startswith("cuda") else "") + other
             has = f"{device} has {_gib(free)} {'to use' if limited else 'free'}"

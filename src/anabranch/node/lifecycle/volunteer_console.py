@@ -82,7 +82,8 @@ class VolunteerConsole:
             case ev.Received(_, StateOffer(_, t, _, pieces)) if pieces and not self._serving:
                 self._bar.close()
                 label = f"fetching the state after iteration {t}"
-                self._say(label)
+                size = pieces * PIECE_BYTES / (1 << 20)
+                self._say(f"{label}: at most {size:,.0f} MiB, from the run's peers")
                 self._advance = self._bar.enter_context(progress(label, pieces * PIECE_BYTES, unit="bytes"))
             case ev.Received(_, Piece(), payload) if payload is not None and self._advance is not None:
                 self._advance(PIECE_BYTES)

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from anabranch.protocol.messages import FencedMessage, ReducedPart, ReducePart
 from anabranch.protocol.messages.table import PER_CONNECTION
 
-#: Most messages kept for each sender, and most of them with a payload: enough for a neighbour's credits and
-#: requests of one iteration, and a few tensors.
+#: Most messages kept for each sender, and most of them with a payload that is no part of a reduce: enough for
+#: a neighbour's credits and requests of one iteration, and a few tensors.
 EARLY_MAX, EARLY_PAYLOADS_MAX = 256, 4
+#: Most parts of reduces kept for each sender: as many of a sum as an attempt may have (`partial_sums.PARTS`),
+#: and as many reduced ones. Parts that were refused would not be sent again.
+EARLY_PARTS_MAX = 32
 #: Iterations after the last commit from which on a message is not kept, and from which on it is refused as
 #: implausible.
 EARLY_AHEAD, FAR_AHEAD = 3, 1000
@@ -26,6 +29,7 @@ class EarlyBuffer:
     def __init__(self) -> None:
         self._kept: list[Kept] = []
         self._by_peer: dict[str, list[int]] = {}
+        """Sender -> number of its messages; of those with a payload: others than parts, parts."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -33,38 +37,41 @@ class EarlyBuffer:
     def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
         """Store a message about an iteration that is not open yet; returns the reason if it is refused:
         beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
-        One beyond EARLY_AHEAD, or a part of an older reduce attempt than is stored, is dropped without
-        refusal; a part of a newer attempt replaces those of older ones."""
+        One beyond EARLY_AHEAD, a part of an older reduce attempt than is stored, or a part that is stored
+        already, is dropped without refusal; a part of a newer attempt replaces those of older ones."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
             return None
         if payload is not None and isinstance(message, Part) and not self._newest(peer, message):
             return None
-        count = self._by_peer.setdefault(peer, [0, 0])
-        if count[0] >= EARLY_MAX or (payload is not None and count[1] >= EARLY_PAYLOADS_MAX):
+        count = self._by_peer.setdefault(peer, [0, 0, 0])
+        of_kind, most = _of_kind(message, payload)
+        if count[0] >= EARLY_MAX or (of_kind and count[of_kind] >= most):
             return "too much about a later iteration"
         count[0] += 1
-        count[1] += payload is not None
+        if of_kind:
+            count[of_kind] += 1
         self._kept.append((peer, message, payload))
         return None
 
     def _newest(self, peer: str, part: Part) -> bool:
-        """Drop the sender's parts of older attempts of the same reduce; False if parts of a newer attempt are
-        stored. A replica that is behind receives the same parts again with each attempt."""
+        """Drop the sender's parts of older attempts of the same reduce; False if parts of a newer attempt, or
+        this one, are stored. A replica that is behind receives the same parts again with each attempt."""
         stay: list[Kept] = []
         for kept in self._kept:
             sender, was, payload = kept
             if sender == peer and payload is not None and isinstance(was, Part):
                 alike = (was.fence, was.stage) == (part.fence, part.stage)
-                if alike and was.attempt > part.attempt:
+                if alike and (was.attempt > part.attempt or was == part):
                     return False
                 if alike and was.attempt < part.attempt:
                     continue
             stay.append(kept)
         if gone := len(self._kept) - len(stay):
             self._kept = stay
-            self._by_peer[peer] = [count - gone for count in self._by_peer[peer]]
+            messages, payloads, parts = self._by_peer[peer]
+            self._by_peer[peer] = [messages - gone, payloads, parts - gone]
         return True
 
     def forget(self, void: Callable[[FencedMessage], bool]) -> None:
@@ -86,3 +93,11 @@ class EarlyBuffer:
         kept, self._kept = self._kept, []
         self._by_peer.clear()
         return kept
+
+
+def _of_kind(message: FencedMessage, payload: object) -> tuple[int, int]:
+    """(index of its count in those of its sender, most of its kind) of a message with a payload; (0, _) if it
+    has none."""
+    if payload is None:
+        return 0, EARLY_MAX
+    return (2, EARLY_PARTS_MAX) if isinstance(message, Part) else (1, EARLY_PAYLOADS_MAX)

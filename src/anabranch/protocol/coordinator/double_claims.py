@@ -1,16 +1,21 @@
-"""Microbatches that two replicas of a relay stage claim: the stage before says whose they are (R6, R7).
+"""Units that two replicas of a stage claim: who gave a microbatch back to its owner at the stage before owns
+it (R6, R7).
 
 A claim is the word of one peer. The peer that sent a microbatch on knows who gave it back, so no single relay
-gets the work of others by claiming it. Nobody is asked while no two claims name one microbatch.
+gets the work of others by claiming it. Its word counts for microbatches that it owns itself, as the stage
+before it says in turn; the first link of this chain is the log, which says what each data node begins. So two
+liars of adjacent stages get no more than what the first of them computed. Stage 0 follows the last stage: its
+heads are given back to that one, and embeddings belong to the data node that the log names. Nobody is asked
+while no two claims name one unit.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.messages import Attempt, Claim, Missing
 
 #: Iterations after a double claim in which a stage's claims need the word of the stage before from the start:
@@ -34,23 +39,30 @@ class DoubleClaims:
     def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
         """Doubt a stage in which two peers claim one microbatch, ask the stage before who has them, and take
         its answers; called when a claim was entered. fresh: units that it claims for the first time."""
-        stage, after = message.stage, message.stage + 1
-        if stage and fresh:
+        stage, after = message.stage, self._after(message.stage)
+        if fresh:
             doubled = any(fresh & units for other, units in current.claims[stage].items() if other != peer)
             if doubled:
                 self._watched[stage] = current.t + WATCHED
             if current.t <= self._watched.get(stage, 0) and stage not in current.doubted:
                 current.doubted[stage] = True
-                for other in current.claims.get(stage - 1, {}):
+                for other in current.claims.get(self._before(stage), {}):
                     self._ask(current, other)
-        if after > self.ctx.run.settings.stages:
-            return
         known = current.holders.setdefault(after, {})
         if message.holders and known.get(peer) != message.holders:
             known[peer] = message.holders
-            current.reported[after] = current.reported.get(after, 0) + 1
         elif fresh and not message.holders and after in current.doubted:
             self._ask(current, peer)
+        elif not fresh:
+            return
+        for each in current.doubted:  # the chain of words may say more now
+            current.reported[each] = current.reported.get(each, 0) + 1
+
+    def _after(self, stage: int) -> int:
+        return stage + 1 if stage < self.ctx.run.settings.stages else 0
+
+    def _before(self, stage: int) -> int:
+        return stage - 1 if stage else self.ctx.run.settings.stages
 
     def _ask(self, current: Round, peer: str) -> None:
         """Ask a peer who has the microbatches that it sent on, unless it was asked: it goes on to say so."""
@@ -64,15 +76,34 @@ class DoubleClaims:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
     def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
-        """Microbatch -> peers of a doubted stage that gave it back, as the stage before says; empty for any
-        other stage."""
-        found = defaultdict[int, set[str]](set)
-        if stage in current.doubted:
-            for holders in current.holders.get(stage, {}).values():
-                for peer, (given, _) in holders.items():
-                    for index in given:
-                        found[index].add(peer)
+        """Unit -> peers of a doubted stage that gave it back to its owner at the stage before, as that one
+        says, or whom the log names for an embedding; empty for any other stage."""
+        found = dict[int, set[str]]()
+        if stage not in current.doubted:
+            return found
+        before, begins = self._before(stage), self._begins(current)
+        if not stage:
+            found = {embed_unit(index): {peer} for index, peer in begins.items()}
+        owners = self.named(current, before) if before else {}
+        certain = not before or current.doubted.get(before, False)
+        for witness, holders in current.holders.get(stage, {}).items():
+            own = self._own(current, before, witness, begins)
+            for peer, (given, _) in holders.items():
+                for index in own.intersection(given):
+                    if witness in owners.get(index, () if before and certain else (witness,)):
+                        found.setdefault(_unit(stage, index), set()).add(peer)
         return found
+
+    def _own(self, current: Round, stage: int, peer: str, begins: Mapping[int, str]) -> frozenset[int]:
+        """Microbatches that a relay claims, or that the log has a data node begin (`begins`)."""
+        if stage:
+            return current.claims.get(stage, {}).get(peer, frozenset())
+        return frozenset(index for index, begun_by in begins.items() if begun_by == peer)
+
+    def _begins(self, current: Round) -> Mapping[int, str]:
+        """Microbatch, or slot of a round -> data node that begins it, as the log says."""
+        run = self.ctx.run
+        return run.membership.assignment(current.t, run.batch(current.t)).holder
 
     def awaits(
         self,
@@ -127,25 +158,30 @@ class DoubleClaims:
         remove them.
 
         One relay of the stage before does not convict, or it could send work twice and accuse one of the two,
-        not even as the only one; a data node does.
+        not even as the only one; a data node does, and the log. Peers of the stage before excuse by
+        microbatches that they claim, too.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:
             attempt, named = current.attempts.get(stage), self.named(current, stage)
             if attempt is None:
                 continue
+            before, begins = self._before(stage), self._begins(current)
             said = current.holders.get(stage, {})
-            needed = 2 if stage > 1 else 1
+            own = {witness: self._own(current, before, witness, begins) for witness in said}
+            gave = {
+                witness: {_unit(stage, k) for each, _ in holders.values() for k in own[witness] & {*each}}
+                for witness, holders in said.items()
+            }
+            needed = 2 if before else 1
             for peer, units in current.claims.get(stage, {}).items():
                 false = {unit for unit in units if self._others(attempt, unit, named, peer)}
-                for holders in said.values():
-                    false.difference_update(*holders.get(peer, ()))
-                by = [
-                    witness
-                    for witness, holders in said.items()
-                    if any(not false.isdisjoint(given) for given, _ in holders.values())
-                ]
-                if not false or 2 * len(false) < len(units) or len(by) < needed:
+                for witness, holders in said.items():
+                    sent = own[witness].intersection(frozenset().union(*holders.get(peer, ())))
+                    false.difference_update(_unit(stage, index) for index in sent)
+                by = [witness for witness, given in gave.items() if not false.isdisjoint(given)]
+                logged = not stage and any(unit % 2 for unit in false)
+                if not false or 2 * len(false) < len(units) or (len(by) < needed and not logged):
                     self._false.pop(peer, None)
                     continue
                 self._false[peer] = count = self._false.get(peer, 0) + 1
@@ -160,3 +196,8 @@ class DoubleClaims:
         """True if another member than `peer` owns a unit, and gave it back."""
         owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
         return owner >= 0 and attempt.members[owner] != peer and attempt.members[owner] in named.get(unit, ())
+
+
+def _unit(stage: int, index: int) -> int:
+    """Unit of a microbatch that one peer of `stage` gives back to the stage before."""
+    return index if stage else head_unit(index)

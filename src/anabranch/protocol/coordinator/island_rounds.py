@@ -59,9 +59,9 @@ class IslandRounds:
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
-        self._overdue: dict[str, int] = {}
+        self._overdue: dict[str, tuple[int, str]] = {}
         """Peer that was removed since it was overdue with a slot -> round up to which it is expelled for the
-        same."""
+        same, and data node that begins that slot."""
 
     @property
     def _of_inner_step(self) -> int:
@@ -188,7 +188,9 @@ class IslandRounds:
         """Remove the machines that are overdue with their slots in a run that waits for late slots: they may
         be heard, and never compute. Their slots are filled by others then, or hopeless. A machine that comes
         back and is overdue again within REMEMBERED rounds is expelled. While this leader hears nobody its own
-        line may be down, and machines that are done cannot say so: their time begins anew after it."""
+        line may be down, and machines that are done cannot say so: their time begins anew after it. A data
+        node is removed instead if it may not have begun them: if its slots are all that lack, and the second
+        machine waits for them."""
         ready = self._ready(current)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
@@ -197,20 +199,41 @@ class IslandRounds:
             current.cut_off_at = self.ctx.clock.now
         if self.ctx.clock.now < self.deadline(current):
             return
-        self._overdue = {peer: until for peer, until in self._overdue.items() if until >= current.t}
-        for peer in sorted(self._waited_for(current)):
-            late = f"{OVERDUE:g} times what a slot takes are over"
-            reason = f"it is overdue with its slot of round {current.t}: {late}"
+        self._overdue = {peer: was for peer, was in self._overdue.items() if was[0] >= current.t}
+        late = self._waited_for(current)
+        holder = self.ctx.run.membership.assignment(current.t, self.ctx.run.batch(current.t)).holder
+        for source in {holder[slot] for slot in late.values()}:
+            if self._is_late_source(current, source, late, holder):
+                reason = f"the slots of round {current.t} of this data node are overdue, and no others"
+                self._admission.remove(source, reason)
+                current.ready_at = self.ctx.clock.now  # the machines get the time anew
+                return
+        for peer, slot in sorted(late.items()):
+            over = f"{OVERDUE:g} times what a slot takes are over"
+            reason = f"it is overdue with its slot of round {current.t}: {over}"
             (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
-            self._overdue[peer] = current.t + REMEMBERED
+            self._overdue[peer] = current.t + REMEMBERED, holder[slot]
 
-    def _waited_for(self, current: Round) -> set[str]:
-        """Machines whose bound slots are not ready, but those that left or are being removed, also if they
-        came back since: others redo their slots."""
-        ready, membership = self._ready(current), self.ctx.run.membership
-        late = [slot for slot in sets_of(current.slots).slots if slot not in ready | current.dropped]
-        peers = {current.slots[slot].peer for slot in late}.difference(self._admission.going(), [self.ctx.me])
-        return peers.intersection(membership.live(1, current.t)).difference(membership.gone)
+    def _is_late_source(
+        self, current: Round, source: str, late: Mapping[str, int], holder: Mapping[int, str]
+    ) -> bool:
+        """True if a data node is the likely reason why machines are late (machine -> slot): all that is late
+        are all its slots, and two machines or more were late with them, those removed before included.
+        holder: slot -> data node."""
+        own = {slot for slot, peer in holder.items() if peer == source}
+        machines = {peer for peer, (_, was) in self._overdue.items() if was == source} | late.keys()
+        others, ready = holder.keys() - own, self._ready(current)
+        alone = others and others <= ready and own.isdisjoint(ready)
+        return bool(alone) and len(machines) > 1 and source not in (self.ctx.me, *self._admission.going())
+
+    def _waited_for(self, current: Round) -> dict[str, int]:
+        """Machines whose bound slots are not ready -> slot, but those that left or are being removed, also if
+        they came back since: others redo their slots."""
+        membership = self.ctx.run.membership
+        waiting = sets_of(current.slots).slots - self._ready(current) - current.dropped
+        gone = {*self._admission.going(), *membership.gone, self.ctx.me}
+        there = set(membership.live(1, current.t)) - gone
+        return {p: slot for slot in sorted(waiting) if (p := current.slots[slot].peer) in there}
 
     def _drop(self, current: Round, late: frozenset[int]) -> None:
         if not late:

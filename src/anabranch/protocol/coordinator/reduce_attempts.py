@@ -14,6 +14,7 @@ from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReduceSchedule
 from anabranch.protocol.coordinator.round import Look, Round
 from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WitnessedReduces
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.late_sources import LateSources
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
 from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
@@ -72,6 +73,7 @@ class ReduceAttempts:
         self.log = log
         self.admission = admission
         self.doubles = DoubleClaims(ctx)
+        self.sources = LateSources(ctx, admission)
         self.step_s = 0.0
         self._late = 0.0
         """Steps with late claims, less those forgiven."""
@@ -372,7 +374,7 @@ class ReduceAttempts:
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
         current.waited_s += self.ctx.clock.now - current.progress_at
-        current.progress_at = self.ctx.clock.now
+        news_at, current.progress_at = current.progress_at, self.ctx.clock.now
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -384,8 +386,12 @@ class ReduceAttempts:
                 self._reduce_again(current, attempt)
             else:
                 self.doubles.stalled(current, stage)
+        if heads := self.sources.lacking_heads(current.t, current.evaluations):
+            lacking[0] = (*lacking.get(0, ()), *heads)
         if len(current.attempts) == tried:
             current.stalls += 1
+        usual_s = max(self.step_s, self.expected_s)
+        self.sources.stalled(current.t, current.opened_at, lacking, news_at, usual_s)
         if lacking:
             where = ", ".join(f"{len(units)} at stage {stage}" for stage, units in lacking.items())
             self.ctx.outbox.note("waiting", reason=f"iteration {current.t} lacks units: {where}")

@@ -7,7 +7,9 @@ itself: names and shapes follow from the run file, so a reader knows the size be
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from anabranch.train.devices.placement import Where, put
 from anabranch.train.model.interface import DTYPES, stage_layout, weights_from_tensors
 from anabranch.train.model.layout import Layout, raw_bytes
 from anabranch.train.model.partition import partition
+
+#: Bytes of a disk that frozen weights leave free: for the log and checkpoints. Plain choice.
+LEFT_BYTES = 256 << 20
 
 
 class FrozenError(ValueError):
@@ -94,12 +99,18 @@ class FrozenStore:
         if not found or self.path(found).exists():
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self.folder).free < weights.data.numel() + LEFT_BYTES:
+            raise OSError(errno.ENOSPC, f"no room for {weights.data.numel()} bytes", str(self.folder))
         unfinished = self.folder / f".{found}.{os.getpid()}"
-        with open(unfinished, "wb") as file:
-            file.write(raw_bytes(weights.data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, self.path(found))
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(raw_bytes(weights.data))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, self.path(found))
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
         return found
 
     def data(self, wanted: str) -> Tensor:

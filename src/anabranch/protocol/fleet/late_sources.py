@@ -1,0 +1,78 @@
+"""Data nodes that hold a step up: their microbatches go to other data nodes, then they lose their seats (R2).
+
+Only the log can give the microbatches of a data node to others, by its removal. A data node may be heard, and
+begin none of its microbatches, or claim none. Nobody can see that at first hand, so it is judged by the
+others: once all that another data node began is claimed everywhere, and only microbatches of this one lack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.interface.tasks import head_unit
+
+#: Stalls of a step with only microbatches of late data nodes lacking, after which these are removed. Relays
+#: that withhold claims are mended by the second (`repair.UNCLAIMED_REPORTS`). Plain choice: two more.
+LATE_STALLS = 4
+#: Times what a step usually takes, and least time (s), from when others were done until one is removed. Plain
+#: choices: one whose line became several times slower stays, and one that is restarted.
+OVERDUE, LATE_S = 12.0, 50.0
+
+
+class LateSources:
+    """Late data nodes of the open iteration, and those that were removed for that before."""
+
+    def __init__(self, ctx: PeerContext, admission: Admission) -> None:
+        self.ctx = ctx
+        self._admission = admission
+        self._removed: set[str] = set()
+        self._opened_at = math.nan
+        """Time (s) at which the iteration of what follows was opened."""
+        self._others_at = math.inf
+        """Time (s) of the last news before the first stall in which only microbatches of late ones lacked."""
+        self._stalls = Counter[str]()
+        """Late data node -> such stalls."""
+
+    def _windows(self, t: int) -> range:
+        """Indices of the held-out windows that are evaluated in iteration t."""
+        run = self.ctx.run
+        first, evaluated = run.settings.microbatches, run.settings.evaluates(t - 1, run.steps)
+        return range(first, first + run.settings.windows * evaluated)
+
+    def lacking_heads(self, t: int, reported: Collection[int]) -> tuple[int, ...]:
+        """Head units of the held-out windows of iteration t whose loss is not among those `reported`."""
+        return tuple(head_unit(index) for index in self._windows(t) if index not in reported)
+
+    def stalled(
+        self, t: int, opened_at: float, lacking: Mapping[int, Collection[int]], news_at: float, step_s: float
+    ) -> None:
+        """Note a stall of the step of iteration t, opened at `opened_at` (s), and remove data nodes that are
+        late; expel one that was removed before and is late with all its microbatches. lacking: stage -> units
+        that nobody claims, with the heads of held-out windows. news_at: time of the last news (s). step_s:
+        usual duration of a step; 0: not known, then what the other data nodes' microbatches took counts."""
+        run = self.ctx.run
+        if opened_at != self._opened_at:
+            self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()
+        holder = run.membership.assignment(t, self._windows(t)).holder
+        if t <= run.steps:
+            holder |= run.membership.assignment(t, run.batch(t)).holder
+        late = {unit if stage else unit // 2 for stage, units in lacking.items() for unit in units}
+        nodes = {holder[index] for index in late if index in holder}
+        if not nodes or nodes >= set(holder.values()):
+            return
+        self._others_at = min(self._others_at, news_at)
+        usual_s, waited_s = step_s or self._others_at - opened_at, self.ctx.clock.now - self._others_at
+        for peer in sorted(nodes - {self.ctx.me}):
+            self._stalls[peer] += 1
+            if self._stalls[peer] < LATE_STALLS or waited_s < max(LATE_S, OVERDUE * usual_s):
+                continue
+            own = {index for index, node in holder.items() if node == peer}
+            lacks = len(own & late)
+            reason = f"iteration {t} lacks {lacks} microbatches of this data node, and none of another's"
+            idle = lacks == len(own) and peer in self._removed
+            (self._admission.expel if idle else self._admission.remove)(peer, reason)
+            self._removed.add(peer)
