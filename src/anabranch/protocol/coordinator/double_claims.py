@@ -75,15 +75,15 @@ class DoubleClaims:
         if peer in current.asked:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
-    def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
-        """Unit -> peers of a doubted stage that gave it back to its owner at the stage before, as that one
-        says, or whom the log names for an embedding; empty for any other stage."""
-        found = dict[int, set[str]]()
+    def named(self, current: Round, stage: int) -> Mapping[int, Mapping[str, Collection[str]]]:
+        """Unit -> peer of a doubted stage that gave it back to its owner at the stage before, or whom the log
+        names for an embedding -> owners that say so ("": the log); empty for any other stage."""
+        found = dict[int, dict[str, set[str]]]()
         if stage not in current.doubted:
             return found
         before, begins = self._before(stage), self._begins(current)
         if not stage:
-            found = {embed_unit(index): {peer} for index, peer in begins.items()}
+            found = {embed_unit(index): {peer: {""}} for index, peer in begins.items()}
         owners = self.named(current, before) if before else {}
         certain = not before or current.doubted.get(before, False)
         for witness, holders in current.holders.get(stage, {}).items():
@@ -91,7 +91,7 @@ class DoubleClaims:
             for peer, (given, _) in holders.items():
                 for index in own.intersection(given):
                     if witness in owners.get(index, () if before and certain else (witness,)):
-                        found.setdefault(_unit(stage, index), set()).add(peer)
+                        found.setdefault(_unit(stage, index), {}).setdefault(peer, set()).add(witness)
         return found
 
     def _own(self, current: Round, stage: int, peer: str, begins: Mapping[int, str]) -> frozenset[int]:
@@ -131,17 +131,15 @@ class DoubleClaims:
         peer again and again would else have none end.
         """
         stage = attempt.stage
-        claims, named = current.claims.get(stage, {}), self.named(current, stage)
-        heard = current.overruled.setdefault(stage, set())
-        for unit, givers in named.items():
+        claims, heard = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
+        for unit, givers in self.named(current, stage).items():
             owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
             if owner < 0 or attempt.members[owner] in givers:
                 continue
-            able = {p for p in givers if p in attempt.members and unit in claims.get(p, ())}
-            said = current.holders[stage].items()
-            by = {word for word, each in said if any(unit in each[p][0] for p in able & each.keys())}
-            if not by <= heard:
-                heard |= by
+            able = (peer for peer in givers if peer in attempt.members and unit in claims.get(peer, ()))
+            words = {word for peer in able for word in givers[peer]}
+            if not words <= heard:
+                heard |= words
                 return True
         return False
 
@@ -192,7 +190,9 @@ class DoubleClaims:
         return found
 
     @staticmethod
-    def _others(attempt: Attempt, unit: int, named: Mapping[int, Collection[str]], peer: str) -> bool:
+    def _others(
+        attempt: Attempt, unit: int, named: Mapping[int, Collection[str]], peer: str
+    ) -> bool:
         """True if another member than `peer` owns a unit, and gave it back."""
         owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
         return owner >= 0 and attempt.members[owner] != peer and attempt.members[owner] in named.get(unit, ())

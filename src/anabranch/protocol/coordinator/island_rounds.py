@@ -202,7 +202,7 @@ class IslandRounds:
         self._overdue = {peer: was for peer, was in self._overdue.items() if was[0] >= current.t}
         late = self._waited_for(current)
         holder = self.ctx.run.membership.assignment(current.t, self.ctx.run.batch(current.t)).holder
-        for source in {holder[slot] for slot in late.values()}:
+        for source in {holder.get(slot, "") for slot in late.values()} - {""}:
             if self._is_late_source(current, source, late, holder):
                 reason = f"the slots of round {current.t} of this data node are overdue, and no others"
                 self._admission.remove(source, reason)
@@ -212,7 +212,7 @@ class IslandRounds:
             over = f"{OVERDUE:g} times what a slot takes are over"
             reason = f"it is overdue with its slot of round {current.t}: {over}"
             (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
-            self._overdue[peer] = current.t + REMEMBERED, holder[slot]
+            self._overdue[peer] = current.t + REMEMBERED, holder.get(slot, "")
 
     def _is_late_source(
         self, current: Round, source: str, late: Mapping[str, int], holder: Mapping[int, str]
