@@ -47,8 +47,9 @@ def obey(order: Path) -> None:
         harm, _, how = order.read_text().partition(" ") if order.exists() else ("", "", "")
         if not harm or (how == "bulk" and lane not in bulk):
             forwarded(lane, other, count)
-        elif harm == "delay":
-            lane.bytes_received += count
+            return
+        lane.bytes_received += count  # so that it does not end the circuit as idle
+        if harm == "delay":
             late.setdefault(lane, deque()).append(bytes(lane._buffer[:count]))
             asyncio.get_running_loop().call_later(float(how), forward, lane, other)
 

@@ -299,7 +299,7 @@ class Connections:
 
     def leave_lossy(self) -> list[tuple[str, str]]:
         """Peers whose carried links lose payloads, each with the reason to close the link."""
-        why = "passes heartbeats on and loses payloads"
+        why = "passes heartbeats on, and payloads do not come in time"
         return [(peer, self._leave_carrier(peer, why)) for peer in sorted(self.ctx.links.lossy)]
 
     def _leave_carrier(self, peer: str, why: str) -> str:
