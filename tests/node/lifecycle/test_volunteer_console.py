@@ -17,6 +17,8 @@ from anabranch.node.lifecycle.join import JoinOptions, Volunteer
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.observe.events import Note
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import PIECE_BYTES
+from anabranch.protocol.messages import StateOffer
 from support.hand_made_logs import step
 
 
@@ -44,6 +46,16 @@ def test_a_relay_that_is_moved_goes_on_telling_and_counting() -> None:
     assert "moved to stage 2 by the run; initializing it" in said
     assert "serving stage 2 from iteration 3 on" in said
     assert console.total == 4, "units of both stages, and none of a stage that it had left"
+
+
+def test_the_size_of_a_state_is_told_before_it_is_fetched() -> None:
+    said: list[str] = []
+    console = VolunteerConsole("me", said.append, lambda: 10)
+    console.begin()
+    console.watch(cast(LivePeer, None), ev.Received("d0", StateOffer(1, 7, "ab", 3)))
+    console.watch(cast(LivePeer, None), ev.Finished(cast(Any, None), cast(Any, None)))
+    size = 3 * PIECE_BYTES / (1 << 20)
+    assert said[-1] == f"fetching the state after iteration 7: at most {size:,.0f} MiB, from the run's peers"
 
 
 def test_loss_time_left_and_share_are_told_every_ten_seconds() -> None:
