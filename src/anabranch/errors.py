@@ -22,7 +22,8 @@ class ConfigError(UserError, ValueError):
 
 
 def used_up(error: BaseException | None) -> bool:
-    """True if an error says that disk, descriptors or memory are used up, or was raised in place of one."""
+    """True for an OSError which says that disk, descriptors or memory are used up, and for an error that was
+    raised in place of one or while one was handled. MemoryError and torch's errors do not count."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _USED_UP:
             return True

@@ -158,7 +158,8 @@ class OtherPrograms:
         return max(0.0, cores if sys.platform == "linux" else os.getloadavg()[0] + cores)
 
     def _used_s(self) -> float:
-        """Seconds of processors that other programs have used, on Linux; else less those of this process."""
+        """Seconds of processors that other programs have used, on Linux. Elsewhere minus those of this
+        process: `cores` adds the load average."""
         own = os.times()
         if sys.platform != "linux":
             return -(own.user + own.system)

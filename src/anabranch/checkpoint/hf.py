@@ -151,8 +151,8 @@ def check_unused(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context manager of a new folder that becomes `out` at a good end, and is deleted after an error. Raises
-    UserError if `out` is in use."""
+    """Context manager of a new folder beside `out`, which is renamed to `out` at a good end, and deleted
+    after an error. Raises UserError at the beginning if something is at `out` that is not an empty folder."""
     check_unused(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")

@@ -58,10 +58,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a source, without empty ones; may be iterated over any number of times. `size_bytes` is
-    the total of which `Document.position` is the running part; `label` is the setting and the path for
-    messages. `files` are all that is read, `left_out` binary files of the folder; `replaced` counts the
-    U+FFFD that stand for undecodable bytes, by file, for the files iterated over so far."""
+    """Documents of a source, without empty ones; may be iterated over any number of times. The iteration
+    raises ConfigError for contents that cannot be used. `size_bytes` is the total of which
+    `Document.position` is the running part (both count records if the source is streamed); `label` is the
+    setting and the path for messages. `files` are all that is read, `left_out` binary files of the folder;
+    `replaced` counts the U+FFFD that stand for undecodable bytes, by file, for the files iterated over so
+    far. `parts` are the sources of a mixture, each with its own `left_out` and `replaced`."""
 
     label: str
     size_bytes: int
@@ -70,7 +72,6 @@ class Documents:
     left_out: tuple[Path, ...] = ()
     replaced: dict[str, int] = field(default_factory=dict)
     parts: tuple[Documents, ...] = ()
-    """Sources of a mixture."""
 
     def __iter__(self) -> Iterator[Document]:
         return (document for document in self.open() if document.text)

@@ -20,7 +20,10 @@ _Hop = tuple[str, str]
 
 
 def arrange(instance: Instance) -> Flow:
-    """Flow of the policy `static`. Microbatches without a link or room at some stage are left out."""
+    """Flow of the policy `static`: stage by stage, as many microbatches as possible are matched with the
+    places of the next stage, so that the most expensive link used is as cheap as possible; from the last
+    stage each goes to the cheapest data node where it may end. Microbatches without a link or room at some
+    stage, or without a link to such a data node, are left out."""
     paths: list[Path] = [(node.id,) for node in instance.data_nodes for _ in range(node.microbatches)]
     rooms = [
         {relay.id: relay.capacity for relay in instance.relays if relay.stage == stage}

@@ -111,9 +111,10 @@ class EventWriter:
             self._send(lines)
 
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
-        """Write events that another peer sent, JSON lines, with all texts plain. Left out are unreadable
-        events, those in a third peer's name, of types that only the leader writes, and after MAX_EVENTS; all
-        of them on a nearly full disk, or once they have taken MAX_OTHERS_BYTES."""
+        """Write events that another peer sent, JSON lines, with all texts short, on one line and without
+        control characters. Left out are unreadable events, those in a third peer's name, of types that only
+        the leader writes, and lines after the first MAX_EVENTS of a call; all of them on a nearly full disk,
+        or once those of all peers have taken MAX_OTHERS_BYTES, which a note tells."""
         if self._left_out():
             return
         for line in lines[:MAX_EVENTS]:

@@ -177,7 +177,9 @@ class Volunteer:
             self._live.stop(reason)
 
     def abort(self, reason: str) -> None:
-        """Leave the run at once, without waiting for the current step, for good. reason: for the outcome."""
+        """Leave the run at once and for good: without waiting for the current step, telling the run, or
+        keeping the stage's state for the next process. reason: for the outcome, which is not ok if a part was
+        under way."""
         self._leave(reason)
         if self._live is not None:
             self._live.abort(reason)

@@ -103,7 +103,9 @@ def check_run(run: RunConfig, model: ModelConfig) -> None:
 
 
 def tokenizer_size(run: RunConfig) -> int:
-    """Ids of a resolved run file's tokenizer. Raises ConfigError if its file cannot be used."""
+    """Number of ids of a resolved run file's tokenizer: BYTES_VOCABULARY for "bytes", `data.vocab_size` for
+    "bpe" (which is trained later), else one more than the largest id in its file. Raises ConfigError if that
+    file cannot be used."""
     from anabranch.data.tokenizers import TextTokenizer, tokenizer_file
 
     if run.data.tokenizer == "bytes":

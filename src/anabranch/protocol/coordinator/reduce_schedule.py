@@ -118,8 +118,9 @@ class ReduceSchedule:
         self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
-        """Record the duration of a reduce from its order to its end. If a spread one by links took longer
-        than the even one before, the stage is reduced evenly for EVEN_FOR iterations."""
+        """Record the duration of an even reduce from its order to its end. If a spread one took longer than
+        the last even one of the same members, the stage is reduced evenly for EVEN_FOR iterations. Nothing
+        with `fleet.spread = "program"`."""
         if self.ctx.run.settings.spread == "program":
             return
         known, even_s = self._even_s.get(stage, ((), 0.0))

@@ -183,8 +183,9 @@ class Releases:
         return found
 
     def check_parity(self) -> None:
-        """Remove replicas whose state differs from the agreed one: all replicas of a stage are equal to the
-        bit (I2). They have to join again."""
+        """Once the last step is released, remove replicas that reported another state after it than the one
+        agreed then: all replicas of a stage are equal to the bit (I2). They have to join again. Before the
+        release nothing happens."""
         if not self.last:
             return
         unchecked, self._unchecked = self._unchecked, {}

@@ -225,8 +225,9 @@ class Membership:
         self._changed({self.members[peer].stage for peer in active_from if peer in self.members})
 
     def _hand_on(self, peer: str) -> None:
-        """Note that a data node of the open iteration was removed, and which ones take its microbatches
-        over."""
+        """Note in `opening` and `former` that a data node is removed, and which ones take its microbatches
+        over; nothing for any other peer. An iteration that loses its last data node becomes `reopened_t` and
+        is no longer open (`NOT_OPEN`; `former`: None)."""
         self.opening = self.opening.without(peer)
         if self.former is not None:
             self.former = self.former.without(peer)

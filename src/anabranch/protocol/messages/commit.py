@@ -67,8 +67,9 @@ class Attempt(FencedMessage, frozen=True, tag=21):
 
 
 class ReducePart(FencedMessage, frozen=True, tag=22):
-    """Reduce-scatter message to the peer that sums `part`. Payload: the sender's gradient sum of that part.
-    seal: the sender's signature of its hash."""
+    """Reduce-scatter message to the peer that sums `part`. Payload: that part of the sender's gradient sum,
+    of the units that it owns; between the cells of a large stage, of its cell's sum. seal: the sender's
+    signature of the payload's hash; b"" for a cell's sum, and in runs without audits."""
 
     stage: StageNumber
     attempt: AttemptId

@@ -32,18 +32,19 @@ NO_SLOT = Slot(0, 0)
 
 
 class Source:
-    """Microbatches that begin at this data node, in the sender's iteration.
+    """Microbatches that begin at this data node, in the sender's iteration. At a relay only the split of the
+    batch, and the slots.
 
+    windows: evaluation microbatches of the iteration. admits: False if it has only these, no microbatches to
+    train. delayed: True if the step before is not applied yet; evaluation windows then wait for `settle`.
     assignments: data node of each microbatch, in training and in evaluation. gradients: gradient of the
-    embedding's output by microbatch. slots: plan of a round of islands; empty in other iterations. At a
-    relay only the split of the batch, and the slots.
+    embedding's output by microbatch. slots: plan of a round of islands; empty in other iterations.
     """
 
     def __init__(
         self, sender: Sender, repairs: Repairs, claims: Claims, seals: Seals, windows: int, admits: bool,
         delayed: bool,
     ) -> None:  # fmt: skip
-        """windows: evaluation microbatches of the iteration. admits, delayed: as of `Iteration`."""
         self.ctx, self.t = sender.ctx, sender.t
         self.sender, self.repairs, self.claims, self._seals = sender, repairs, claims, seals
         self.gradients: dict[int, Payload] = {}

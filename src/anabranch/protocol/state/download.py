@@ -375,7 +375,8 @@ class Download:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)
 
     def link_up(self, peer: str) -> None:
-        """Repeat the outstanding requests to a source whose link is (back) up."""
+        """Repeat the outstanding requests to a source whose link is (back) up; the wait for it begins
+        anew."""
         source = self.sources.get(peer)
         if self.over or source is None or source.due == math.inf:
             return

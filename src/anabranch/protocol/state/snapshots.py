@@ -114,7 +114,8 @@ class Snapshots(Timer):
     # --- all snapshots -----------------------------------------------------------------------------
 
     def report(self) -> None:
-        """Send the leader the list of all snapshots held here."""
+        """Send the leader the list of all snapshots held here, and of ordered copies for which there is no
+        room (with fingerprint ""). Nothing is sent in a run without snapshots."""
         if self.ctx.run.settings.snapshot_every == 0:
             return
         held = [Held(s.stage, s.t, s.fingerprint) for _, s in sorted(self.states.pinned.items())]

@@ -121,8 +121,9 @@ class NetworkPart:
 @dataclass(frozen=True)
 class ChurnPart:
     """Crashes and returns of relays. crash: probability that a relay crashes during an iteration. return_s:
-    seconds until its machine, or a replacement, begins to join. spare_last: True if the last serving replica
-    of a stage never crashes (GWTF assumes this). trace: file with a churn trace."""
+    seconds from such a crash until its machine, or a replacement, begins to join. spare_last: True if the
+    last serving replica of a stage never crashes (GWTF assumes this). trace: file with a churn trace, which
+    says itself when relays crash and return ("": none); `crash` must be 0 with it."""
 
     crash: Annotated[float, Range(0.0, 0.9)] = 0.0
     return_s: Annotated[float, Range(0.0, 1e6)] = 10.0
@@ -141,9 +142,9 @@ class DriftPart:
 
 @dataclass(frozen=True)
 class RunPart:
-    """Length of a simulated run. iterations: number of iterations. warm_up: first iterations that are not
-    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two
-    iterations in flight."""
+    """Length of a simulated run. iterations: number of iterations. warm_up: the first of these, which are not
+    counted; fewer than `iterations`. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two
+    iterations in flight, only with relay stages."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2

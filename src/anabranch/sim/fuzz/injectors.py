@@ -126,8 +126,9 @@ def one_way(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: for a while messages that the victim sends and receives arrive twice; or all links of the victim
-    are replaced, so that both ends send again what may be lost."""
+    """Fault: for DISORDER_S seconds messages that the victim sends and receives (30 % or all of them) arrive
+    twice, and each up to a second late; or all links of the victim are replaced, so that both ends send again
+    what may be lost (None: it has no link)."""
     if swarm.rng.random() < 0.3:
         others = [other for other in sorted(victim.links) if swarm.world.cut(victim.id, other)]
         if not others:

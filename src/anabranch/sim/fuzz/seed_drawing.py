@@ -335,7 +335,10 @@ def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) ->
 def _machines(
     rng: random.Random, aims: tuple[FaultTarget, ...], torch: bool, crowded: bool, large: bool
 ) -> tuple[Machine, ...]:
-    """Draw the machines of a swarm, 2 to 40: 1 to 8 stages, 1 to 3 data nodes; the first founds the run."""
+    """Draw the machines of a swarm, 2 to 40: 1 to 8 relay stages, 1 to 3 data nodes; the first founds the
+    run. aims: planned faults, for which there are enough data nodes and replicas. torch: True for at most 3
+    stages, as tensors take most time. crowded: True for 3 to 6 replicas of a stage. large: True for 2, 4, 6
+    or 8 stages."""
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
     data_nodes = rng.choice([1, 1, 2, 2, 3])
     for aim in aims:

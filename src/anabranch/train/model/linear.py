@@ -45,7 +45,8 @@ class Store:
     """Finished gradients of norm gains and biases."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Compute and yield (name, gradient) of every parameter, one at a time; may be called again."""
+        """Compute and yield (name, gradient) of the weights and biases of linear layers and of what is
+        finished, one at a time (lookup tables are not here); may be called again, in the same order."""
         for weight, bias, x, dy in self.products:
             yield weight, dy.t().mm(x)
             if bias is not None:

@@ -84,10 +84,11 @@ class Worker:
         resident: int | None = None,
         frozen: FrozenStore | None = None,
     ) -> None:
-        """initial: tensors to start from instead of the seed's (used by `InitState`). resident: most
-        microbatches whose activations stay on the device between forward and backward; others are offloaded.
-        frozen: this machine's store of frozen weights, for a run that trains adapters. Raises ConfigError if
-        the run's sequences or devices do not fit, ValueError for stage 0 without batches."""
+        """The worker has no state before the task `InitState` or `LoadState`. initial: tensors by name from
+        which `InitState` starts, all those of the stage (None: made from the run's seed). resident: most
+        microbatches whose activations stay on the device between forward and backward (None: all); others are
+        offloaded. frozen: this machine's store of frozen weights, for a run that trains adapters. Raises
+        ConfigError if the run's sequences or devices do not fit, ValueError for stage 0 without batches."""
         check_shape(run, model)
         devices, specs = devices_of(run.compute), partition(model, run.pipeline)
         check_devices(run, specs, len(devices))
