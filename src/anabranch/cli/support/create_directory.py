@@ -109,7 +109,8 @@ def _check_port(network: NetworkSection) -> None:
 
 
 def _check_device(config: RunConfig) -> None:
-    """Raise UserError if the run file names a device that this machine does not have."""
+    """Raise UserError if the run file names a CUDA device that torch does not find here; other devices are
+    not looked for."""
     device = config.compute.device
     if not device.startswith("cuda"):
         return

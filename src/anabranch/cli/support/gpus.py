@@ -46,7 +46,7 @@ def gpu_count() -> int:
 
 def chosen_gpus(text: str) -> list[int]:
     """Numbers, ascending, of the GPUs that `--gpus` names: "all", or numbers with commas between. Raises
-    UserError if one is not here."""
+    UserError if it is ill-formed, one is not here, or there is none for "all"."""
     found = gpu_count()
     if text == "all":
         if not found:

@@ -166,7 +166,8 @@ class LivePeer:
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
-        """End this peer at once, without waiting for the current step. reason: sentence of the outcome."""
+        """End this peer at once: without waiting for the current step, telling the run, or keeping the
+        stage's state. reason: sentence of the outcome, which is not ok, unless there is one already."""
         self._hurry.set()
         self.finish(Outcome(reason, ok=False))
 
@@ -233,7 +234,8 @@ class LivePeer:
 
     def _failed(self, text: str) -> None:
         """End this peer because of an unexpected exception with the traceback `text`, wherever it was raised
-        (event, callback, task or thread), and write the crash report."""
+        (event, callback, task or thread), and write the crash report; it may join again. Nothing once this
+        peer has ended."""
         if self._outcome.done():
             return
         where = self._crash_report.write(text)

@@ -314,7 +314,7 @@ class ReduceAttempts:
         result: tuple[str, Mapping[str, float]] | None,
     ) -> None:
         """Expel members of a witnessed reduce whose reported result differs from the one that this peer
-        computed."""
+        computed (`result`), except this peer itself; nobody if it has none (None)."""
         if result is None:
             return
         true = _comparable(*result)
@@ -354,8 +354,9 @@ class ReduceAttempts:
 
     def claimed(self, current: Round) -> None:
         """Note the news of a claim, before it is entered: a long time without news before it counts little in
-        the step's duration, on which the next waits depend. (In a round of islands machines of other speeds
-        claim long after each other.)"""
+        the step's duration, on which the next waits depend, and makes the step a late one. Nothing before the
+        first claim, while no step's duration is known, or in a round of islands, where machines of other
+        speeds claim long after each other."""
         gap_s, usual_s = self.ctx.clock.now - current.progress_at, self.step_s
         if not any(current.claims.values()) or current.slots or not usual_s:
             return

@@ -106,7 +106,8 @@ class ReduceSchedule:
         return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
-        """True if every member has a link with `helper` (two home machines may be unable to connect)."""
+        """True if a measurement of each member's link with `helper` was reported (two home machines may be
+        unable to connect); always with `fleet.spread = "always"`."""
         return self.ctx.run.settings.spread == "always" or all(
             self.ways.measured(helper, member) for member in members
         )

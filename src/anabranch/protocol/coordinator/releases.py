@@ -139,7 +139,8 @@ class Releases:
         return None
 
     def disputed(self) -> tuple[int, list[str]] | None:
-        """Disputed stage and its replicas: all reported, no fingerprint has a majority. None: no dispute."""
+        """Disputed stage and its replicas: all reported, no fingerprint has a majority. None: no dispute, or
+        the last step is released already."""
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):

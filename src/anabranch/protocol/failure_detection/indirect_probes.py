@@ -192,7 +192,7 @@ class IndirectProbes:
         return "an answer from whom was not asked" if probed.number == inquiry.number else None
 
     def heard(self, subject: str) -> None:
-        """Answer others' questions about `subject`, because a message of it has just arrived."""
+        """Answer others' open questions about `subject`, of which a message has just arrived."""
         if not self._questions:
             return
         for (asker, about), (number, _) in list(self._questions.items()):

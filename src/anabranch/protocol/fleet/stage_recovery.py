@@ -48,7 +48,8 @@ class StageRecovery:
     # --- reports -------------------------------------------------------------------------------
 
     def on_behind(self, peer: str, message: Behind) -> None:
-        """Enter a replica's report that it cannot get what it needs to apply step message.t (R12)."""
+        """Enter a replica's report that it cannot get what it needs to apply step message.t (R12); ignored
+        unless the peer is a member of message.stage."""
         if self.ctx.run.membership.stage_of(peer) != message.stage:
             return
         self._behind[peer] = message.t

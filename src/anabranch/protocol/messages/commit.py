@@ -79,7 +79,8 @@ class ReducePart(FencedMessage, frozen=True, tag=22):
 
 class ReducedPart(FencedMessage, frozen=True, tag=23):
     """All-gather message from the peer that sums `part`. Payload: the part, summed over all members. seal:
-    the sender's signature of the payload's hash."""
+    the sender's signature of the payload's hash; b"" if it has no receipt for the sum, as in runs without
+    audits."""
 
     stage: StageNumber
     attempt: AttemptId

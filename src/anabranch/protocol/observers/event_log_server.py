@@ -65,7 +65,8 @@ class EventLogServer:
         return None
 
     def read(self, event: EventsRead) -> None:
-        """Send an observer the piece of the event log that the driver has read for it."""
+        """Send an observer the piece of the event log that the driver has read for it, which counts against
+        the allowance of bytes; nothing if none was being read for it."""
         if event.peer not in self._reading:
             return
         self._reading.discard(event.peer)

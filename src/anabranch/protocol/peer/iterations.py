@@ -136,7 +136,8 @@ class Iterations(Timer):
         return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed)
 
     def _follow(self) -> None:
-        """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now."""
+        """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now. If
+        there is none, no iteration is current."""
         self._fly(self.ahead, None)
         if self.current is None:
             return
@@ -180,7 +181,8 @@ class Iterations(Timer):
                 ctx.links.forged(sender)
 
     def _keep_work(self, record: Commit, audited: list[Drawn]) -> None:
-        """Keep what audited contributions were computed from: this replica's own, and what it sent others."""
+        """Keep what audited contributions were computed from: this replica's own, and what it sent others;
+        nothing unless the committed iteration is the current one here."""
         ctx, iteration, prepared = self._ctx, self.current, self.replica.all_reduce.prepared
         if iteration is None or iteration.t != record.t:
             return

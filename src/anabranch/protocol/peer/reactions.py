@@ -225,7 +225,8 @@ class LogReactions:
             links.connections.at_next_beat(links.neighbours_changed)
 
     def _serve_newcomers(self, record: Members) -> None:
-        """Receive the kept messages of members that serve now, and send them the waiting microbatches."""
+        """Take in the kept messages of members that serve now by `record`, and send those of the next stage
+        the waiting microbatches; nothing while no iteration is in flight."""
         run, in_flight = self._ctx.run, self.iterations.in_flight
         if not record.active_from or not in_flight:
             return

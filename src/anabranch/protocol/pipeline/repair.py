@@ -89,7 +89,8 @@ class Repairs:
 
     def on_have(self, peer: str, index: int, transmission: int) -> None:
         """End the search numbered `transmission`: `peer` answered that it has the microbatch, and will send
-        its gradient to this peer."""
+        its gradient to this peer. Ignored if that search is over, or `peer` was neither sent the microbatch
+        nor asked after it."""
         item = self._sender.items.get(index)
         if item is None or item.leg is not OutgoingState.FINDING or peer not in item.told:
             return
@@ -137,7 +138,8 @@ class Repairs:
     # --- lost peers and lost claims ------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Ask `peer`, whose link is (back) up, for microbatches searched at it, and send what can be sent."""
+        """Ask `peer`, whose link is (back) up, for microbatches searched at it, and send what can be sent.
+        Nothing in a large swarm for a member of another stage than the next."""
         if self._is_beyond(peer):
             return
         for item in self._sender.items.values():
@@ -146,7 +148,8 @@ class Repairs:
         self._sender.pump()
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Repair the microbatches that were sent to `peer`, whose link broke."""
+        """Repair the microbatches that were sent to `peer`, whose link broke. Nothing in a large swarm for a
+        member of another stage than the next."""
         if self._is_beyond(peer):
             return
         self._sender.link_down(peer)

@@ -126,7 +126,8 @@ class Source:
             self.sender.provide(index, result.outputs[0])
 
     def gradient_arrived(self, index: int, payload: Payload | None) -> None:
-        """Use the first gradient of microbatch `index` that came back."""
+        """Use the first gradient of microbatch `index` that came back, once it is hashed if this run seals
+        payloads. Nothing for an evaluation window, or without a payload."""
         if not self.trains(index) or payload is None:
             return
         self.gradients[index] = payload

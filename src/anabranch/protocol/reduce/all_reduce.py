@@ -81,7 +81,8 @@ class AllReduce:
         self.iteration = self.reduce = self.prepared = self._announced = None
 
     def look_ahead(self) -> None:
-        """Dial the likely partners of the next reduce: in a large swarm not all of them are linked yet."""
+        """Dial the likely partners of this iteration's reduce, in a large swarm, where not all of them are
+        linked yet; nothing in a small one, or if no iteration is open."""
         ctx, iteration = self.ctx, self.iteration
         if iteration is None or not ctx.run.near.crowded:
             return
@@ -412,7 +413,8 @@ class AllReduce:
         self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send a member or helper whose link is back the own and reduced parts that it may have missed."""
+        """Send a member or helper whose link is back the own and reduced parts that it may have missed;
+        nothing while this peer has no reduce whose parts are there."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return

@@ -141,8 +141,9 @@ class FlowAgentDriver(Timer):
                 self._give(ev.PeerDown(peer, side))
 
     def members_changed(self) -> None:
-        """Note that the membership changed: drop the costs of peers that are gone, and update this data
-        node's demand or this relay's places."""
+        """Note that the membership changed: drop the costs of peers that are neither members nor linked. If
+        the routing policy plans a flow and this peer is a member, also update this data node's demand or this
+        relay's places."""
         ctx = self.ctx
         ctx.costs.forget(lambda peer: peer not in ctx.run.membership.members and peer not in ctx.links.up)
         if self.agent is None:

@@ -117,7 +117,7 @@ class Download:
         self._ask()
 
     def cancel(self) -> None:
-        """End the download. Messages that arrive later are ignored."""
+        """End the download, without either callback. Messages that arrive later are ignored."""
         self.over = True
 
     @property
@@ -375,8 +375,7 @@ class Download:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)
 
     def link_up(self, peer: str) -> None:
-        """Repeat the outstanding requests to a source whose link is (back) up; the wait for it begins
-        anew."""
+        """Repeat the outstanding requests to a source whose link is (back) up, and wait for it anew."""
         source = self.sources.get(peer)
         if self.over or source is None or source.due == math.inf:
             return

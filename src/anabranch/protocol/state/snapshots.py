@@ -66,7 +66,8 @@ class Snapshots(Timer):
 
     def on_keep(self, order: Keep) -> str | None:
         """Handle the leader's order to copy another stage's state: download it, or report again if it is here
-        or has no room. Returns the reason if it is refused."""
+        or has no room; an order older than `complete_t` is ignored. Returns the reason if it is refused: no
+        such stage, or this peer does not serve yet."""
         key = (order.stage, order.t)
         if order.stage > self.ctx.run.settings.stages:
             return f"there is no stage {order.stage}"
@@ -89,7 +90,8 @@ class Snapshots(Timer):
             download.start()
 
     def _done(self, key: Key, state: State) -> None:
-        """Keep the downloaded snapshot `key` if there is room for it, and begin the next download."""
+        """Keep the downloaded snapshot `key` if there is room for it; report to the leader and begin the next
+        download in any case."""
         self.downloads.pop(key, None)
         if self._has_room(state):
             self._pin(state)
@@ -124,7 +126,7 @@ class Snapshots(Timer):
         self.ctx.outbox.send(self.ctx.log.leader, Holds(tuple(held), self._reports))
 
     def complete(self, t: int) -> None:
-        """Drop snapshots and orders older than t: enough peers hold every stage's state after t."""
+        """Drop snapshots, orders and downloads older than t: enough peers hold all states after t."""
         self.complete_t = max(t, self.complete_t)
         for key in [key for key in self.states.pinned if key[1] < t]:
             del self.states.pinned[key]
@@ -140,7 +142,8 @@ class Snapshots(Timer):
         self.report()
 
     def moved(self) -> None:
-        """Cancel all downloads, because this peer moves to another stage; the leader repeats its orders."""
+        """Drop all orders and cancel all downloads, because this peer moves to another stage; the leader
+        repeats its orders."""
         self._forget(lambda key: True)
 
     def _forget(self, void: Callable[[Key], bool]) -> None:

@@ -39,7 +39,8 @@ class AdaptiveTimeout:
         self.patience_s = self._computed_s()
 
     def heard(self, now: float) -> None:
-        """Note that a message of the watched peer arrived, and adapt the timeout to the gap before it."""
+        """Note that a message of the watched peer arrived, and adapt the timeout to the gap before it. A gap
+        shorter than TELLING heartbeats does not count, one longer than the timeout counts a third."""
         gap = now - self.last_heard
         self.last_heard = now
         if gap < self._heartbeat_s * TELLING:

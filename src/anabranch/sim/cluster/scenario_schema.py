@@ -133,7 +133,8 @@ class ChurnPart:
 
 @dataclass(frozen=True)
 class DriftPart:
-    """Drift of machine and link speeds (`network.drift`): standard deviations and correlation time."""
+    """Drift of machine and link speeds (`network.drift`). speed, links: standard deviations of their
+    logarithms (0: no drift). period_s: correlation time (s)."""
 
     speed: Deviation = 0.0
     links: Deviation = 0.0

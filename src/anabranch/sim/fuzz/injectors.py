@@ -141,7 +141,8 @@ def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def reordering(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: let messages overtake each other, also on the same connection."""
+    """Fault: for DISORDER_S seconds each message that the victim sends and receives comes up to half a second
+    late, so that they overtake each other, also on the same connection."""
     late_s = swarm.rng.choice([0.02, 0.1, 0.5])
     swarm.world.disorder(0.0, late_s, DISORDER_S, [victim.id])
     what = f"what {victim.id} says and hears comes in any order, up to {late_s:g} s late"
@@ -155,8 +156,9 @@ def clock_jump(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: corrupt bytes on a link, which breaks it, since the transport's authentication fails. Corrupted
-    copies of recent messages are also decoded here, which must raise nothing but MessageError."""
+    """Fault: corrupt bytes on a link, which breaks it, since the transport's authentication fails (None: the
+    victim has no link). Corrupted copies of recent messages are also decoded here, which must raise nothing
+    but MessageError."""
     other = swarm.neighbour(victim)
     if other is None or not swarm.world.cut(victim.id, other.id):
         return None
@@ -183,7 +185,7 @@ def carrier_crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def slow_carrier(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: narrow the victim's line for a while, so that all that it carries crawls."""
+    """Fault: narrow the victim's line to 10 or 2 % for 0.3 to 20 s, so that all that it carries crawls."""
     assert isinstance(swarm.world, LinedWorld)
     traffic, share, seconds = swarm.world.traffic, swarm.rng.choice([0.1, 0.02]), swarm.rng.choice(_LASTING_S)
     traffic.scale_line(victim.id, share)

@@ -94,7 +94,8 @@ class FrozenStore:
 
     def put(self, weights: FrozenWeights) -> str:
         """Write weights that are not there yet; returns their hash; "", and nothing is written, for a stage
-        without weights."""
+        without weights. Raises OSError if the disk would keep less than LEFT_BYTES free, or writing fails;
+        then no part stays."""
         found = weights.hash()
         if not found or self.path(found).exists():
             return found
@@ -118,7 +119,9 @@ class FrozenStore:
         return torch.from_numpy(np.memmap(self.path(wanted), dtype=np.uint8, mode="c"))
 
     def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
-        """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`, which is checked."""
+        """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`. Raises FrozenError if the
+        contents do not have it, OSError if the file is missing. For hash "" and an empty layout no file is
+        read."""
         if not layout.elements and not wanted:
             return FrozenWeights(layout, torch.empty(0, dtype=dtype))
         weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)
