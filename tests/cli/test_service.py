@@ -9,6 +9,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,6 +17,9 @@ from anabranch.cli.join import ticket_text
 from anabranch.cli.main import build_parser, main
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
+
+#: Namespace of the elements of a Windows task.
+TASK = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
 
 
 @pytest.fixture
@@ -42,10 +46,28 @@ def test_a_definition_joins_with_the_ticket_of_a_file(
     elif system == "launchd":
         words = plistlib.loads(said.out.encode())["ProgramArguments"]
     else:
-        words = shlex.split(said.out.partition('/TR "')[2].rpartition('"')[0].replace('\\"', "'"))
+        task = ElementTree.fromstring(said.out)
+        program, arguments = (task.findtext(f".//{TASK}{tag}", "") for tag in ("Command", "Arguments"))
+        words = [program, *shlex.split(arguments)]
     parsed = build_parser(words[1:]).parse_args(words[1:])
     assert (parsed.command, parsed.nice, parsed.quiet) == ("join", 10, True)
     assert ticket_text(parsed.ticket, parsed.ticket_file, 0.0) == ticket
+
+
+def test_windows_starts_a_failed_task_again_and_never_ends_it(
+    ticket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USERNAME", "J\u00f6rg & co")
+    assert main(["service", "--for", "windows", ticket, "--ticket-file", str(tmp_path / "t")]) == 0
+    text = capsys.readouterr().out
+    task = ElementTree.fromstring(text)
+    settings = task.find(f"{TASK}Settings")
+    assert text.isascii() and settings is not None
+    assert settings.findtext(f"{TASK}RestartOnFailure/{TASK}Interval") == "PT1M"
+    assert settings.findtext(f"{TASK}RestartOnFailure/{TASK}Count") == "255"
+    assert settings.findtext(f"{TASK}StartWhenAvailable") == "true"
+    assert settings.findtext(f"{TASK}ExecutionTimeLimit") == "PT0S"
+    assert task.findtext(f".//{TASK}LogonTrigger/{TASK}UserId") == "J\u00f6rg & co"
 
 
 def test_another_ticket_of_the_run_takes_the_place_of_the_first(ticket: str, tmp_path: Path) -> None:

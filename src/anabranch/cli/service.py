@@ -3,21 +3,21 @@
 examples:
   anabranch service anabranch1:... > ~/.config/systemd/user/anabranch.service
   anabranch service --for launchd anabranch1:... > ~/Library/LaunchAgents/org.anabranch.join.plist
-  anabranch service --for windows anabranch1:...
+  anabranch service --for windows anabranch1:... > task.xml
   anabranch service anabranch1:... -- --hours 22:00-07:00 --nice 10
 
-Nothing is installed. The ticket is written into a file that only you can read, which the service names: other
-users of a machine can read command lines. The same command with another ticket of the run replaces it.
-Options after TICKET -- are those of `anabranch join`. Only the systemd unit was checked, with
-`systemd-analyze verify`.
+Nothing is installed; Windows takes the task's file by `schtasks /Create /TN anabranch /XML task.xml`. The
+ticket is written into a file that only you can read, which the service names: other users of a machine can
+read command lines. The same command with another ticket of the run replaces it. Options after TICKET -- are
+those of `anabranch join`. Only the systemd unit was checked, with `systemd-analyze verify`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -86,6 +86,23 @@ def _launchd(words: list[str]) -> str:
 
 
 def _windows(words: list[str]) -> str:
-    """Windows command that makes a task which runs the command `words` at each logon."""
-    command = " ".join(shlex.quote(word) if " " in word else word for word in words).replace("'", '\\"')
-    return f'schtasks /Create /TN anabranch /SC ONLOGON /RL LIMITED /TR "{command}"'
+    """Windows task (XML of the Task Scheduler) that runs the command `words` at each logon of this user, for
+    as long as it takes, and again a minute after each failure; made by `schtasks /Create /XML FILE`. Other
+    letters than ASCII are references, so that no console's encoding matters."""
+    name = os.environ.get("USERNAME", "")
+    user = f"<UserId>{escape(name)}</UserId>" if name else ""
+    text = f"""<?xml version="1.0"?>
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <Triggers><LogonTrigger><Enabled>true</Enabled>{user}</LogonTrigger></Triggers>
+  <Principals><Principal id="Author">{user}<LogonType>InteractiveToken</LogonType>
+    <RunLevel>LeastPrivilege</RunLevel></Principal></Principals>
+  <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
+    <StartWhenAvailable>true</StartWhenAvailable>
+    <RestartOnFailure><Interval>PT1M</Interval><Count>255</Count></RestartOnFailure>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+  </Settings>
+  <Actions Context="Author"><Exec><Command>{escape(words[0])}</Command>
+    <Arguments>{escape(subprocess.list2cmdline(words[1:]))}</Arguments></Exec></Actions>
+</Task>"""
+    return text.encode("ascii", "xmlcharrefreplace").decode()
