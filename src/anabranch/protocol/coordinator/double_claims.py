@@ -96,23 +96,21 @@ class DoubleClaims:
     def wrong(self, current: Round, attempt: Attempt) -> bool:
         """True if an attempt gives a microbatch to another than a peer that claims it and gave it back.
 
-        The word of each peer of the stage before ends one attempt of an iteration: one that names another
-        peer again and again would else have none end.
+        Each microbatch ends one attempt of an iteration: a peer of the stage before that names another peer
+        again and again would else have none end.
         """
         stage = attempt.stage
-        claims, named = current.claims.get(stage, {}), self.named(current, stage)
-        heard = current.overruled.setdefault(stage, set())
-        for unit, givers in named.items():
+        claims, overruled = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
+        found = set[int]()
+        for unit, givers in self.named(current, stage).items():
             owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
             if owner < 0 or attempt.members[owner] in givers:
                 continue
-            able = {p for p in givers if p in attempt.members and unit in claims.get(p, ())}
-            said = current.holders[stage].items()
-            by = {word for word, each in said if any(unit in each[p][0] for p in able & each.keys())}
-            if not by <= heard:
-                heard |= by
-                return True
-        return False
+            if any(peer in attempt.members and unit in claims.get(peer, ()) for peer in givers):
+                found.add(unit)
+        new = not found <= overruled
+        overruled |= found
+        return new
 
     def stalled(self, current: Round, stage: int) -> None:
         """Take the claims of a doubted stage as they are, once the step has stalled: the peer that could
