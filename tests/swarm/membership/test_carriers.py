@@ -111,7 +111,7 @@ def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, de
             honest(sender, link, peer, *message)
         elif link.via:
             ready = partial(honest, sender, link, peer, *message)
-            world._at(world.clock.now + delay_s, lambda: ready() if link.open else None)
+            world.clock.at(world.clock.now + delay_s, lambda: ready() if link.open else None)
 
     world._deliver = late  # type: ignore[method-assign]
     world.run(600.0)

@@ -75,15 +75,15 @@ class DoubleClaims:
         if peer in current.asked:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
-    def named(self, current: Round, stage: int) -> Mapping[int, Mapping[str, Collection[str]]]:
-        """Unit -> peer of a doubted stage that gave it back to its owner at the stage before, or whom the log
-        names for an embedding -> owners that say so ("": the log); empty for any other stage."""
-        found = dict[int, dict[str, set[str]]]()
+    def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
+        """Unit -> peers of a doubted stage that gave it back to its owner at the stage before, as that one
+        says, or whom the log names for an embedding; empty for any other stage."""
+        found = dict[int, set[str]]()
         if stage not in current.doubted:
             return found
         before, begins = self._before(stage), self._begins(current)
         if not stage:
-            found = {embed_unit(index): {peer: {""}} for index, peer in begins.items()}
+            found = {embed_unit(index): {peer} for index, peer in begins.items()}
         owners = self.named(current, before) if before else {}
         certain = not before or current.doubted.get(before, False)
         for witness, holders in current.holders.get(stage, {}).items():
@@ -91,7 +91,7 @@ class DoubleClaims:
             for peer, (given, _) in holders.items():
                 for index in own.intersection(given):
                     if witness in owners.get(index, () if before and certain else (witness,)):
-                        found.setdefault(_unit(stage, index), {}).setdefault(peer, set()).add(witness)
+                        found.setdefault(_unit(stage, index), set()).add(peer)
         return found
 
     def _own(self, current: Round, stage: int, peer: str, begins: Mapping[int, str]) -> frozenset[int]:
@@ -127,21 +127,21 @@ class DoubleClaims:
     def wrong(self, current: Round, attempt: Attempt) -> bool:
         """True if an attempt gives a microbatch to another than a peer that claims it and gave it back.
 
-        The word of each peer of the stage before ends one attempt of an iteration: one that names another
-        peer again and again would else have none end.
+        Each microbatch ends one attempt of an iteration: a peer of the stage before that names another peer
+        again and again would else have none end.
         """
         stage = attempt.stage
-        claims, heard = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
+        claims, overruled = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
+        found = set[int]()
         for unit, givers in self.named(current, stage).items():
             owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
             if owner < 0 or attempt.members[owner] in givers:
                 continue
-            able = (peer for peer in givers if peer in attempt.members and unit in claims.get(peer, ()))
-            words = {word for peer in able for word in givers[peer]}
-            if not words <= heard:
-                heard |= words
-                return True
-        return False
+            if any(peer in attempt.members and unit in claims.get(peer, ()) for peer in givers):
+                found.add(unit)
+        new = not found <= overruled
+        overruled |= found
+        return new
 
     def stalled(self, current: Round, stage: int) -> None:
         """Take the claims of a doubted stage as they are, once the step has stalled: the peer that could

@@ -105,8 +105,8 @@ class Round:
     """Stage -> peer of the stage before -> who has the microbatches that it sent on (`Claim.holders`)."""
     asked: set[str] = field(default_factory=set)
     """Peers that were asked for these."""
-    overruled: dict[int, set[str]] = field(default_factory=dict)
-    """Stage -> peers of the stage before on whose word an attempt was given up."""
+    overruled: dict[int, set[int]] = field(default_factory=dict)
+    """Stage -> microbatches for whose owner an attempt was given up (`DoubleClaims.wrong`)."""
     claimed: dict[int, set[int]] = field(default_factory=dict)
     """Stage -> units of a round that any member claims."""
     complete: set[int] = field(default_factory=set)
