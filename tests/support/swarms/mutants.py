@@ -545,7 +545,7 @@ def carried_work_given_up(patch: Patch) -> None:
     link_down = Repairs.link_down
 
     def unless_carried(self: Repairs, peer: str, reason: str) -> None:
-        if reason != "the carrier is gone":
+        if "carrier" not in reason:  # it is gone, or left by one end
             link_down(self, peer, reason)
 
     patch.setattr(Repairs, "link_down", unless_carried)
