@@ -131,8 +131,14 @@ def test_a_slow_data_node_keeps_its_seat() -> None:
     "kind",
     [
         msg.Claim,
-        # A sender gives a microbatch to the same liar again and again, so that the data node is late.
-        pytest.param(msg.Backward, marks=pytest.mark.xfail(strict=True)),
+        pytest.param(
+            msg.Backward,
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=AssertionError,
+                reason="a sender gives a microbatch to the same liar again and again: its data node is late",
+            ),
+        ),
     ],
 )
 def test_two_relays_that_withhold_cost_no_data_node_its_seat(kind: type[msg.Message]) -> None:

@@ -75,7 +75,7 @@ class CarrierProcess:
         address = options.advertise or host_port(options.host, port)
         leader, seed = options.ticket.first_peer, int(identity.peer_id[:8], 16)
         me = identity.peer_id
-        self._client = CarrierClient(leader.peer_id, options.ticket.first_addresses, address, seed, me)
+        self._client = CarrierClient(leader.peer_id, options.ticket.first_addresses, address, me, seed)
         self._say(f"carrier {address}/{identity.peer_id} listens at {host_port(host, port)}")
         report = self._loop.call_later(REPORT_S, self._report)
         try:

@@ -106,7 +106,7 @@ class Round:
     asked: set[str] = field(default_factory=set)
     """Peers that were asked for these."""
     overruled: dict[int, set[int]] = field(default_factory=dict)
-    """Stage -> microbatches for whose owner an attempt was given up (`DoubleClaims.wrong`)."""
+    """Stage -> units for whose owner an attempt was given up (`DoubleClaims.wrong`)."""
     claimed: dict[int, set[int]] = field(default_factory=dict)
     """Stage -> units of a round that any member claims."""
     complete: set[int] = field(default_factory=set)

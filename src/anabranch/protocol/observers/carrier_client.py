@@ -19,7 +19,7 @@ class CarrierClient:
     only over such a link can it forward to the leader. linked: peers with a link."""
 
     def __init__(
-        self, leader: str, leader_address: str, own_address: str, seed: int = 0, me: str = ""
+        self, leader: str, leader_address: str, own_address: str, me: str, seed: int = 0
     ) -> None:
         self._me = me
         self.linked: dict[str, None] = {}
@@ -66,7 +66,7 @@ class CarrierClient:
         if self._leader in self.linked:
             return [ev.Send(self._leader, offer)]
         effects: list[ev.Effect] = []
-        if not self._me or f"/{self._me}" not in self._leader_address:
+        if f"/{self._me}" not in self._leader_address:
             effects.append(ev.Dial(self._leader, self._leader_address))
         if self.linked:
             self._asked += 1

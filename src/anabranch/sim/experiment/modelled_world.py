@@ -73,17 +73,16 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 @dataclass
 class SentCounts:
-    """Numbers and bytes of sent control messages (kinds: number by class name) and payloads."""
+    """Sent control messages (kinds: number by class name; bytes of all), and bytes of payloads."""
 
     messages: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
-    payloads: int = 0
     payload_bytes: float = 0.0
 
 
 class ModelledWorld(LinedWorld):
-    """World of a fleet. sent: counts of messages and payloads."""
+    """World of a fleet. sent: what was sent so far."""
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
@@ -205,7 +204,6 @@ class ModelledWorld(LinedWorld):
             return
         receiver = link.nodes[peer]
         size = self.payload_bytes(sender, message)
-        self.sent.payloads += 1
         self.sent.payload_bytes += size
 
         def arrived() -> None:
