@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.cli.support.create_directory import progress_bars
     from anabranch.config import load_run_file
     from anabranch.data.corpus import materialise
     from anabranch.data.corpus_cache import default_cache
     from anabranch.node.lifecycle.run_checks import resolved
+    from anabranch.observe.console.progress import progress_bars
     from anabranch.observe.wording import plain
     from anabranch.train.recipes.recipes import batch_tokens, epochs_sentence
 
