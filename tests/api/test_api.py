@@ -6,6 +6,8 @@ import ast
 import doctest
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import anabranch
 from anabranch.api import model, run, volunteer
 from anabranch.observe.console import progress
+from anabranch.observe.events import Event
 
 #: Shape of a run that trains in a second.
 TINY = {
@@ -152,6 +155,30 @@ def test_making_a_run_shows_itself_and_says_what_it_found(
     anabranch.Run.create(settings, tmp_path / "long")
     shown = capsys.readouterr()
     assert shown.out == "" and "tokenizing: " in shown.err
+
+
+@pytest.mark.slow
+def test_the_wait_for_the_first_step_shows_itself_and_ends(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The events come when the line has been seen."""
+    settings = {**TINY, "data": {"source": "text", "path": str(texts), "tokenizer": "bytes"}, "run.steps": 2}
+    with anabranch.Run.create(settings, tmp_path / "run") as started:
+        started.wait()
+    seen, events = [""], anabranch.Run.events
+
+    def late(self: anabranch.Run, past: bool) -> Iterator[Event]:
+        while "waiting for the run's first step" not in seen[-1]:
+            time.sleep(0.1)
+            seen.append(capsys.readouterr().err)
+        yield from events(self, past)
+
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(anabranch.Run, "events", late)
+    figures = anabranch.Run.open(tmp_path / "run").metrics()
+    next(figures)
+    assert not progress._entered, "the line is gone while its reader works"
+    assert max(step.t for step in figures) == 2
 
 
 @pytest.mark.parametrize("module", [model, run, volunteer], ids=lambda module: module.__name__)

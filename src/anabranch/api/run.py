@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -152,6 +153,7 @@ class Run:
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm
         from anabranch.node.local_swarm.supervisor import Supervisor
+        from anabranch.observe.console.progress import ticking
 
         if self.running:
             raise UserError(f"{self.path}: this object has started the run already")
@@ -164,10 +166,11 @@ class Run:
         self._supervisor = Supervisor(run.compute.threads)
         self._swarm = LocalSwarm(self._directory, run, self._supervisor)
         try:
-            if self._local:
-                self._swarm.start()
-            else:
-                self._swarm.start_leader(alone=True)
+            with ticking("starting the run"):
+                if self._local:
+                    self._swarm.start()
+                else:
+                    self._swarm.start_leader(alone=True)
         except BaseException:
             self._close()
             raise
@@ -200,14 +203,20 @@ class Run:
             time.sleep(INTERVAL_S)
 
     def metrics(self, past: bool = False) -> Iterator[Metrics]:
-        """Figures of each committed step and evaluation, as `events` yields them. past: as in `events`."""
+        """Figures of each committed step and evaluation, as `events` yields them. past: as in `events`. Until
+        the first ones a line on standard error shows the time."""
+        from anabranch.observe.console.progress import ticking
         from anabranch.observe.metrics.writers import MetricExporter
 
         collected = _Collector()
         exporter = MetricExporter([collected])
-        for event in self.events(past):
-            exporter.take(event)
-            yield from collected.taken()
+        with ExitStack() as waiting:
+            waiting.enter_context(ticking("waiting for the run's first step"))
+            for event in self.events(past):
+                exporter.take(event)
+                for figures in collected.taken():
+                    waiting.close()
+                    yield figures
 
     def wait(self) -> int:
         """Wait until the run has ended; returns its last committed step. Raises as `events` does."""
