@@ -434,7 +434,7 @@ class Sender:
         asked = {peer for peer, _ in item.asked}
         for peer in asked - self.credits.keys():
             self.ctx.costs.missed(peer, self.t)
-        item.refused_by |= asked
+        item.refused_by.update(asked)
         item.asked.clear()
         item.waits_since = math.inf
         item.overdue += 1
