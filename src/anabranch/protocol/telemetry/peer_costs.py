@@ -185,9 +185,9 @@ class PeerCosts:
             known.gradient_s = averaged(known.gradient_s, took_s)
 
     def avoided(self, peer: str, t: int) -> int:
-        """Whether `peer` gets no microbatches of iteration t while others can take them, because of earlier
-        ones that it kept too long (`missed`) or did not claim (`withheld`). 0: it gets some; 1: it does not;
-        more: nor did it give any back since, by the number of iterations in which it kept some."""
+        """Above 0 if `peer` gets no microbatches of iteration t while others can take them, because of
+        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 if it gave some back
+        since, more for each iteration in a row in which it kept some."""
         known = self.neighbours.get(peer)
         return 1 + known.missed if known is not None and t < known.avoided_until else 0
 
