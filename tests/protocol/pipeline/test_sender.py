@@ -304,6 +304,21 @@ def test_who_grants_no_credit_is_not_waited_for() -> None:
         assert node.sent(Forward) == ["b"]
 
 
+def test_one_late_gradient_does_not_make_the_usual_time() -> None:
+    """It was the first of its iteration, and a black hole then had eight times as long (seed 12000145)."""
+    node = Node("static")
+    node.ctx.costs.usual_s = 1.0
+    node.slots("a", 4, 4)
+    node.slots("b", 4, 4)
+    for index in range(2):
+        node.sender.submit(index, b"x", ("d",), True)
+    assert node.sent(Forward) == ["a", "b"]
+    node.ctx.clock.now = 11.0
+    node.sender.on_backward("a", 0, b"g")
+    assert node.ctx.costs.usual_s == pytest.approx(3.0)
+    assert node.sender.overdue_at(node.sender.items[1]) == pytest.approx(36.0)
+
+
 def test_a_microbatch_goes_to_the_peer_that_failed_with_it_least_often() -> None:
     """Both are avoided, `b` since the stage after it withholds; `a` is the one that has credits to spare."""
     node = Node("static")
