@@ -7,7 +7,8 @@ examples:
 
 A carrier needs an address that everybody can dial, and a ticket of the run (any relay ticket). It sees who
 talks to whom, when and how much. It can read and alter nothing: the two ends encrypt between themselves.
-Ctrl+C ends it; the machines then meet through another carrier.
+It ends with the run: when the run's data node says that all steps are committed. While nobody answers it goes
+on dialling, and says so ever more rarely. Ctrl+C ends it; the machines then meet through another carrier.
 """
 
 from __future__ import annotations
