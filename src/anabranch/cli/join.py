@@ -14,7 +14,7 @@ blocks. They compute in turn, so that peer is as fast as one of them; with --gpu
 
 Behind a router nothing has to be set up: this machine dials those that it can, and meets the others through a
 carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other peers take over this
-machine's work.
+machine's work. `anabranch pause` does so for a time, after which it joins again.
 
 What it computes has low priority (--nice 10), so that the other programs of this machine go first; --nice 0
 is for a machine that does nothing else.

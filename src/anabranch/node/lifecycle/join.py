@@ -249,7 +249,9 @@ class Volunteer:
 
     def _watch_lending(self, live: LivePeer) -> None:
         """Leave the run if this machine is no longer lent: other peers take over its work. Otherwise look
-        again in LOOK_S."""
+        again in LOOK_S. Nothing once the user leaves for good."""
+        if self._left.is_set():
+            return
         why = self._lending.refusal()
         if why is None:
             loop = asyncio.get_running_loop()
