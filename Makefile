@@ -60,7 +60,7 @@ wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty fo
 	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install
 
 WHEEL := build/wheel
-tutorials: dist  ## the commands of the README and of each tutorial, in small, with the wheel in an environment of its own; twenty minutes on two busy cores
+tutorials: dist  ## the commands of the README and of each tutorial, in small, with the wheel in an environment of its own; four minutes on two cores, and the installation
 	test -x $(WHEEL)/bin/python || $(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt build/dist/anabranch-*.whl
 	$(WHEEL)/bin/python -m pip install --disable-pip-version-check --no-deps --force-reinstall build/dist/anabranch-*.whl

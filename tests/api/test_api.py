@@ -12,6 +12,7 @@ import pytest
 
 import anabranch
 from anabranch.api import model, run, volunteer
+from anabranch.observe.console import progress
 
 #: Shape of a run that trains in a second.
 TINY = {
@@ -136,6 +137,21 @@ def test_the_stub_declares_the_public_names() -> None:
     declared = {name.asname for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names}
     declared |= {ast.unparse(node.target) for node in stub.body if isinstance(node, ast.AnnAssign)}
     assert declared == set(anabranch.__all__)
+
+
+def test_making_a_run_shows_itself_and_says_what_it_found(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but the sentences that are asked for comes within two seconds; a bar does later."""
+    settings = {**TINY, "data": {"source": "text", "path": str(texts), "tokenizer": "bytes"}}
+    said: list[str] = []
+    anabranch.Run.create(settings, tmp_path / "quick", say=said.append)
+    assert any(text.startswith("corpus: 40 documents") for text in said)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    anabranch.Run.create(settings, tmp_path / "long")
+    shown = capsys.readouterr()
+    assert shown.out == "" and "tokenizing: " in shown.err
 
 
 @pytest.mark.parametrize("module", [model, run, volunteer], ids=lambda module: module.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import fsspec
@@ -10,10 +11,10 @@ import pytest
 import yaml
 
 import anabranch
-from anabranch.api.model_card import OPTIMIZERS, _safe
+from anabranch.api.model_card import OPTIMIZERS, _safe, model_card
 from anabranch.api.publish import push_new
 from anabranch.cli.main import main
-from anabranch.config import CONSTRAINTS
+from anabranch.config import CONSTRAINTS, load_run_file, render_run_file, with_changes
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,24 @@ def test_the_card_tells_data_steps_and_contributors(finished: Path, tmp_path: Pa
     assert "- relay-1.0: " in text and "- data-0: " in text and sum(shares) == pytest.approx(100, abs=0.2)
     assert "anabranch verify mine" in text and "- stage 1: `" in text
     assert "anabranch1:" not in text and "127.0.0.1" not in text
+
+
+def test_the_card_names_sources_and_adapters(finished: Path, tmp_path: Path) -> None:
+    """Each source of a mixture, without its place on the disk; adapters with their rank and layers."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    file = copy / "run.toml"
+    revision = "0123456789" * 4
+    changes = {
+        "data.source": "stdlib", "data.path": "",
+        "data.mixture": ["text:/home/me/code", f"hub:owner/chats@{revision}", "stdlib"],
+        "model.initial_weights": f"hub:owner/small@{revision}", "lora.rank": 4, "lora.targets": ["q_proj"],
+    }  # fmt: skip
+    file.write_text(render_run_file(with_changes(load_run_file(file), changes)))
+    text = model_card(copy, 4, 257)
+    assert f"| Data | text `code` + hub `owner/chats@{revision}` + stdlib, fingerprint" in text
+    assert "/home/me" not in text
+    assert f"`hub:owner/small@{revision}`, frozen; LoRA adapters of rank 4 (alpha 16) on q\\_proj |" in text
 
 
 def test_every_optimizer_has_a_name_in_the_card() -> None:

@@ -47,7 +47,9 @@ def test_the_compose_file_starts_ten_nodes_and_a_page() -> None:
     jsonschema.validate(compose, vendored_schema("compose-spec"))
     commands = {name: understood(service["command"][0]) for name, service in compose["services"].items()}
     assert commands == {"leader": ["resume", "start"], "relay": ["join"], "page": ["watch"]}
-    run = load_run_file(CONTAINER / compose["configs"]["demo"]["file"])
+    mounted = dict(volume.split(":")[:2] for volume in compose["services"]["leader"]["volumes"])
+    assert mounted.pop("runs") == "/runs" and list(mounted.values()) == ["/demo.toml"]
+    run = load_run_file(CONTAINER / next(iter(mounted)))
     assert processes_of(run).keys() - {"data-0"} == {f"relay-{s}.{n}" for s in (1, 2, 3) for n in range(3)}
     assert compose["services"]["relay"]["deploy"]["replicas"] == run.fleet.relays == 9
     assert run.network.advertise == f"{compose['services']['leader']['hostname']}:{run.network.port}"
@@ -97,7 +99,7 @@ def test_a_container_file_copies_what_is_there_and_has_the_tested_torch(name: st
             assert f"!{source}" in (ROOT / ".dockerignore").read_text("utf-8").splitlines(), source
     [version] = re.findall(r"torch==([\d.]+)", text)
     assert f"\ntorch=={version}\n" in (ROOT / "constraints.txt").read_text("utf-8")
-    assert ("--index-url https://download.pytorch.org/whl/cpu" in text) == (name == "Containerfile")
+    assert ("\nARG TORCH_INDEX=https://download.pytorch.org/whl/cpu\n" in text) == (name == "Containerfile")
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "Containerfile.cuda"])
@@ -105,8 +107,8 @@ def test_instructions_of_a_container_file_are_ones_that_an_engine_takes(name: st
     """Known words, stages that exist, shell texts that a shell can read, and a user that is not root."""
     text = re.sub(r"^#.*\n", "", (CONTAINER / name).read_text("utf-8"), flags=re.MULTILINE)
     lines = [line.split(maxsplit=1) for line in text.replace("\\\n", " ").splitlines() if line]
-    known = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "ENTRYPOINT"}
-    assert lines[0][0] == "FROM" and {word for word, _ in lines} <= known
+    known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "ENV", "ENTRYPOINT"}
+    assert [word for word, _ in lines[:2]] == ["ARG", "FROM"] and {word for word, _ in lines} <= known
     stages = [rest.split(" AS ")[1] for word, rest in lines if word == "FROM" and " AS " in rest]
     assert {stage for _, rest in lines for stage in re.findall(r"\bfrom=(\w+)", rest)} <= set(stages)
     last = {word: rest for word, rest in lines}

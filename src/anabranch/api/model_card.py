@@ -10,10 +10,11 @@ from anabranch.audit.contributions import Ledger, ledger
 from anabranch.audit.log_check import log_lines
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, load_run_file
+from anabranch.data.hub import PREFIX
 from anabranch.errors import UserError
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Audit, Evaluation
-from anabranch.observe.wording import NAME_MAX, plain
+from anabranch.observe.wording import NAME_MAX, SENTENCE_MAX, plain
 from anabranch.protocol.log.hash_chain import LogError
 from anabranch.train.model.rounds import inner_microbatches
 from anabranch.train.model.sizes import model_config, total_parameters
@@ -46,7 +47,7 @@ def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
     shape = model_config(run.model, run.model.vocab_size or vocabulary)
     tokens = run.batch.microbatches * run.batch.rows * run.batch.sequence
     imported = run.model.initial_weights
-    origin = "the run's seed" if imported == "seed" else f"`{_safe(Path(imported).name)}`"
+    origin = "the run's seed" if imported == "seed" else f"`{_public(imported)}`"
     stages = sorted(directory.manifest(t).stages.items())
     head = {
         "library_name": "transformers",
@@ -56,7 +57,7 @@ def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
     facts = {
         "Architecture": f"{shape.architecture}, {total_parameters(shape):,} parameters, "
         f"{shape.blocks} blocks, width {shape.dim}",
-        "Initial weights": origin,
+        "Initial weights": origin + (f", frozen; {_adapters(run)}" if run.lora.rank else ""),
         "Steps": f"{t:,} of {run.run.steps:,}, {tokens:,} tokens each, {found.skipped:,} skipped",
         "Data": _data(run, directory),
         "Optimizer": f"{OPTIMIZERS[run.optimizer.kind]}, peak learning rate {run.optimizer.lr:g}, "
@@ -105,8 +106,23 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
         fingerprint = f", fingerprint `{_safe(str(manifest['fingerprint']))}`"
     except (OSError, ValueError, KeyError, TypeError):
         fingerprint = ""
-    name = f" `{_safe(Path(run.data.path).name)}`" if run.data.path else ""
-    return f"{run.data.source}{name}{fingerprint}"
+    sources = [(run.data.source, run.data.path)]
+    if run.data.mixture:
+        sources = [(source, path) for source, _, path in (one.partition(":") for one in run.data.mixture)]
+    named = (f"{_safe(source)} `{_public(path, source)}`" if path else source for source, path in sources)
+    return " + ".join(named) + fingerprint
+
+
+def _public(name: str, source: str = "") -> str:
+    """Name of a folder or file without its place on the owner's machine; whole if it is one of the hub."""
+    whole = name.startswith(PREFIX) or (source == "hub" and not Path(name).expanduser().exists())
+    return _safe(name if whole else Path(name).name, SENTENCE_MAX)
+
+
+def _adapters(run: RunConfig) -> str:
+    """Words for the adapters that were trained beside frozen weights."""
+    targets = _safe(", ".join(run.lora.targets) or "all linear layers", SENTENCE_MAX)
+    return f"LoRA adapters of rank {run.lora.rank} (alpha {run.lora.alpha:g}) on {targets}"
 
 
 def _held_out(directory: RunDirectory, t: int) -> str:
@@ -140,6 +156,6 @@ def _contributors(found: Ledger) -> list[str]:
     return lines or ["Nobody yet: no step is committed."]
 
 
-def _safe(text: str) -> str:
-    """A stranger's text, escaped for Markdown: one line of at most NAME_MAX characters, without markup."""
-    return "".join(f"\\{sign}" if sign in "\\`*_[]()<>|#!" else sign for sign in plain(text, NAME_MAX))
+def _safe(text: str, most: int = NAME_MAX) -> str:
+    """A stranger's text, escaped for Markdown: one line of at most `most` characters, without markup."""
+    return "".join(f"\\{sign}" if sign in "\\`*_[]()<>|#!" else sign for sign in plain(text, most))

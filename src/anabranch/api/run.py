@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -78,20 +78,25 @@ class Run:
         path: str | Path | None = None,
         *,
         local: bool = True,
+        say: Callable[[str], None] = lambda text: None,
     ) -> Run:
-        """Make a run directory with its corpus.
+        """Make a run directory with its corpus. What takes over two seconds shows a bar on standard error.
 
         config: path of a run file, a `RunConfig`, or changes to the default run by dotted keys, e.g.
         {"run.steps": 50, "model.size": "gpt-tiny"}. path: directory to make; by default runs/NAME, numbered
-        if taken. local: True for a local swarm of processes; False for a run that others join. Raises
-        UserError; for a run that cannot work nothing is written.
+        if taken. local: True for a local swarm of processes; False for a run that others join. say: gets
+        sentences about the corpus, and warnings. Raises UserError; for a run that cannot work nothing is
+        written.
         """
         from anabranch.node.lifecycle.create_run import create_run
+        from anabranch.observe.console.progress import progress_bars, ticking
 
         run = configuration(config)
         if local:
             run = complete_at_once(run)
-        return cls(create_run(run, Path(path) if path is not None else free_path(run)), local)
+        place = Path(path) if path is not None else free_path(run)
+        with ticking("making the run directory"), progress_bars("bytes") as update:
+            return cls(create_run(run, place, update, say), local)
 
     @classmethod
     def open(cls, path: str | Path, *, local: bool = True) -> Run:

@@ -1,12 +1,13 @@
 """Prepare the corpus of a run file, and say its documents, tokens and epochs.
 
 examples:
-  anabranch data run.toml                       prepare it in a temporary folder, and tell
+  anabranch data run.toml                       prepare it, and tell; `train` need not tokenize it again
   anabranch data run.toml --out corpus          keep it: `anabranch join --corpus corpus` on a data node
   anabranch data run.toml --json
 
 The same files and settings give the same corpus on every machine, so that a data node with the texts need not
-copy it: the run compares fingerprints. An existing folder is checked instead of written again."""
+copy it: the run compares fingerprints. An existing folder is checked instead of written again. Texts of a
+megabyte or more are kept tokenized in ~/.anabranch/corpora (ANABRANCH_CORPORA: another folder, or "off")."""
 
 from __future__ import annotations
 
@@ -25,17 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.cli.support.create_directory import progress_bars
     from anabranch.config import load_run_file
     from anabranch.data.corpus import materialise
+    from anabranch.data.corpus_cache import default_cache
     from anabranch.node.lifecycle.run_checks import resolved
+    from anabranch.observe.console.progress import progress_bars
     from anabranch.observe.wording import plain
     from anabranch.train.recipes.recipes import batch_tokens, epochs_sentence
 
     config = resolved(load_run_file(args.run_file))
     said: list[str] = []
     with tempfile.TemporaryDirectory() as temporary, progress_bars("bytes") as update:
-        corpus = materialise(config.data, args.out or Path(temporary) / "corpus", update, said.append)
+        folder = args.out or Path(temporary) / "corpus"
+        corpus = materialise(config.data, folder, update, said.append, default_cache())
         train, held_out = corpus.train, corpus.held_out
         seen = config.run.steps * batch_tokens(config.batch)
         result = {

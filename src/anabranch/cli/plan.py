@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from anabranch.cli.support.arguments import add_json, check_range
-from anabranch.cli.support.create_directory import progress_bars
 from anabranch.cli.support.outputs import add_out, check_out, write_out
 from anabranch.config import Range
 from anabranch.errors import UserError
-from anabranch.observe.console.progress import QUIET_S
+from anabranch.observe.console.progress import QUIET_S, progress_bars
 from anabranch.observe.wording import counted
 
 if TYPE_CHECKING:

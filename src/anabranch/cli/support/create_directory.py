@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.addresses import on_loopback, parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import NetworkSection, RunConfig, load_run_file, with_changes
 from anabranch.errors import UserError
-from anabranch.observe.console.progress import Advance, progress, ticking
+from anabranch.observe.console.progress import progress_bars, ticking
 
 
 def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) -> RunDirectory:
@@ -66,26 +65,6 @@ def partition_line(directory: RunDirectory) -> str:
     model = model_config(config.model, config.model.vocab_size or 1)
     sequence = config.batch.sequence
     return describe(model, partition(model, config.pipeline), sequence)
-
-
-@contextmanager
-def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Yield the callback (label, done so far, total) that draws a progress bar for each label. unit: as for
-    `progress`."""
-    with ExitStack() as stack:
-        label, reached = "", 0
-        advance: Advance | None = None
-
-        def update(what: str, done: int, total: int) -> None:
-            nonlocal label, reached, advance
-            if advance is None or what != label:
-                stack.pop_all().close()
-                label, reached = what, 0
-                advance = stack.enter_context(progress(what, total, unit=unit))
-            advance(done - reached)
-            reached = done
-
-        yield update
 
 
 def _check_port(network: NetworkSection) -> None:

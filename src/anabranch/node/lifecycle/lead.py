@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 from anabranch.background import background
-from anabranch.config import NetworkSection
+from anabranch.config import ModelSection, NetworkSection
 from anabranch.errors import UserError
 from anabranch.net.connection_limits import CarryLimits, LineCaps, limits_of_run
 from anabranch.net.errors import ListenError
@@ -136,6 +137,13 @@ def _live_peer(
     return live
 
 
+def _model_name(model: ModelSection) -> str:
+    """Name of a run's model for people: that of its weights' folder, of its architecture, or of its size."""
+    if model.initial_weights != "seed":
+        return Path(model.initial_weights).name
+    return model.architecture or model.size
+
+
 def _run_started(founded: CreatedRun) -> RunStarted:
     run, genesis = founded.run, founded.genesis
     assert founded.machine.batches is not None
@@ -143,7 +151,7 @@ def _run_started(founded: CreatedRun) -> RunStarted:
         peer=founded.identity.peer_id,
         run=run.run.name,
         run_id=founded.run_id,
-        model=run.model.size,
+        model=_model_name(run.model),
         parameters=genesis.parameters,
         microbatches=run.batch.microbatches,
         tokens_per_iteration=founded.machine.batches.tokens_per_iteration,

@@ -94,6 +94,26 @@ def progress(
             shown.clear()
 
 
+@contextmanager
+def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Yield the callback (label, done so far, total) that draws a progress bar for each label. unit: as for
+    `progress`."""
+    with ExitStack() as stack:
+        label, reached = "", 0
+        advance: Advance | None = None
+
+        def update(what: str, done: int, total: int) -> None:
+            nonlocal label, reached, advance
+            if advance is None or what != label:
+                stack.pop_all().close()
+                label, reached = what, 0
+                advance = stack.enter_context(progress(what, total, unit=unit))
+            advance(done - reached)
+            reached = done
+
+        yield update
+
+
 class Progress:
     """Bar or lines about an amount of work, as `progress` has it."""
 
