@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from anabranch.errors import UserError
 from anabranch.operating_system import OtherPrograms
@@ -35,11 +35,6 @@ class Hours:
         """True if the machine is lent now."""
         return (_minute(now) - self.start) % _MINUTES < (self.end - self.start) % _MINUTES
 
-    def changes_in_s(self, now: datetime) -> float:
-        """Seconds until lending ends (if the machine is lent now), or until it begins."""
-        wait = ((self.end if self.open(now) else self.start) - _minute(now)) % _MINUTES or _MINUTES
-        return timedelta(minutes=wait).total_seconds() - now.second - now.microsecond / 1e6
-
     def __str__(self) -> str:
         return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.start, self.end))
 
@@ -59,15 +54,11 @@ class WhenIdle:
         self._busy_looks = 0
 
     def open(self, now: datetime) -> bool:
-        """True if the machine is lent now. Looks at most once in half of LOOK_S."""
+        """True if the machine is lent now. To be asked every few seconds; looks once in LOOK_S."""
         at = self._clock()
-        if at - self._looked_at >= LOOK_S / 2:
+        if at - self._looked_at >= LOOK_S:
             self._look(at)
         return self._lent
-
-    def changes_in_s(self, now: datetime) -> float:
-        """Seconds until `open` should be asked again."""
-        return LOOK_S
 
     def _look(self, at: float) -> None:
         cores, before, self._looked_at = self._cores(), self._looked_at, at

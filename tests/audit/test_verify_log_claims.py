@@ -17,6 +17,7 @@ from anabranch.protocol.log.records import (
     Commit,
     Evaluation,
     Genesis,
+    Members,
     Rollback,
     StageCommit,
     Witness,
@@ -196,3 +197,27 @@ def test_another_number_of_steps_is_named_where_the_learning_rate_follows_it(
     assert (named in report.problems) == (decay_steps == 0)
     assert (report.counts["schedule"].differ > 0) == (decay_steps == 0)
     assert report.holds == (decay_steps != 0)
+
+
+def test_a_peer_that_left_came_back_and_left_again_within_an_iteration_took_part_in_it(
+    copy: RunDirectory,
+) -> None:
+    def left_twice(records: list[AnyRecord]) -> list[AnyRecord]:
+        last = max(k for k, record in enumerate(records) if isinstance(record, Commit))
+        commit = records[last]
+        assert isinstance(commit, Commit)
+        peer = commit.stages[1].members[0]
+        changes_of = [record for record in records if isinstance(record, Members)]
+        joined = {member.id: member for record in changes_of for member in record.joined}
+        number = changes_of[-1].number
+        again = msgspec.structs.replace(joined[peer], incarnation=joined[peer].incarnation + 1)
+        changes = [
+            Members(number + 1, removed={peer: "killed"}),
+            Members(number + 2, joined=(again,)),
+            Members(number + 3, active_from={peer: commit.t + 1}),
+            Members(number + 4, removed={peer: "killed once more"}),
+        ]
+        return [*records[:last], *changes, *records[last:]]
+
+    rewrite_log(copy, left_twice)
+    assert not verify(copy.path).problems

@@ -52,7 +52,7 @@ def parsed(*options: str) -> argparse.Namespace:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_one_peer_joins_for_each_gpu() -> None:
-    options = ("--gpus", "all", "--name", "ada", "--region", "London", "--quiet")
+    options = ("--gpus", "all", "--name", "ada", "--region", "London", "--quiet", "--max-up", "8")
     args = parsed(*options, "--host", "0.0.0.0", "--port", "7700", "--advertise", "my.host:7800")
     assert gpus.chosen_gpus(args.gpus) == [0, 1]
     first, second = gpus.join_commands(args, [0, 1], Path("/home/ada/run"))
@@ -63,6 +63,7 @@ def test_one_peer_joins_for_each_gpu() -> None:
     assert [child.advertise for child in children] == ["my.host:7800", "my.host:7801"]
     assert [child.home for child in children] == [Path("/home/ada/run/gpu-0"), Path("/home/ada/run/gpu-1")]
     for child in children:
+        assert child.max_up == 4.0, "they share the line"
         assert (child.ticket, child.region, child.host) == ([], "London", "0.0.0.0")
         assert child.quiet
         assert child.gpus == ""

@@ -17,13 +17,19 @@ import pytest
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.join import AGAIN, TICKET_VARIABLE, ticket_text
-from anabranch.cli.main import main
+from anabranch.cli.main import build_parser, main
+from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.lead_run import page_beside
+from anabranch.cli.support.outputs import Outputs
+from anabranch.cli.support.own_relays import OwnRelays
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.net.identity import Identity
+from anabranch.net.tcp.transport import CAP_BURST_S
 from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.operator.owner_actions import LeaderOwner
+from anabranch.observe.event_log import events_of
+from anabranch.observe.events import Timing
 
 COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
 TIMEOUT_S = 60
@@ -232,6 +238,53 @@ def test_a_founder_that_serves(
     line_with(leader, "own-0: the run is over: all 3 steps are committed")
     assert leader.wait(TIMEOUT_S) == 0
     assert verify(tmp_path / "run").promise == "bits"
+
+
+def test_a_leader_sends_no_more_than_its_cap(
+    tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    """Bytes of the payloads of ten steps, which have all arrived when the last one is applied."""
+    rate, steps = 0.1e6 / 8, 10
+
+    def spawn(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process
+
+    directory = tmp_path / "run"
+    leader = spawn("start", str(run_file), "--run-dir", str(directory), "--no-page", "--max-up", "0.1")
+    ticket = line_with(leader, "anabranch join ").split()[-1]
+    spawn("join", ticket, "--home", str(tmp_path / "home"))
+    timings: list[Timing] = []
+    while len(timings) <= steps:
+        line_with(leader, "step ")
+        timings = [event for event in events_of(directory / "events.jsonl", Timing) if event.stage == 0]
+    first, *later = timings
+    sizes = [event.bytes_activations + event.bytes_reduce for event in later]
+    assert min(sizes) > 1000
+    allowed = rate * (later[-1].time - first.time + CAP_BURST_S) + max(sizes)
+    assert sum(sizes) <= allowed
+
+
+def test_peers_of_one_machine_share_the_caps_of_its_line() -> None:
+    words = ["start", "run.toml", "--carry", "2", "--max-up", "20", "--max-down", "8"]
+    line = Line.of(build_parser(words).parse_args(words))
+    assert line.words() == words[2:]
+    relays = OwnRelays(RunDirectory(Path("run")), ["cuda:0", "cuda:1", "cuda:2"], Outputs(), line)
+    carry, caps = relays.line.limits()
+    assert (caps.up_bytes_per_s, caps.down_bytes_per_s, carry.bytes_per_s) == (625e3, 250e3, 62.5e3)
+    assert Line(carry=0.0).shared_by(2).limits()[0].circuits == 0
+    assert Line().words() == [] and Line(carry=0.0).words() == ["--carry", "0"]
+
+
+@pytest.mark.parametrize("command", ["start", "resume", "join", "audit"])
+def test_caps_of_the_line_are_checked(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, mbit in (("--max-up", "0.01"), ("--carry", "-1")):
+        assert main([command, "nothing", option, mbit]) == 2
+        assert f"{option} {mbit}: it must be" in capsys.readouterr().err
+    if command == "resume":
+        assert main([command, "nothing", "--local", "--max-down", "9"]) == 2
+        assert "all bytes stay on this machine" in capsys.readouterr().err
 
 
 def test_a_ticket_comes_from_the_command_line_a_file_or_the_environment(

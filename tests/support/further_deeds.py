@@ -165,6 +165,8 @@ FURTHER: dict[str, Deed] = {
     for deed in (
         Deed("opens no iteration", Role.SERVES, withhold(msg.Slots, msg.Have, msg.Lack)),
         Deed("claims nothing", Role.SERVES, withhold(msg.Claim)),
+        Deed("no report of its state", Role.SERVES, withhold(msg.Applied)),
+        Deed("withheld gradients", Role.SERVES, withhold(msg.Backward)),
         Deed("withheld parts", Role.SERVES, withhold(msg.ReducePart, msg.ReducedPart, msg.Prepared)),
         Deed("inputs that overflow", Role.SERVES, _send_huge),
         Deed("all states for a newcomer", Role.MEMBER, NEVER_READY, _ask_all_states),

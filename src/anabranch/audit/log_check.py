@@ -111,8 +111,9 @@ class _LogChecker:
     _term: int = 0
     _adam: dict[int, int] = field(default_factory=lambda: {0: 0})
     _membership: Membership = field(default_factory=Membership)
-    _leaving: dict[str, tuple[Member, int]] = field(default_factory=dict)
-    """Peers removed since the last step, maybe still in its reduce: (member, first iteration served)."""
+    _leaving: dict[str, list[tuple[Member, int]]] = field(default_factory=dict)
+    """Peers removed since the last step, maybe still in the next one's reduce: for each removal the member
+    and the first iteration that it served. A peer may have joined again and been removed again since."""
     _where: str = ""
     _plan: Plan = ()
     """Plan of the next round; () if the next iteration is none."""
@@ -170,7 +171,7 @@ class _LogChecker:
             if peer in known.members:
                 since = known.active_from.get(peer)
                 if since is not None:
-                    self._leaving[peer] = (known.members[peer], since)
+                    self._leaving.setdefault(peer, []).append((known.members[peer], since))
         known.apply(members)
 
     def _check_rollback(self, rollback: Rollback) -> None:
@@ -289,7 +290,7 @@ class _LogChecker:
         that was removed after step t - 1 still counts: it may have taken part in step t."""
         if self._membership.is_live(peer, stage, t):
             return self._membership.members[peer].numerics_class
-        member, since = self._leaving.get(peer, (None, 0))
-        if member is not None and member.stage == stage and since <= t:
-            return member.numerics_class
+        for member, since in self._leaving.get(peer, ()):
+            if member.stage == stage and since <= t:
+                return member.numerics_class
         return None

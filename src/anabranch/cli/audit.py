@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stage = "stage to audit, 1 or more (default: one with the fewest auditors)"
     join.add_machine(parser, "read the auditor's ticket from this file, once it is there", stage)
     join.add_stay(parser)
-    parser.set_defaults(audits=True, gpus="", carry=None, max_up=0.0, max_down=0.0, hours="", corpus=None,
-                        threads=0, memory=0.0)  # fmt: skip
+    parser.set_defaults(audits=True, gpus="", hours="", corpus=None, threads=0, memory=0.0)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ blocks. They compute in turn, so that peer is as fast as one of them; with --gpu
 
 Behind a router nothing has to be set up: this machine dials those that it can, and meets the others through a
 carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other peers take over this
-machine's work.
+machine's work. `anabranch pause` does so for a time, after which it joins again.
 
 What it computes has low priority (--nice 10), so that the other programs of this machine go first; --nice 0
 is for a machine that does nothing else.
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.api.volunteer import CACHE_GB, NICE
 from anabranch.cli.support import outputs
-from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range, line_caps
+from anabranch.cli.support.arguments import PORT, Line, add_line, add_listen, check_range
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError, used_up, words_of
@@ -71,16 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine(parser)
     gpus = "one peer for each GPU: all, or numbers with commas between, e.g. 0,2"
     add("--gpus", default="", metavar="all|N,N", help=gpus)
-    carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
-    add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
-    add("--max-up", type=float, default=0.0, metavar="MBIT", help="most Mbit/s that it sends; 0: no limit")
-    add(
-        "--max-down",
-        type=float,
-        default=0.0,
-        metavar="MBIT",
-        help="most Mbit/s that it receives; 0: no limit",
-    )
     threads = 'threads of torch; only where run.numerics is "mixed" (default: as the run file says)'
     add("--threads", type=int, default=0, metavar="N", help=threads)
     memory = "GiB to plan with as if no more were free, also of each GPU (default: what is free)"
@@ -115,6 +105,7 @@ def add_machine(
     add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
     transport = "how to connect (default: TCP, and iroh if the ticket names its relay and it is installed)"
     add("--transport", choices=("tcp", "iroh", "auto"), default="auto", help=transport)
+    add_line(parser)
 
 
 def add_stay(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
 def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
     from anabranch.api.volunteer import join
 
+    carry, caps = Line.of(args).limits()
     return join(
         args.ticket,
         name=args.name,
@@ -187,9 +179,9 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         once=args.once,
         listens=not args.no_listen,
         hours=args.hours,
-        carry=carry_limits(args.carry),
+        carry=carry,
         transport=args.transport,
-        caps=line_caps(args.max_up, args.max_down),
+        caps=caps,
         audits=args.audits,
         cache_gb=args.cache,
         threads=args.threads,
@@ -269,9 +261,7 @@ def _check(args: argparse.Namespace) -> None:
     check_range("--nice", args.nice, Range(0, 19))
     if args.hours:
         parse_hours(args.hours)
-    check_range("--carry", args.carry or 0.0, Range(0, 10**6))
-    for option, mbit in (("--max-up", args.max_up), ("--max-down", args.max_down)):
-        check_range(option, mbit or 1.0, Range(1, 10**6))
+    Line.of(args)
     check_range("--cache", args.cache, Range(0, 10**6))
     check_range("--threads", args.threads, Range(0, 1024))
     check_range("--memory", args.memory or 1.0, Range(0.05, 10**6))

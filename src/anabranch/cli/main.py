@@ -31,6 +31,7 @@ COMMANDS = {
     "join": "lend this machine to a run, with its ticket",
     "audit": "compute others' work in a run again, as an auditor that its owner trusts",
     "relay": "carry the bytes of machines that cannot dial each other",
+    "pause": "pause the peers that this machine lends, for a time or until told",
     "service": "print a service definition that lends this machine",
     "resume": "continue a run from its directory",
     "recover": "continue a run whose other voters are lost for good",

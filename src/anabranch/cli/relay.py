@@ -7,7 +7,8 @@ examples:
 
 A carrier needs an address that everybody can dial, and a ticket of the run (any relay ticket). It sees who
 talks to whom, when and how much. It can read and alter nothing: the two ends encrypt between themselves.
-Ctrl+C ends it; the machines then meet through another carrier.
+It ends with the run: when the run's data node says that all steps are committed. While nobody answers it goes
+on dialling, and says so ever more rarely. Ctrl+C ends it; the machines then meet through another carrier.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--advertise", default="", metavar="HOST:PORT", help="address at which others dial this carrier")
     add("--max-mbit", type=float, default=0.0, metavar="MBIT", help="most Mbit/s in all; 0: no limit")
     add("--circuits", type=int, default=256, metavar="N", help="most circuits; a link takes two")
+    of_peer = "most circuits that one peer opened, or that lead to it"
+    add("--circuits-of-peer", type=int, default=64, metavar="N", help=of_peer)
     add("--home", type=Path, metavar="DIR", help="folder for its key (default: ~/.anabranch/carrier)")
     add("--id", action="store_true", help="print the carrier's address for network.advertise, and end")
 
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--port", args.port, PORT)
     check_range("--max-mbit", args.max_mbit, Range(0, 10**6))
     check_range("--circuits", args.circuits, Range(1, 4096))
+    check_range("--circuits-of-peer", args.circuits_of_peer, Range(1, 4096))
     if problem := address_problem(args.host, args.advertise, "--host", "--advertise"):
         raise UserError(problem)
     home = args.home or Path.home() / ".anabranch" / "carrier"
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     ticket = parse_ticket("".join(args.ticket), now_s=time.time())
     if ticket.grant.role == "watch":
         raise UserError("this ticket only permits watching: ask for a relay ticket")
-    limits = CarryLimits(circuits=args.circuits, bytes_per_s=args.max_mbit * 1e6 / 8)
+    limits = CarryLimits(args.circuits, args.circuits_of_peer, bytes_per_s=args.max_mbit * 1e6 / 8)
     options = CarrierOptions(ticket, home, args.host, args.port, args.advertise, limits)
 
     async def carry() -> str:

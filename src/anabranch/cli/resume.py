@@ -21,7 +21,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs, own_relays, restart
-from anabranch.cli.support.arguments import add_run_dir
+from anabranch.cli.support.arguments import Line, add_line, add_run_dir
 from anabranch.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="with --local: do not verify at the end")
     parser.add_argument("--new-tickets", action="store_true", help="issue new tickets, on another port")
     own_relays.add_argument(parser)
+    add_line(parser)
     restart.add_argument(parser)
     outputs.add_arguments(parser)
     # The leading process of a local swarm is started with this one.
@@ -46,13 +47,15 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.support.lead_run import lead_directory
 
-    to = outputs.Outputs.of(args)
+    to, line = outputs.Outputs.of(args), Line.of(args)
     if not args.quiet and not args.restart:
         to.say(f"run directory: {args.run_dir}")
     if args.alone and (args.local or args.restart or args.serve):
         raise UserError("--alone is one process without peers: leave out --local, --restart and --serve")
     if args.restart and args.local:
         raise UserError("--restart is for a leader whose peers are elsewhere: leave out --local")
+    if line != Line() and (args.local or args.alone):
+        raise UserError("all bytes stay on this machine: leave out --carry, --max-up and --max-down")
     if args.serve and args.local:
         raise UserError("--local starts all relays on this machine: leave out --serve")
     if args.alone:
@@ -63,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.restart:
         return restart.keep_leading(restart.resume_command(args.run_dir, args), to.say)
     if not args.local:
-        return lead_directory(args.run_dir, args.quiet, not args.no_page, to, args.new_tickets, args.serve)
+        new_tickets, page = args.new_tickets, not args.no_page
+        return lead_directory(args.run_dir, args.quiet, page, to, new_tickets, args.serve, line)
 
     from anabranch.cli.train import train_directory
     from anabranch.config import load_run_file

@@ -18,6 +18,7 @@ import argparse
 from pathlib import Path
 
 from anabranch.cli.support import outputs, own_relays, restart
+from anabranch.cli.support.arguments import Line, add_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run_file", type=Path, metavar="RUN.toml", help="run file (`anabranch init` writes one)")
     add("--run-dir", type=Path, metavar="DIR", help="run directory to make (default: runs/NAME)")
     own_relays.add_argument(parser)
+    add_line(parser)
     restart.add_argument(parser)
     outputs.add_arguments(parser)
 
@@ -34,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.lead_run import lead_directory
     from anabranch.config import load_run_file
 
+    line = Line.of(args)
     config = load_run_file(args.run_file)
     path = args.run_dir or Path("runs") / config.run.name
     to = outputs.Outputs.of(args)
@@ -42,4 +45,4 @@ def run(args: argparse.Namespace) -> int:
     if args.restart:
         return restart.keep_leading(restart.resume_command(create(config, path, to.say).path, args), to.say)
     made = create(config, path, to.say).path
-    return lead_directory(made, page=not args.no_page, to=to, serve=args.serve)
+    return lead_directory(made, page=not args.no_page, to=to, serve=args.serve, line=line)

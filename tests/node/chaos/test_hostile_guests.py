@@ -58,6 +58,10 @@ ENDURED = [
         ("inputs that overflow", 2, "with inputs of"),
     ],
     [
+        ("withheld gradients", 1, "has kept the microbatch for far longer than usual"),
+        ("withheld gradients", 2, "has kept the microbatch for far longer than usual"),
+    ],
+    [
         ("all states for a newcomer", 1, "for which it has no need"),
         ("all states for a stranger", 1, "for which it has no need"),
     ],
@@ -230,7 +234,7 @@ def test_guests_are_put_out_one_wave_after_the_other(
 def test_guests_that_no_proof_puts_out_cost_no_honest_seat(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    run = small_run(texts, **ENDLESS)
+    run = small_run(texts, **ENDLESS, fleet__data_nodes=2)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
         hostile = HostileRun(swarm)
@@ -276,8 +280,9 @@ def test_guests_that_only_audits_find(tmp_path: Path, texts: Path, supervisor: S
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_one_of_two_replicas_lies(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
-    """A wrong digest is told by the coordinator's own sum. A false state is not: the log goes back, nobody is
-    removed on one word, and the run takes steps again once the liar is gone."""
+    """A wrong digest is told by the coordinator's own sum, and for a report of a state the run waits a while.
+    A false state is not told: the log goes back, nobody is removed on one word, and the run takes steps again
+    once the liar is gone."""
     run = small_run(texts, **{**ENDLESS, "checkpoint__every": 4, "fleet__relays_per_stage": [1, 1]})
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
@@ -288,6 +293,11 @@ def test_one_of_two_replicas_lies(tmp_path: Path, texts: Path, supervisor: Super
         assert "gradient" in hostile.out(digest)
         hostile.goes_on()
         hostile.end(digest)
+        silent = hostile.invite("no report of its state", 1)
+        hostile.until(lambda: bool(hostile.out(silent)))
+        assert "waits for its report of its state" in hostile.out(silent)
+        hostile.goes_on()
+        hostile.end(silent)
         state = hostile.invite("false state", 2)
         hostile.until(lambda: state.begun >= 0 and bool(swarm.of(Rollback)))
         hostile.end(state)

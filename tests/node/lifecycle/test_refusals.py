@@ -175,6 +175,28 @@ def test_a_leader_that_cannot_be_reached(
     assert out.count("retrying") == 1
 
 
+def test_a_data_node_that_stays_away_is_told_ever_more_rarely() -> None:
+    reminder, told = initial_dial.Reminder(), []
+    reminder.begin(1000.0)
+    for now in range(1000, 1000 + 5 * 3600, 15):
+        told += [waited_s] if (waited_s := reminder.due(now)) else []
+    assert told == [60.0, 180.0, 420.0, 900.0, 1860.0, 3780.0, 7380.0, 10980.0, 14580.0]
+    reminder.begin(50_000.0)
+    assert not reminder.due(50_059.0) and reminder.due(50_060.0) == 60.0
+
+
+def test_join_says_that_it_still_waits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_dial, "REMIND_S", 0.2)
+    owner = Identity.generate()
+    here = [PeerAddress(owner.peer_id, "127.0.0.1", free_port())]
+    ticket = issue_ticket(owner, run="r", role="relay", expires_at_s=int(time.time()) + 3600, peers=here)
+    assert main(["join", ticket.text, "--home", str(tmp_path / "home"), "--patience", "2"]) == AGAIN
+    out = capfd.readouterr().out
+    assert "still no connection to the run's data node for 0:0" in out
+
+
 def test_the_end_of_a_run_is_remembered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

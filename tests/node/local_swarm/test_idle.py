@@ -1,24 +1,24 @@
-"""A volunteer whose machine is lent when idle hands over as its owner comes back, and joins again later."""
+"""A volunteer hands over as its owner comes back to an idle machine or pauses it, and joins again later."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from anabranch import hours
+from anabranch import hours, lending
+from anabranch.cli.main import main
+from anabranch.launch.fleet import AGAIN
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.operating_system import OtherPrograms
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="it does not tell its load"),
-]
+pytestmark = pytest.mark.slow
 
 GUEST = "guest"
 
@@ -26,11 +26,12 @@ GUEST = "guest"
 def run_on_desktop(name: str, arguments: list[str], log: str, *rest: object) -> NoReturn:
     """Run a peer on a machine whose owner uses as many cores as a file beside its log says."""
     used = Path(log).with_name("cores")
-    hours.LOOK_S, hours.IDLE_S = 0.1, 0.3
+    lending.LOOK_S, hours.LOOK_S, hours.IDLE_S = 0.1, 0.1, 0.3
     OtherPrograms.cores = lambda self: float(used.read_text() or 9.0)  # type: ignore[method-assign]
     run_peer(name, arguments, log, *rest)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it does not tell its load")
 def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     run = small_run(texts, run__steps=100_000, evaluation__every=0, checkpoint__every=1000)
     directory = created(tmp_path / "run", run)
@@ -55,4 +56,44 @@ def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervi
         assert guest.log.read_text().count("this machine is lent when idle; waiting until then") == 2
         swarm.stop()
         swarm.to_the_end(guest)
+    check_exact(directory, history_of(directory).t)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_paused_guest_hands_over_and_joins_again(
+    once: bool, tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """With --once its process ends when it has left, and its next one waits until the pause is ended."""
+    run = small_run(texts, run__steps=100_000, evaluation__every=0, checkpoint__every=1000)
+    directory = created(tmp_path / "run", run)
+    home = str(directory.peer(GUEST))
+    with swarm_of(directory, run, supervisor) as swarm:
+        ticket = swarm.ticket()
+        guest = swarm.join(GUEST, ticket, once=once)
+
+        def active(times: int) -> bool:
+            peers = {event.subject for event in swarm.of(PeerJoined) if event.name == GUEST}
+            return sum(event.subject in peers for event in swarm.of(PeerActive)) >= times
+
+        swarm.until(lambda _: active(1))
+        assert main(["pause", "--home", home, "--minutes", "60"]) == 0
+        swarm.until(lambda _: any(event.subject == swarm.peer_id(GUEST) for event in swarm.of(PeerRemoved)))
+        [removed] = [event for event in swarm.of(PeerRemoved) if event.subject == swarm.peer_id(GUEST)]
+        assert "paused by its user" in removed.reason, "announced, not suspected"
+        if once:
+            assert guest.wait(60.0) and guest.status == 0
+            guest = swarm.join(GUEST, ticket, once=True)
+        waits = "this machine is paused until "
+        swarm.until(lambda _: waits in guest.log.read_text())
+        steps = len(swarm.of(Step))
+        swarm.until(lambda _: len(swarm.of(Step)) > steps)
+        assert main(["pause", "--home", home, "--end"]) == 0
+        swarm.until(lambda _: active(2))
+        steps = len(swarm.of(Step))
+        swarm.until(lambda _: len(swarm.of(Step)) > steps)
+        assert guest.log.read_text().count(waits) == 1
+        guest.signal(signal.SIGTERM)
+        assert guest.wait(60.0) and guest.status == AGAIN, "a scheduler starts it again"
+        swarm.stop()
+        swarm.to_the_end()
     check_exact(directory, history_of(directory).t)

@@ -104,10 +104,11 @@ def settle_anyhow(patch: Patch) -> None:
     its loss is none."""
     settle = reducing.settle
 
-    def settled(cover, claims, members):  # type: ignore[no-untyped-def]
+    def settled(cover, claims, members, *named):  # type: ignore[no-untyped-def]
         claimed = {unit for units in claims.values() for unit in units}
         first = members[0]
-        return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
+        own = {first: set(claims.get(first, ())) | (cover - claimed)}
+        return settle(cover, {**claims, **own}, members, *named)
 
     patch.setattr(reducing, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
 
@@ -239,8 +240,8 @@ def slots_by_deltas(patch: Patch) -> None:
         self.said = slots.total  # type: ignore[attr-defined]
         return msgspec.structs.replace(slots, total=max(0, slots.total - before))
 
-    def added_up(self: Credit, slots: msg.Slots) -> None:
-        account(self, msgspec.structs.replace(slots, total=self.total + slots.total))
+    def added_up(self: Credit, slots: msg.Slots, now: float) -> None:
+        account(self, msgspec.structs.replace(slots, total=self.total + slots.total), now)
 
     patch.setattr(Grant, "told", only_new)
     patch.setattr(Credit, "told", added_up)
@@ -904,9 +905,11 @@ MUTANTS: dict[str, Mutant] = {
 
 def check_mutant_fits(outcome: Outcome) -> None:
     """Raise RuntimeError if the seed failed since the patch of the mutant names an attribute that the program
-    no longer has: such a mutant breaks no rule, and counts neither as caught nor as alive."""
+    no longer has, or takes other arguments than the function that it replaces: such a mutant breaks no rule,
+    and counts neither as caught nor as alive."""
     reason = outcome.violation.partition(": ")[2]
-    if reason.startswith("AttributeError: ") and "'NoneType'" not in reason:
+    gone = reason.startswith("AttributeError: ") and "'NoneType'" not in reason
+    if gone or (reason.startswith("TypeError: ") and ".<locals>." in reason and "argument" in reason):
         raise RuntimeError(f"the mutant does not fit the program: {reason}")
 
 

@@ -127,22 +127,10 @@ def test_a_slow_data_node_keeps_its_seat() -> None:
     assert slow and removed(world) == {} and wrong_states(world) == {}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        msg.Claim,
-        pytest.param(
-            msg.Backward,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="a sender gives a microbatch to the same liar again and again: its data node is late",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", [msg.Claim, msg.Backward])
 def test_two_relays_that_withhold_cost_no_data_node_its_seat(kind: type[msg.Message]) -> None:
-    """Relays of both stages: what they got of any data node goes to the other replicas."""
+    """Relays of both stages: what they got of any data node goes to the other replicas. (343 s, when one
+    microbatch came to the same liar again and again.)"""
     world = swarm(stages=2)
 
     def lose(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
@@ -151,4 +139,4 @@ def test_two_relays_that_withhold_cost_no_data_node_its_seat(kind: type[msg.Mess
 
     altered(world, lose)
     assert go_on(world, 1000.0) == STEPS
-    assert removed(world).keys().isdisjoint({"d0", "d1"})
+    assert removed(world).keys().isdisjoint({"d0", "d1"}) and world.clock.now < 60.0

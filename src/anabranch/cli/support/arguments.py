@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,20 +45,54 @@ def add_listen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on; 0: a free one")
 
 
-def carry_limits(mbit: float | None) -> CarryLimits:
-    """Limits of a carrier that may pass on `mbit` Mbit/s (None: without limit; 0: it carries nothing)."""
-    from anabranch.net.connection_limits import CarryLimits
+def add_line(parser: argparse.ArgumentParser) -> None:
+    """Add the caps of this machine's line, for a command that runs a peer (`Line`)."""
+    add = parser.add_argument
+    carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
+    add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
+    up, down = ("most Mbit/s that it sends; 0: no limit", "most Mbit/s that it receives; 0: no limit")
+    add("--max-up", type=float, default=0.0, metavar="MBIT", help=up)
+    add("--max-down", type=float, default=0.0, metavar="MBIT", help=down)
 
-    if mbit is None:
-        return CarryLimits()
-    return CarryLimits(bytes_per_s=mbit * 1e6 / 8) if mbit else CarryLimits(circuits=0)
 
+@dataclass(frozen=True)
+class Line:
+    """Caps of a machine's line, in Mbit/s. carry: of what it carries for others; None: no limit, 0: it
+    carries nothing. max_up, max_down: of the payloads that its own peers send and receive; 0: no limit."""
 
-def line_caps(up_mbit: float, down_mbit: float) -> LineCaps:
-    """Caps of this machine's line: most Mbit/s that it sends and receives; 0: none."""
-    from anabranch.net.connection_limits import LineCaps
+    carry: float | None = None
+    max_up: float = 0.0
+    max_down: float = 0.0
 
-    return LineCaps(up_mbit * 1e6 / 8, down_mbit * 1e6 / 8)
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Line:
+        """Caps that the options of `add_line` name. Raises UserError if one is out of range."""
+        line = cls(args.carry, args.max_up, args.max_down)
+        check_range("--carry", line.carry or 0.0, Range(0, 10**6))
+        for option, mbit in (("--max-up", line.max_up), ("--max-down", line.max_down)):
+            check_range(option, mbit or 1.0, Range(0.1, 10**6))
+        return line
+
+    def shared_by(self, peers: int) -> Line:
+        """Caps of each of so many peers of one machine, which share its line equally."""
+        carry = None if self.carry is None else self.carry / peers
+        return Line(carry, self.max_up / peers, self.max_down / peers)
+
+    def words(self) -> list[str]:
+        """Command-line words of these caps."""
+        words = [] if self.carry is None else ["--carry", f"{self.carry:g}"]
+        for option, mbit in (("--max-up", self.max_up), ("--max-down", self.max_down)):
+            words += [option, f"{mbit:g}"] if mbit else []
+        return words
+
+    def limits(self) -> tuple[CarryLimits, LineCaps]:
+        """Limits of a peer's transport."""
+        from anabranch.net.connection_limits import CarryLimits, LineCaps
+
+        carry = CarryLimits() if self.carry is None else CarryLimits(bytes_per_s=self.carry * 1e6 / 8)
+        if self.carry == 0:
+            carry = CarryLimits(circuits=0)
+        return carry, LineCaps(self.max_up * 1e6 / 8, self.max_down * 1e6 / 8)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

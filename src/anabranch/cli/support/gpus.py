@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anabranch.addresses import parse_addresses
+from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.children import PROGRAM, Children
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.config import DEVICE, DEVICE_WORDS, device_problem
@@ -18,6 +19,7 @@ from anabranch.errors import UserError
 _OWN = {
     *("command", "of_command", "ticket", "ticket_file"),
     *("gpus", "device", "name", "port", "advertise", "home"),
+    *("carry", "max_up", "max_down"),
 }
 
 
@@ -64,7 +66,8 @@ def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> 
     """Arguments of `anabranch`, without the ticket, with which each GPU's peer joins.
 
     home: folder below which each has one of its own, so that a GPU keeps its peer's key. A fixed port, and
-    the port of `--advertise`, count upwards from the first GPU to the last.
+    the port of `--advertise`, count upwards from the first GPU to the last. The peers share the caps of this
+    machine's line equally.
     """
     shared: list[str] = []
     for key, value in vars(args).items():
@@ -72,6 +75,7 @@ def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> 
             continue
         option = f"--{key.replace('_', '-')}"
         shared += [option] if value is True else [option, str(value)]
+    shared += Line.of(args).shared_by(len(gpus)).words()
     commands = []
     for position, gpu in enumerate(gpus):
         command = ["join", "--device", f"cuda:{gpu}", *shared]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.addresses import on_loopback
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.create_directory import partition_line
 from anabranch.cli.support.outputs import Outputs, print_error
 from anabranch.cli.support.own_relays import OwnRelays, own_relays
@@ -70,15 +71,17 @@ def lead_directory(
     to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
     new_tickets: bool = False,
     serve: str = "",
+    line: Line = Line(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Lead the run in a directory until it ends; returns the exit status: 0, 1, or INTERNAL_FAILURE. Raises
     UserError if the run cannot be led. quiet: True to print errors only and serve no page. new_tickets: True
     to issue tickets even where former ones still work, and to take another port unless the run file names
-    one. serve: relays of this machine that take part, too (`own_relays`). A machine without room to begin is
-    an internal failure, which `--restart` tries again, and no mistake of the user."""
+    one. serve: relays of this machine that take part, too (`own_relays`). line: caps of this machine's line.
+    A machine without room to begin is an internal failure, which `--restart` tries again, and no mistake of
+    the user."""
     try:
         directory = RunDirectory.open(path)
-        with directory.led(), own_relays(directory, serve, to) as relays:
+        with directory.led(), own_relays(directory, serve, to, line) as relays:
             return _lead(directory, quiet, page and not quiet, to, new_tickets, relays)
     except (UserError, OSError) as error:
         if not used_up(error):
@@ -131,8 +134,10 @@ def _lead(
     port = bind_port(network.host, network.port or former)
     founded = _founded(directory, advertised(network, port), quiet)
     owner, moving = LeaderOwner(directory.path), nullcontext() if quiet else console
+    carry, caps = relays.line.limits()
     with to.beside(directory), page_beside(directory, say, owner, wanted=page), moving:
-        outcome = run_async(lead(founded, network, port, on_event, on_ready, say, new_tickets))
+        leading = lead(founded, network, port, on_event, on_ready, say, new_tickets, carry, caps)
+        outcome = run_async(leading)
     over = founded.peer.committed >= founded.peer.ctx.run.steps
     if over:
         relays.finish()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.support import gpus
+from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.children import LEAVE_S, Children
 from anabranch.cli.support.outputs import Outputs
 
@@ -35,10 +36,13 @@ def options(serve: str) -> list[str]:
 
 
 class OwnRelays:
-    """Relays of this machine, one for each device of `devices` ("": that of the run file)."""
+    """Relays of this machine, one for each device of `devices` ("": that of the run file). line: caps of the
+    machine's line, which they and the leader share."""
 
-    def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs) -> None:
+    def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs, line: Line) -> None:
         self._directory, self._devices, self._to = directory, devices, to
+        self.line = line.shared_by(1 + len(devices))
+        """Caps of each relay, and of the leader."""
         self._children: Children | None = None
 
     def join(self, ticket: str) -> None:
@@ -50,6 +54,7 @@ class OwnRelays:
             name = f"own-{number}"
             command = ["join", "--name", name, "--home", str(self._directory.peer(name))]
             command += ["--nice", "0"]  # the leader's machine is no guest's
+            command += self.line.words()
             command += ["--log-format", "json"] if self._to.json else []
             commands.append(command + (["--device", device] if device else []))
             labels.append("" if self._to.json else f"{name}: ")
@@ -68,13 +73,14 @@ class OwnRelays:
 
 
 @contextmanager
-def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[OwnRelays]:
+def own_relays(directory: RunDirectory, serve: str, to: Outputs, line: Line) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
-    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here."""
+    serve: value of `--serve`; "" for no relay. line: caps of this machine's line. Raises UserError
+    for a GPU that is not here."""
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]
-    relays = OwnRelays(directory, devices, to)
+    relays = OwnRelays(directory, devices, to, line)
     try:
         yield relays
     finally:

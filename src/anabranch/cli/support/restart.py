@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.cli.support import own_relays
+from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.node.local_swarm.peer_process import signal_at_end_of_parent
 from anabranch.operating_system import KILL, SIGNALS_ASK
@@ -33,9 +34,9 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
-    """Command that leads the run in `path` again, with the output options and the `--serve` of `args`."""
+    """Command that leads the run in `path` again, with output options, `--serve` and caps of `args`."""
     command = [sys.executable, "-m", "anabranch", "resume", str(path), "--log-format", args.log_format]
-    command += own_relays.options(args.serve)
+    command += own_relays.options(args.serve) + Line.of(args).words()
     command += ["--no-page"] if args.no_page else []
     command += ["--tensorboard", str(args.tensorboard)] if args.tensorboard is not None else []
     for name in ("wandb", "mlflow", "trackio"):

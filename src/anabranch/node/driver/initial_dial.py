@@ -14,7 +14,7 @@ from anabranch.counter_rng import CounterRng
 from anabranch.net import errors
 from anabranch.net.tcp.ways import attempts, repair_of, told, way_of
 from anabranch.net.ticket import Ticket
-from anabranch.node.driver.peer_driver import RUN_OVER, LivePeer, Outcome
+from anabranch.node.driver.peer_driver import RUN_OVER, LivePeer, Outcome, says_run_over
 from anabranch.observe.wording import ID_DIGITS, duration
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.interface import events as ev
@@ -25,6 +25,9 @@ FIRST_S = 0.5
 LAST_S = 15.0
 #: Seconds to dial a data node whose run was over, as its owner may have resumed it; a plain choice.
 OVER_S = 10.0
+#: First and longest time (s) between two sentences that the data node still does not answer; they double. A
+#: choice: nobody is to read thousands of lines in the morning.
+REMIND_S, REMIND_MAX_S = 60.0, 3600.0
 #: Seconds of a day.
 DAY_S = 24 * 3600.0
 #: Kinds of refusal after which another dial may succeed.
@@ -32,6 +35,26 @@ TRANSIENT = frozenset({errors.BUSY, errors.LANE, errors.TIMEOUT, errors.VANISHED
 #: Kinds of refusal after which no dial with this ticket and this release succeeds. Any other refusal by an
 #: address where the run once was may end: another program, or another run, listens there for the time being.
 LASTING = frozenset({errors.EXPIRED, errors.NOT_AUTHORIZED, errors.TICKET, errors.VERSION})
+
+
+class Reminder:
+    """Rhythm in which the user is told, ever more rarely, that the data node still does not answer."""
+
+    def __init__(self) -> None:
+        self._since = self._at = 0.0
+        self._wait_s = REMIND_S
+
+    def begin(self, now: float) -> None:
+        """Begin anew, as the user has just been told that the data node does not answer. now: clock (s)."""
+        self._since, self._at, self._wait_s = now, now + REMIND_S, REMIND_S
+
+    def due(self, now: float) -> float:
+        """Seconds since `begin` if the user is to be told now, and plan the next time; else 0."""
+        if now < self._at:
+            return 0.0
+        self._wait_s = min(REMIND_MAX_S, 2 * self._wait_s)
+        self._at = now + self._wait_s
+        return now - self._since
 
 
 class InitialDial:
@@ -63,6 +86,7 @@ class InitialDial:
         self._trying: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._lost_at: float | None = None
+        self._reminder = Reminder()
         self._backoff = Backoff(CounterRng(time.time_ns()), FIRST_S, LAST_S)
 
     def watch(self, live_peer: LivePeer, event: ev.Event) -> None:
@@ -75,7 +99,7 @@ class InitialDial:
                     self._say(f"connected to the run's data node{again}, {self._way()}")
                 self._lost_at, self.reached = None, True
                 self._backoff.reset()
-            case ev.LinkDown(peer, reason) if peer == self._leader and reason.endswith(RUN_OVER):
+            case ev.LinkDown(peer, reason) if peer == self._leader and says_run_over(reason):
                 self._live.finish(Outcome(RUN_OVER, ok=True))
             case ev.Received(_, About(doors=doors)) if self._first:
                 self._first = False
@@ -116,6 +140,10 @@ class InitialDial:
         if self._lost_at is None:
             self._lost_at = now
             self._say(f"no connection to the run's data node at {self._address}: {reason}; {self._plan()}")
+            self._reminder.begin(now)
+        elif waited_s := self._reminder.due(now):
+            since = f"for {duration(waited_s)}"
+            self._say(f"still no connection to the run's data node {since}: {reason}; {self._plan()}")
         wait_s = self._backoff.next() or LAST_S
         if time.time() + wait_s >= self._ticket.grant.expires_at_s:
             why = "the ticket has expired: ask the run's owner for a new one"

@@ -49,6 +49,11 @@ RUN_OVER = "the run is over"
 KEEP_S = 30.0
 
 
+def says_run_over(reason: str) -> bool:
+    """True if a link ended with RUN_OVER, which the peer at its other end gave as the reason."""
+    return reason.endswith(RUN_OVER)
+
+
 class Machine(Protocol):
     """This machine's compute, for the driver. Both methods run on the worker thread and may import torch."""
 

@@ -16,8 +16,10 @@ from anabranch.net.identity import Identity, next_incarnation
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
-from anabranch.node.driver.initial_dial import LASTING
+from anabranch.node.driver.initial_dial import LASTING, Reminder
+from anabranch.node.driver.peer_driver import RUN_OVER, says_run_over
 from anabranch.node.lifecycle.shutdown import stop_on_signals
+from anabranch.observe.wording import duration
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.observers.carrier_client import CarrierClient
 
@@ -49,10 +51,11 @@ class CarrierProcess:
         self._timer: asyncio.TimerHandle | None = None
         self._reported_bytes = 0
         self._told = ""
+        self._reminder = Reminder()
 
     async def run(self) -> str:
-        """Carry until the user ends it or the run refuses this process; returns why. Raises UserError if it
-        cannot listen there."""
+        """Carry until the run is over, the user ends it, or the run refuses this process; returns why. Raises
+        UserError if it cannot listen there."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)
@@ -122,12 +125,15 @@ class CarrierProcess:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _note(self, event: ev.Event) -> None:
-        """Tell the user when the link to the run's leader changes; end if the run refuses this process."""
-        leader = self._options.ticket.first_peer
+        """Tell the user when the link to the run's leader changes; end with the run, or if the run refuses
+        this process."""
+        leader, now = self._options.ticket.first_peer, self._loop.time()
         match event:
             case ev.LinkUp(peer) if peer == leader.peer_id:
                 self._told = ""
                 self._say("connected to the run's data node")
+            case ev.LinkDown(peer, reason) if peer == leader.peer_id and says_run_over(reason):
+                self.stop(RUN_OVER)
             case ev.LinkDown(peer, reason) if peer == leader.peer_id:
                 refusal = self._links.refusals.get(peer)
                 if refusal is not None and refusal.kind in LASTING:
@@ -135,3 +141,7 @@ class CarrierProcess:
                 elif reason != self._told:
                     self._told = reason
                     self._say(f"no connection to the run's data node: {reason}; retrying")
+                    self._reminder.begin(now)
+                elif waited_s := self._reminder.due(now):
+                    since = f"for {duration(waited_s)}"
+                    self._say(f"still no connection to the run's data node {since}: {reason}; retrying")

@@ -12,10 +12,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
+from anabranch import lending
 from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
@@ -60,13 +60,14 @@ class JoinOptions:
     home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
-    to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
-    no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
-    always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
-    the ticket names a relay and iroh is installed. caps: of this machine's line. cache_bytes: most bytes of
-    stages' states that it keeps on its disk for its next process. threads: of torch, 0 for the run file's.
-    memory_bytes: to plan with, of this machine and of each of its GPUs; 0: what is free. nice: priority of
-    its computing, 0 to 19 (`operating_system.lower_priority`).
+    to end with the first part in the run, also if a pause or the hours end it. grace_s: seconds to leave
+    after a signal. listens: False to accept no connection: others reach this machine through a carrier.
+    hours: at which this machine is lent; None: always. carry: limits of what it carries for others.
+    transport: "tcp", "iroh", or "auto": TCP, and iroh if the ticket names a relay and iroh is installed.
+    caps: of this machine's line. cache_bytes: most bytes of stages' states that it keeps on its disk for its
+    next process. threads: of torch, 0 for the run file's. memory_bytes: to plan with, of this machine and of
+    each of its GPUs; 0: what is free. nice: priority of its computing, 0 to 19
+    (`operating_system.lower_priority`).
     """
 
     ticket: Ticket
@@ -107,6 +108,11 @@ def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Ca
         return peer.ctx.run.revoked.refusal(*who) or asked.refusal(*who)
 
     return refusal
+
+
+def _ended_by(reason: str, outcome: Outcome) -> bool:
+    """True if this machine's part ended as it left for `reason`, if any: the run says so in its own words."""
+    return bool(reason) and reason in outcome.reason
 
 
 async def join(
@@ -151,8 +157,10 @@ class Volunteer:
         self._names: dict[str, str] = {}
         self._admitted_at = math.inf
         self._left = asyncio.Event()
-        self._hours_over = False
-        self._hours_end: asyncio.TimerHandle | None = None
+        self._lending = lending.Lending(options.home, options.hours)
+        self._not_lent = ""
+        """Reason for which this part was left, as the machine is not lent now; "" if it was not."""
+        self._next_look: asyncio.TimerHandle | None = None
         self._why_left = ""
         self._ended = options.home / "ended"
         """File with the sentence on how the run ended, once it did."""
@@ -186,7 +194,7 @@ class Volunteer:
 
     def left_early(self, outcome: Outcome) -> bool:
         """True if this machine's part ended because it was told to leave, not with the run."""
-        return bool(self._why_left) and outcome.reason.startswith(self._why_left)
+        return _ended_by(self._why_left, outcome)
 
     def _leave(self, reason: str) -> None:
         self._why_left = reason
@@ -203,11 +211,10 @@ class Volunteer:
             self._console.end()
 
     async def _parts(self) -> Outcome:
-        await self._hours_begin()
+        await self._until_lent()
         outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
-            if self._hours_over:
-                await self._hours_begin()
+            if self._was_not_lent(outcome):
                 outcome = await self._take_next_part()
                 continue
             member_s = max(0.0, time.monotonic() - self._admitted_at)
@@ -224,33 +231,41 @@ class Volunteer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
-        if outcome.ok and not (outcome.again or self._why_left or self._ended.exists()):
+        left_by_user = self._why_left or self._was_not_lent(outcome)
+        if outcome.ok and not (outcome.again or left_by_user or self._ended.exists()):
             self._ended.write_text(outcome.reason, "utf-8")
         return outcome
 
-    async def _hours_begin(self) -> None:
-        """Wait for the hours at which this machine is lent, or until the user leaves."""
-        self._hours_over, hours, said = False, self._options.hours, False
-        while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
-            if not said:
-                when = hours if isinstance(hours, WhenIdle) else f"at {hours}"
-                self._say(f"this machine is lent {when}; waiting until then (Ctrl+C ends)")
-                said = True
+    async def _until_lent(self) -> None:
+        """Wait until this machine is lent, by its hours and pauses, or until the user leaves."""
+        said = ""
+        while not self._left.is_set() and (why := self._lending.refusal()) is not None:
+            if why.waiting != said:
+                said = why.waiting
+                self._say(f"{said}; waiting until then (Ctrl+C ends)")
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
+                await asyncio.wait_for(self._left.wait(), lending.LOOK_S)
+        self._not_lent = ""
 
-    def _watch_hours(self, hours: Hours | WhenIdle, live: LivePeer) -> None:
-        """Leave the run if this machine's hours are over, until they begin again: other peers take over its
-        work. Otherwise look again when they may be."""
-        if hours.open(now := datetime.now()):
-            next_s = hours.changes_in_s(now)
-            self._hours_end = asyncio.get_running_loop().call_later(next_s, self._watch_hours, hours, live)
+    def _watch_lending(self, live: LivePeer) -> None:
+        """Leave the run if this machine is no longer lent: other peers take over its work. Otherwise look
+        again in LOOK_S. Nothing once the user leaves for good."""
+        if self._left.is_set():
             return
-        self._hours_over = True
-        idle = isinstance(hours, WhenIdle)
-        live.stop("this machine is in use again" if idle else "the hours of this machine are over")
+        why = self._lending.refusal()
+        if why is None:
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(lending.LOOK_S, self._watch_lending, live)
+            return
+        self._not_lent = why.leaving
+        live.stop(why.leaving)
+
+    def _was_not_lent(self, outcome: Outcome) -> bool:
+        """True if the part with this outcome ended as the machine is not lent now, and not with the run."""
+        return _ended_by(self._not_lent, outcome)
 
     async def _take_next_part(self) -> Outcome:
+        await self._until_lent()
         if self._left.is_set():
             return Outcome(self._why_left, ok=True)
         free_former_peer()
@@ -283,15 +298,14 @@ class Volunteer:
             if not self._address():
                 self._say("this machine has no address for others: it dials them, or meets them at a carrier")
         self._live = live
-        if options.hours is not None:
-            self._watch_hours(options.hours, live)
+        self._watch_lending(live)
         if self._left.is_set():
             live.stop(self._why_left)
         try:
             return await live.run((leader.peer_id, address))
         finally:
-            if self._hours_end is not None:
-                self._hours_end.cancel()
+            if self._next_look is not None:
+                self._next_look.cancel()
             dial.close()
             self._named("")  # keeps the names beyond this part
             self._live, self._reached = None, dial.reached

@@ -9,7 +9,7 @@ from pathlib import Path
 from anabranch.background import background
 from anabranch.config import ModelSection, NetworkSection
 from anabranch.errors import UserError
-from anabranch.net.connection_limits import limits_of_run
+from anabranch.net.connection_limits import CarryLimits, LineCaps, limits_of_run
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate
 from anabranch.net.iroh.engine import IrohEngine
@@ -40,16 +40,19 @@ async def lead(
     on_ready: Callable[[dict[str, Ticket]], None],
     say: Callable[[str], None],
     new_tickets: bool = False,
+    carry: CarryLimits | None = None,
+    caps: LineCaps | None = None,
 ) -> Outcome:
     """Run the leading data node until the run is over; returns how it ended. network, port: address to listen
     on, which may differ from when the run was founded. on_event: called for each event. on_ready: gets the
     tickets by role. say: prints a sentence for the user. new_tickets: True to issue tickets even where former
-    ones still work. Raises UserError if the address cannot be used or iroh cannot start."""
+    ones still work. carry: limits of what this process carries for others. caps: of its line. Raises
+    UserError if the address cannot be used or iroh cannot start."""
     engine = None
     if network.transport != "tcp":
         relay, must = relay_address(network.iroh_relay), network.transport == "iroh"
         engine = await started_engine(founded.identity, relay, network.advertise, must, say)
-    live = _live_peer(founded, engine, network.transport == "iroh")
+    live = _live_peer(founded, engine, network.transport == "iroh", carry, caps)
     live.journal.on_event = on_event
     try:
         await live.links.transport.listen(network.host, port)
@@ -82,7 +85,13 @@ def _other_port(founded: CreatedRun, network: NetworkSection) -> str:
     )
 
 
-def _live_peer(founded: CreatedRun, engine: IrohEngine | None, only_engine: bool) -> LivePeer:
+def _live_peer(
+    founded: CreatedRun,
+    engine: IrohEngine | None,
+    only_engine: bool,
+    carry: CarryLimits | None,
+    caps: LineCaps | None,
+) -> LivePeer:
     identity, directory = founded.identity, founded.directory
     batches = founded.machine.batches
     assert batches is not None
@@ -97,7 +106,15 @@ def _live_peer(founded: CreatedRun, engine: IrohEngine | None, only_engine: bool
         founded.peer,
         founded.machine,
         lambda accept: TcpTransport(
-            identity, founded.incarnation, gate, accept, limits=limits, engine=engine, only_engine=only_engine
+            identity,
+            founded.incarnation,
+            gate,
+            accept,
+            limits=limits,
+            carry=carry,
+            engine=engine,
+            only_engine=only_engine,
+            caps=caps,
         ),
         founded.certify(
             Member(

@@ -13,6 +13,8 @@ from pathlib import Path
 from anabranch.errors import UserError
 from anabranch.operating_system import lock
 
+#: File in a folder that its process keeps locked.
+LOCK = "lock"
 #: Most peers of one run on one machine whose folders are chosen automatically; a plain choice.
 MAX_HOMES = 64
 
@@ -27,7 +29,7 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
     for number in range(1, 2 if exclusive else MAX_HOMES + 1):
         folder = home if number == 1 else home.with_name(f"{home.name}-{number}")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             lock(file)
         except OSError:
@@ -40,3 +42,18 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
         return
     what = f"{home} is" if exclusive else f"{home} and {MAX_HOMES - 1} folders beside it are"
     raise UserError(f"{what} in use by another process: end that one, or choose another folder with --home")
+
+
+def in_use(home: Path) -> bool:
+    """True if a process has claimed the folder. Raises OSError if its lock cannot be looked at."""
+    try:
+        file = os.open(home / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        lock(file)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False

@@ -57,9 +57,9 @@ class HopCandidates:
         In a large swarm others are eligible, too, if no preferred neighbour is reachable.
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
         for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
-        long, or is `doubted`, is eligible if there is no other, or once the microbatch has waited for
-        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and from the last stage back to
-        the data node that began it.
+        long, or is `doubted`, is eligible if there is no better one (`_fault`), or once the microbatch has
+        waited for PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and from the last
+        stage back to the data node that began it.
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and stage and self.ctx.run.next_stage() == 0:
@@ -134,15 +134,21 @@ class HopCandidates:
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
         (infinite: now)."""
-        preferred = [peer for peer in peers if self._is_preferred(item, peer)]
-        if not preferred or len(preferred) == len(peers):
+        faults = {peer: self._fault(item, peer) for peer in peers}
+        preferred = [peer for peer in peers if faults[peer] == min(faults.values())]
+        if len(preferred) == len(peers):
             return peers, math.inf
         all_at = self._waits_since(item) + PREFERRED_S
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _is_preferred(self, item: OutgoingMicrobatch, peer: str) -> bool:
-        doubted = peer in item.refused_by or peer in self.doubted
-        return not doubted and not self.ctx.costs.avoided(peer, self.t)
+        return self._fault(item, peer) == (0, 0)
+
+    def _fault(self, item: OutgoingMicrobatch, peer: str) -> tuple[int, int]:
+        """How little a peer is preferred for a microbatch: how often it failed with this one, then how badly
+        with others. Where the next stage withholds, honest peers are late and avoided, too: a peer that
+        withholds would else get the same microbatch again and again."""
+        return item.refused_by[peer], (peer in self.doubted) + self.ctx.costs.avoided(peer, self.t)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
         """Time (s) since which a microbatch waits for better peers than those at hand: any that did not

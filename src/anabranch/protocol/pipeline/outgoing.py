@@ -6,6 +6,7 @@ Not here: the choice of the next hop (`hop_candidates`), sending (`sender`), rep
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,10 +33,11 @@ class OutgoingMicrobatch:
     True if its gradient is back. redoing: True if it was sent again after that, since a claim was lost. peer:
     peer that it was sent to, or is being computed for. transmission: number of its last transmission or
     search, unique at this sender. lost: peers of the next stage that had it, or may have had it, and cannot
-    be asked. asked: (peer, repair) of its outstanding credit requests. refused_by: peers that gave it up or
-    kept it too long; others are preferred. finding: peers that have not answered yet if they have it. told:
-    peers that it was sent to, or that were asked if they have it; only these may give its gradient.
-    further: True if a later stage may have it although no reachable peer of the next stage does.
+    be asked. asked: (peer, repair) of its outstanding credit requests. refused_by: peer -> how often it gave
+    it up or kept it too long; those that did so least often are preferred. finding: peers that have not
+    answered yet if they have it. told: peers that it was sent to, or that were asked if they have it; only
+    these may give its gradient. further: True if a later stage may have it although no reachable peer of the
+    next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
     replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
@@ -66,7 +68,7 @@ class OutgoingMicrobatch:
     further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf
-    refused_by: set[str] = field(default_factory=set)
+    refused_by: Counter[str] = field(default_factory=Counter)
     held_for: str | None = None
     held_until: float = math.inf
     asked_at: float = math.inf

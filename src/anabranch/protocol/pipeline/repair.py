@@ -121,7 +121,7 @@ class Repairs:
             self.ctx.links.payload_late(peer, late_s)
         if refused or item.returned or (item.probes > PROBES_ON_THE_WAY and late_s >= 0.0):
             if refused and transmission not in self._sender.recalled:
-                item.refused_by.add(peer)
+                item.refused_by[peer] += 1
             self._repair(item, "it does not have the microbatch")
 
     def _late_s(self, item: OutgoingMicrobatch, peer: str) -> float:
@@ -218,7 +218,7 @@ class Repairs:
             return False
         item.unclaimed = 0
         self.ctx.costs.withheld(peer, self._sender.t)
-        item.refused_by.add(peer)
+        item.refused_by[peer] += 1
         self._repair(item, "it gave the gradient back and does not claim the microbatch")
         return True
 
@@ -228,7 +228,7 @@ class Repairs:
         item, peer = self._sender.items[index], self._sender.items[index].peer or ""
         self.ctx.outbox.refuse(peer, "Backward", reason)
         item.returned = False
-        item.refused_by.add(peer)
+        item.refused_by[peer] += 1
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
@@ -269,7 +269,7 @@ class Repairs:
             if item.leg is OutgoingState.SENT and not item.returned and item.peer:
                 if sender.others_could(item) and now >= sender.overdue_at(item):
                     self.ctx.costs.missed(item.peer, sender.t)
-                    item.refused_by.add(item.peer)
+                    item.refused_by[item.peer] += 1
                     item.kept_since.setdefault(item.peer, item.sent_at)
                     item.overdue += 1
                     self._repair(item, "it has kept the microbatch for far longer than usual")

@@ -130,7 +130,8 @@ class Sender:
             # The gradient of an overdue microbatch may come from a peer that had it before: its time counts
             # from there, or the usual time would never be learned after all peers became slower.
             took_s = self.ctx.clock.now - item.kept_since.get(peer, item.sent_at)
-            self._usual_s = averaged(self._usual_s, took_s)
+            # The first gradient of an iteration may be late: it is averaged, too (seed 12000145).
+            self._usual_s = averaged(self._usual_s or self.ctx.costs.usual_s, took_s)
             self.ctx.costs.returned(peer, took_s, self._usual_s)
             self._most_s = self._most_usual_s()
         return True, None
@@ -434,7 +435,7 @@ class Sender:
         asked = {peer for peer, _ in item.asked}
         for peer in asked - self.credits.keys():
             self.ctx.costs.missed(peer, self.t)
-        item.refused_by |= asked
+        item.refused_by.update(asked)
         item.asked.clear()
         item.waits_since = math.inf
         item.overdue += 1

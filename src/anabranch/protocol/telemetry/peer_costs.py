@@ -184,11 +184,12 @@ class PeerCosts:
             known.missed = 0
             known.gradient_s = averaged(known.gradient_s, took_s)
 
-    def avoided(self, peer: str, t: int) -> bool:
-        """True if `peer` gets no microbatches of iteration t while others can take them, because of earlier
-        ones that it kept too long (`missed`) or did not claim (`withheld`)."""
+    def avoided(self, peer: str, t: int) -> int:
+        """Above 0 if `peer` gets no microbatches of iteration t while others can take them, because of
+        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 if it gave some back
+        since, more for each iteration in a row in which it kept some."""
         known = self.neighbours.get(peer)
-        return known is not None and t < known.avoided_until
+        return 1 + known.missed if known is not None and t < known.avoided_until else 0
 
     # --- measurements --------------------------------------------------------------------------
 
