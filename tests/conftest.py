@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -25,3 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.without_torch:
         config.pluginmanager.register(without_torch)
     settings.load_profile("exploring" if config.option.markexpr == "soak" else "steady")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # imports leave little garbage, and each collection visits all that was imported before
+    try:
+        return (yield)
+    finally:
+        gc.enable()
