@@ -149,7 +149,7 @@ def main() -> None:
     command += ["--seed", str(setting["seed"]), *(["--wan", setting["wan"]] if setting["wan"] else [])]
     harness.write(
         args.name,
-        "Chaos test over real processes",
+        "Chaos test" + " with hostile guests" * bool(setting.get("hostile")) + " over real processes",
         body(result),
         goals=goals(result),
         data=result,
