@@ -410,7 +410,8 @@ class NatRun:
         here, there = self.hosts[one], self.hosts[other]
         if there.kind != "public":
             return False
-        words = ["ip", "netns", "exec", here.namespace, "ss", "-Htn", "dst", there.address]
+        words = ["ip", "netns", "exec", here.namespace, "ss", "-Htn", "state", "established"]
+        words += ["dst", there.address]
         return bool(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
 
 
