@@ -24,8 +24,10 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig, with_changes
 from anabranch.data.corpus import Corpus, materialise
@@ -59,15 +61,15 @@ _RATES = 0.01, 0.02, 0.04
 @dataclass(frozen=True)
 class Row:
     """Row of the result: rounds (None: synchronous), microbatches of a step, rows in each; tokens of each run
-    -> its learning rates; seeds (0: all); tokens of the synchronous beginning; decay of the second moment."""
+    -> its learning rates; decay of the second moment; tokens of a run -> share of its synchronous beginning.
+    """
 
     rounds: RoundSection | None
     microbatches: int
     rows: int
     lengths: dict[int, tuple[float, ...]]
-    seeds: int = 0
-    begin: int = 0
     beta2: float = 0.95
+    start: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def step_tokens(self) -> int:
@@ -75,18 +77,22 @@ class Row:
 
 
 ALONE, TOGETHER = "best machine alone", "all 24, synchronous, lines free"
-#: Rates for the longest runs are those around the best of a trial with the first seed. Alone, 0.99 as the
-#: second moment's decay was worse (500,000 tokens: 1.781 instead of 1.749).
+#: Alone, 0.99 as the second moment's decay was worse (500,000 tokens: 1.781 instead of 1.749).
 ROWS = {
     ALONE: Row(
         None, 1, 2,
-        dict.fromkeys((125_000, 250_000, 500_000, 1_000_000), (0.005, 0.01, 0.02))
-        | {2_000_000: (0.0025, 0.005)},
+        dict.fromkeys((125_000, 250_000, 500_000, 1_000_000, 2_000_000), (0.005, 0.01, 0.02))
+        | {4_000_000: (0.0025, 0.005, 0.01)},
     ),
-    TOGETHER: Row(None, MACHINES, 1, {1_500_000: _RATES}, 1),
-    "islands, H = 16": Row(_MEAN, MACHINES, 1, {1_500_000: _RATES}, 1, 60_000),
+    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02)}),
+    "islands, H = 16": Row(
+        _MEAN, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02), 6_000_000: (0.015,)},
+        start={1_500_000: 0.02, 6_000_000: 0.02},
+    ),
     "islands, H = 4, moments kept": Row(
-        replace(_KEPT, steps=4), MACHINES, 1, {1_500_000: _RATES, 6_000_000: (0.02,)}, 0, 60_000, 0.99
+        replace(_KEPT, steps=4), MACHINES, 1,
+        {1_500_000: _RATES, 3_000_000: (0.01, 0.02), 6_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
     ),
 }  # fmt: skip
 
@@ -100,15 +106,20 @@ def run_file(name: str, tokens: int, rate: float, seed: int) -> RunConfig:
     changes |= {"optimizer.lr": rate, "optimizer.schedule": "linear", "optimizer.min_lr_ratio": 0.02}
     changes |= {"optimizer.warmup_steps": max(2, round(0.03 * steps)), "optimizer.beta2": row.beta2}
     config = with_changes(recipe_run("llama-tiny"), SHAPE | changes)
-    rounds = replace(row.rounds, start=row.begin / tokens) if row.rounds else RoundSection()
+    rounds = replace(row.rounds, start=row.start[tokens]) if row.rounds else RoundSection()
     return replace(config, pipeline=PipelineSection(stages=0), round=rounds)
+
+
+def kept(name: str, tokens: int, rate: float, seed: int) -> Path:
+    """File of the figures of a run."""
+    label = f"{name.replace(' ', '-').replace(',', '')}-{tokens}-{rate:g}-{seed}"
+    return harness.CACHE / "time-to-loss" / f"{label}.json"
 
 
 def train(name: str, tokens: int, pairs: list[tuple[float, int]], corpus: Corpus) -> list[dict[str, float]]:
     """Figures of runs of one length that differ in learning rate and seed, those from the cache that were
     taken before: loss, time in tokens of one machine, CPU seconds, rounds."""
-    start = f"{name.replace(' ', '-').replace(',', '')}-{tokens}"
-    paths = {pair: harness.CACHE / "time-to-loss" / f"{start}-{pair[0]:g}-{pair[1]}.json" for pair in pairs}
+    paths = {pair: kept(name, tokens, *pair) for pair in pairs}
     missing = [pair for pair, path in paths.items() if not path.exists()]
     if missing:
         for pair, one in zip(missing, together(name, tokens, missing, corpus), strict=True):
@@ -163,8 +174,8 @@ Found = dict[str, dict[int, dict[float, dict[int, dict[str, float]]]]]
 
 
 def best(of_rate: dict[float, dict[int, dict[str, float]]]) -> float:
-    """Learning rate with the least mean loss over the seeds."""
-    return min(of_rate, key=lambda rate: statistics.mean(one["loss"] for one in of_rate[rate].values()))
+    """Learning rate with the least loss on the first seed."""
+    return min(of_rate, key=lambda rate: next(iter(of_rate[rate].values()))["loss"])
 
 
 def write(args: Namespace, found: Found) -> None:
@@ -184,7 +195,7 @@ def write(args: Namespace, found: Found) -> None:
             figures = of_rate[rate].values()
             losses = " · ".join(f"{one['loss']:.3f}" for one in figures)
             others = ", ".join(
-                f"{statistics.mean(one['loss'] for one in each.values()):.3f} ({other:g})"
+                f"{next(iter(each.values()))['loss']:.3f} ({other:g})"
                 for other, each in of_rate.items() if other != rate
             )
             first = next(iter(figures))
@@ -193,14 +204,14 @@ def write(args: Namespace, found: Found) -> None:
                 f"{first['time'] / 1e6:.3f}", f"{rate:g}", losses, " · ".join(gains), others,
             ])  # fmt: skip
     columns = ["", "tokens, million", "rounds", "time, million tokens of one", "rate", "loss, each seed",
-               "× alone, each seed", "mean loss with other rates"]  # fmt: skip
+               "× alone, each seed", "other rates, first seed"]  # fmt: skip
     text = (
         f"LLaMA of 20 thousand parameters (dim 32, one block, bytes), fp32, sequences of {SEQUENCE}. A step "
         f"of the machine alone has {ROWS[ALONE].step_tokens} tokens, an inner step of each of {MACHINES} "
         f"equal islands {SEQUENCE}; none is late. A round of {FULL_STEPS} inner steps has {faster:.1f} times "
         f"the throughput of the machine and computes {100 * busy:.0f} % of its time (`islands`); shorter "
-        "rounds are idle as long. *× alone*: time of the machine alone to this loss over that of the fleet; – "
-        f"where no two of its runs enclose the loss.\n\n{table(columns, lines)}"
+        "rounds are idle as long. *× alone*: time of the machine alone to this loss over that of the fleet; "
+        f"– where no two of its runs enclose the loss.\n\n{table(columns, lines)}"
     )
     goals: list[Goal] = [
         at_least("time to a loss, × the best machine alone (best row)", 10.0, most, "{:.2f}")
@@ -214,6 +225,7 @@ def main() -> int:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     arguments.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     arguments.add_argument("--most", type=float, default=math.inf, help="most tokens of a run, millions")
+    arguments.add_argument("--kept", action="store_true", help="begin no run: only those that were taken")
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no run later")
     args = arguments.parse_args()
     configure(1)
@@ -226,8 +238,9 @@ def main() -> int:
     for name, tokens in sorted(runs, key=lambda run: run[1]):
         if time.monotonic() - begun > 60 * args.minutes:
             break
-        seeds = args.seeds[: ROWS[name].seeds or None]
-        pairs = [(rate, seed) for rate in ROWS[name].lengths[tokens] for seed in seeds]
+        pairs = [(rate, seed) for rate in ROWS[name].lengths[tokens] for seed in args.seeds]
+        if args.kept:
+            pairs = [pair for pair in pairs if kept(name, tokens, *pair).exists()]
         for (rate, seed), one in zip(pairs, train(name, tokens, pairs, corpus), strict=True):
             found.setdefault(name, {}).setdefault(tokens, {}).setdefault(rate, {})[seed] = one
         write(args, found)
