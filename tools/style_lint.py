@@ -28,6 +28,7 @@ DEFAULT_PATHS = ("src/anabranch",)
 
 _FIRST_WORD = re.compile(r"[^\w]*([\w-]+)")
 _COMMENT_MARKER = re.compile(r"#[:!]?\s*")
+_MAYBE_COMMENT = re.compile(r"#[:!]?[^\S\n]*(?=(.*))")
 _SENTENCE_END = re.compile(r"""[.?:][)\]`'"*_]*(\s|$)""")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -94,6 +95,8 @@ def _definitions(tree: ast.Module) -> Iterator[Finding]:
 
 def _comments(source: str) -> Iterator[Finding]:
     """Refused openings of comments. Comment lines below each other at one column are one comment."""
+    if not any(refused_opening(text) for text in _MAYBE_COMMENT.findall(source)):
+        return  # finding the tokens takes longer than all other checks
     previous = (0, -1)  # line and column of the comment before
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:

@@ -31,6 +31,7 @@ from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus, materialise, open_corpus
 from anabranch.errors import UserError
 from anabranch.executors import Executor, executor
+from anabranch.train.islands.slot_state import SlotState
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
@@ -81,6 +82,7 @@ class Trainer:
         layout = stage_layout(self.model, partition(shape, run.pipeline)[1])
         self.state = initial_state(run, self.model, layout, None, cpu)
         self._gradient = torch.zeros_like(self.state.weights)
+        self._carried: list[SlotState | None] = [None] * self.rounds.slots
 
     def iterate(self, t: int) -> None:
         """Take iteration t: a step or a round."""
@@ -116,7 +118,9 @@ class Trainer:
         for slot in range(rounds.slots):
             first, steps = rounds.progress(t - 1) - rounds.start, rounds.length(t)
             tokens = slot_tokens(self.batches, run, slot, first, steps).long()
-            total += contribution(run, self.model, self.state, t, steps, tokens).change
+            found = contribution(run, self.model, self.state, t, steps, tokens, self._carried[slot])
+            self._carried[slot] = found.state
+            total += found.change
         bits, factor = BITS[run.round.results], 1.0 / (rounds.slots * rounds.length(t))
         outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor, t)
 

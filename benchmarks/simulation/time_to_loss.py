@@ -1,16 +1,19 @@
 """Time to a loss: islands on a fleet at home against the best of its machines alone.
 
-    nice python -m benchmarks.simulation.time_to_loss --seeds 0 1 2
+    nice python -m benchmarks.simulation.time_to_loss --seeds 0 1
 
 Both train the same model on the same corpus and end with their learning rate near zero, each with its own
-batch. A run is counted by its tokens. One machine alone takes them one after another; the fleet takes those
-of its rounds as much faster as the result `islands` says of llama-350m on `volunteers` (inner steps,
-exchange and late islands included), and those of the synchronous beginning no faster: one machine begins, so
-that nothing crosses a line. So the time is in tokens of the best machine. How much faster the fleet is at a
-loss follows from the tokens that the machine alone needs for it, between its runs by the logarithm.
+batch and rates. Time is counted in tokens that the best machine takes alone. The synchronous beginning of a
+fleet is computed by that machine, so that nothing crosses a line. A round of FULL_STEPS inner steps is as
+much faster as the result `islands` says of llama-350m on `volunteers`; a shorter one has the same idle time
+(exchange, late islands), so short rounds are slower. How much faster the fleet is at a loss follows from the
+tokens that the machine alone needs for it, between its runs by the logarithm. One row has no rounds: steps on
+the batch of all machines, as if exchanges took no time. It says what the batch costs; what islands lack
+beyond it is theirs.
 
-Every run is kept in build/time-to-loss as soon as it ends, and the result `time-to-loss` is written after it;
-begun again, the program goes on. Shorter runs come first.
+The model is small (20 thousand parameters, bytes), so that runs of hundreds of rounds fit into an hour of one
+core (`stacked_islands`). Every run is kept in build/time-to-loss as soon as it ends, and the result
+`time-to-loss` is written after it; begun again, the program goes on. Shorter runs come first.
 """
 
 from __future__ import annotations
@@ -21,81 +24,138 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
-from anabranch.config import PipelineSection, RoundSection, with_changes
-from anabranch.data.corpus import materialise, open_corpus
+from anabranch.config import PipelineSection, RoundSection, RunConfig, with_changes
+from anabranch.data.corpus import Corpus, materialise
 from anabranch.train.numerics.numerics_class import configure
-from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
+from anabranch.train.recipes.recipes import recipe_run
 from benchmarks import harness
 from benchmarks.harness import Goal, at_least, table
-from benchmarks.simulation.sync_methods import Trainer
+from benchmarks.simulation.stacked_islands import Stack
 
-SEQUENCE, HELD_OUT_ROWS = 128, 512
-#: Rows of a batch of the machine alone, and of an island. Alone, 4 rows gave 2.609 and 2.591 nats (in
-#: bf16, rates 0.005 and 0.0025) after 1.5 million tokens, 48 rows 2.741 (rate 0.007); others were not tried.
-ALONE_ROWS, ISLAND_ROWS = 4, 2
-MACHINES = 24
-_MEAN = RoundSection(
-    slots=MACHINES, steps=16, first_steps=1, start=0.02, outer_lr=1.0, outer_momentum=0.0,
-    first_moment="estimate",
-)  # fmt: skip
-#: Row -> rounds; None: the best machine alone.
-ROWS: dict[str, RoundSection | None] = {
-    "best machine alone": None,
-    "islands, mean": _MEAN,
-    "islands, Nesterov 0.7": replace(_MEAN, outer_momentum=0.7, first_moment="zero"),
+SEQUENCE, HELD_OUT_ROWS, MACHINES = 64, 512, 24
+#: Shape of the model, and a vocabulary of bytes.
+SHAPE = {
+    "model.dim": 32,
+    "model.blocks": 1,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.ffn": 88,
+    "model.initial_std": 0.1,
+    "pipeline.stages": 1,
+    "data.vocab_size": 257,
 }
-#: Tokens of the runs of the machine alone, and of the fleet.
-ALONE_TOKENS = (240_000, 480_000, 960_000, 1_920_000, 3_840_000, 7_680_000)
-FLEET_TOKENS = (1_200_000, 4_000_000, 16_000_000)
-Run = tuple[str, int, float, int]
-"""Row, tokens, learning rate, seed."""
+#: Inner steps of the rounds whose throughput the result `islands` gives.
+FULL_STEPS = 16
+_MEAN = RoundSection(
+    slots=MACHINES, steps=FULL_STEPS, first_steps=1, outer_lr=1.0, outer_momentum=0.0, first_moment="estimate"
+)
+_KEPT = replace(_MEAN, first_moment="keep")
+_RATES = 0.01, 0.02, 0.04
 
 
-def train(run: Run, model: str) -> dict[str, float]:
-    """Loss, tokens of the beginning and of the rounds, and CPU seconds of a run, from the cache if it was
-    taken before."""
-    name, tokens, rate, seed = run
-    label = f"{model}-fp32-{name.replace(' ', '-')}-{tokens}-{rate:g}-{seed}"
-    path = harness.CACHE / "time-to-loss" / f"{label}.json"
-    if path.exists():
-        return dict(json.loads(path.read_text()))
-    rounds = ROWS[name]
-    slots, rows = (rounds.slots, ISLAND_ROWS) if rounds else (1, ALONE_ROWS)
-    steps = max(1, round(tokens / (slots * rows * SEQUENCE)))
+@dataclass(frozen=True)
+class Row:
+    """Row of the result: rounds (None: synchronous), microbatches of a step, rows in each; tokens of each run
+    -> its learning rates; decay of the second moment; tokens of a run -> share of its synchronous beginning.
+    """
+
+    rounds: RoundSection | None
+    microbatches: int
+    rows: int
+    lengths: dict[int, tuple[float, ...]]
+    beta2: float = 0.95
+    start: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def step_tokens(self) -> int:
+        return self.microbatches * self.rows * SEQUENCE
+
+
+ALONE, TOGETHER = "best machine alone", "all 24, synchronous, lines free"
+#: Alone, 0.99 as the second moment's decay was worse (500,000 tokens: 1.781 instead of 1.749).
+ROWS = {
+    ALONE: Row(
+        None, 1, 2,
+        dict.fromkeys((125_000, 250_000, 500_000, 1_000_000, 2_000_000), (0.005, 0.01, 0.02))
+        | {4_000_000: (0.0025, 0.005, 0.01)},
+    ),
+    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02)}),
+    "islands, H = 16": Row(
+        _MEAN, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02), 6_000_000: (0.015,)},
+        start={1_500_000: 0.02, 6_000_000: 0.02},
+    ),
+    "islands, H = 4, moments kept": Row(
+        replace(_KEPT, steps=4), MACHINES, 1,
+        {1_500_000: _RATES, 3_000_000: (0.01, 0.02), 6_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+}  # fmt: skip
+
+
+def run_file(name: str, tokens: int, rate: float, seed: int) -> RunConfig:
+    """Run file of a row of the result."""
+    row = ROWS[name]
+    steps = max(1, round(tokens / row.step_tokens))
     changes = {"compute.device": "cpu", "compute.dtype": "fp32", "run.steps": steps, "run.seed": seed}
-    changes |= {"batch.microbatches": slots, "batch.rows": rows, "batch.sequence": SEQUENCE}
+    changes |= {"batch.microbatches": row.microbatches, "batch.rows": row.rows, "batch.sequence": SEQUENCE}
     changes |= {"optimizer.lr": rate, "optimizer.schedule": "linear", "optimizer.min_lr_ratio": 0.02}
-    config = with_changes(
-        recipe_run(model), changes | {"optimizer.warmup_steps": max(2, round(0.03 * steps))}
-    )
-    config = replace(config, pipeline=PipelineSection(stages=0), round=rounds or RoundSection())
-    folder = harness.CACHE / "sync-methods-corpus"
-    if not folder.exists():
-        materialise(config.data, folder, None, lambda text: None)
-    trainer, begun = Trainer(config, open_corpus(folder)), time.process_time()
-    last = trainer.rounds.iterations(steps)
+    changes |= {"optimizer.warmup_steps": max(2, round(0.03 * steps)), "optimizer.beta2": row.beta2}
+    config = with_changes(recipe_run("llama-tiny"), SHAPE | changes)
+    rounds = replace(row.rounds, start=row.start[tokens]) if row.rounds else RoundSection()
+    return replace(config, pipeline=PipelineSection(stages=0), round=rounds)
+
+
+def kept(name: str, tokens: int, rate: float, seed: int) -> Path:
+    """File of the figures of a run."""
+    label = f"{name.replace(' ', '-').replace(',', '')}-{tokens}-{rate:g}-{seed}"
+    return harness.CACHE / "time-to-loss" / f"{label}.json"
+
+
+def train(name: str, tokens: int, pairs: list[tuple[float, int]], corpus: Corpus) -> list[dict[str, float]]:
+    """Figures of runs of one length that differ in learning rate and seed, those from the cache that were
+    taken before: loss, time in tokens of one machine, CPU seconds, rounds."""
+    paths = {pair: kept(name, tokens, *pair) for pair in pairs}
+    missing = [pair for pair, path in paths.items() if not path.exists()]
+    if missing:
+        for pair, one in zip(missing, together(name, tokens, missing, corpus), strict=True):
+            harness.write_whole(paths[pair], json.dumps(one).encode())
+            print(f"{name}, {tokens:,} tokens, {pair}: {one}", file=sys.stderr, flush=True)
+    return [json.loads(path.read_text()) for path in paths.values()]
+
+
+def together(
+    name: str, tokens: int, pairs: list[tuple[float, int]], corpus: Corpus
+) -> list[dict[str, float]]:
+    """Figures of runs that are trained as one stack."""
+    row, begun = ROWS[name], time.process_time()
+    stack = Stack([run_file(name, tokens, rate, seed) for rate, seed in pairs], corpus)
+    rounds, steps = stack.rounds, stack.run.run.steps
+    last = rounds.iterations(steps)
     for t in range(1, last + 1):
-        trainer.iterate(t)
-    of_step = slots * rows * SEQUENCE
-    start = trainer.rounds.start if rounds else trainer.rounds.progress(last)
-    found = {
-        "loss": trainer.held_out(HELD_OUT_ROWS // rows),
-        "alone": start * of_step,
-        "together": (trainer.rounds.progress(last) - start) * of_step,
-        "cpu_s": time.process_time() - begun,
-    }
-    harness.write_whole(path, json.dumps(found).encode())
-    print(f"{run}: {found}", file=sys.stderr, flush=True)
-    return found
+        stack.iterate(t)
+    faster, busy = fleet()
+    took = float(steps * row.step_tokens)
+    if name == TOGETHER:
+        took /= faster
+    if row.rounds:
+        inner = (rounds.progress(last) - rounds.start) * row.step_tokens
+        idle = (last - rounds.start) * FULL_STEPS * row.step_tokens
+        took = rounds.start * row.step_tokens + (busy * inner + (1.0 - busy) * idle) / faster
+    cpu = (time.process_time() - begun) / len(pairs)
+    other = {"time": took, "cpu_s": cpu, "rounds": last - rounds.start if row.rounds else 0}
+    return [{"loss": loss} | other for loss in stack.held_out(HELD_OUT_ROWS // row.rows)]
 
 
-def speed_up() -> float:
-    """Throughput of the fleet over that of its best machine, by the result `islands`."""
-    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"]
-    return statistics.mean(data["islands"]["over_alone"])
+def fleet() -> tuple[float, float]:
+    """Throughput of the fleet over that of its best machine, and the share of its time that it computes, by
+    the result `islands`."""
+    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"]["islands"]
+    return statistics.mean(data["over_alone"]), statistics.mean(data["busy"])
 
 
 def ratio(loss: float, took: float, alone: list[tuple[float, float]]) -> float | None:
@@ -109,82 +169,80 @@ def ratio(loss: float, took: float, alone: list[tuple[float, float]]) -> float |
     return None
 
 
-Found = dict[str, dict[float, dict[int, dict[int, dict[str, float]]]]]
-"""Row -> learning rate -> seed -> tokens -> figures."""
+Found = dict[str, dict[int, dict[float, dict[int, dict[str, float]]]]]
+"""Row -> tokens -> learning rate -> seed -> figures."""
+
+
+def best(of_rate: dict[float, dict[int, dict[str, float]]]) -> float:
+    """Learning rate with the least loss on the first seed."""
+    return min(of_rate, key=lambda rate: next(iter(of_rate[rate].values()))["loss"])
 
 
 def write(args: Namespace, found: Found) -> None:
-    faster, rows, best = speed_up(), list[list[str]](), 0.0
-    for name, of_rate in found.items():
-        for rate, of_seed in of_rate.items():
-            for seed, of_tokens in of_seed.items():
-                for tokens, one in sorted(of_tokens.items()):
-                    took = one["alone"] + one["together"] / faster
-                    alone = [
-                        (few, each["loss"])
-                        for few in ALONE_TOKENS
-                        for each in [least(found, seed, few)]
-                        if each is not None
-                    ]
-                    gain = ratio(one["loss"], took, alone) if ROWS[name] else None
-                    best = max(best, gain or 0.0)
-                    rows.append(
-                        [
-                            name,
-                            f"{rate:g}",
-                            str(seed),
-                            f"{tokens / 1e6:.2f}",
-                            f"{took / 1e6:.3f}",
-                            f"{one['loss']:.3f}",
-                            f"{gain:.2f}" if gain else "–",
-                        ]
-                    )
-    columns = ["", "rate", "seed", "tokens, million", "time, million tokens of one", "loss", "× alone"]
+    (faster, busy), lines, most = fleet(), list[list[str]](), 0.0
+    alone = {
+        tokens: of_rate[best(of_rate)] for tokens, of_rate in found.get(ALONE, {}).items()
+    }
+    for name, of_tokens in found.items():
+        for tokens, of_rate in sorted(of_tokens.items()):
+            rate = best(of_rate)
+            gains = list[str]()
+            for seed, one in of_rate[rate].items():
+                curve = [(few, each[seed]["loss"]) for few, each in alone.items() if seed in each]
+                gain = None if name == ALONE else ratio(one["loss"], one["time"], curve)
+                gains.append(f"{gain:.2f}" if gain else "–")
+                most = max(most, gain or 0.0) if ROWS[name].rounds else most
+            figures = of_rate[rate].values()
+            losses = " · ".join(f"{one['loss']:.3f}" for one in figures)
+            others = ", ".join(
+                f"{next(iter(each.values()))['loss']:.3f} ({other:g})"
+                for other, each in of_rate.items() if other != rate
+            )
+            first = next(iter(figures))
+            lines.append([
+                name, f"{tokens / 1e6:g}", f"{first['rounds']:g}" if first["rounds"] else "–",
+                f"{first['time'] / 1e6:.3f}", f"{rate:g}", losses, " · ".join(gains), others,
+            ])  # fmt: skip
+    columns = ["", "tokens, million", "rounds", "time, million tokens of one", "rate", "loss, each seed",
+               "× alone, each seed", "other rates, first seed"]  # fmt: skip
     text = (
-        f"{args.model}, computed in fp32; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner "
-        f"step against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds "
-        f"the fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
-        "machine alone to this loss over that of the fleet; – where no two of its runs enclose the loss.\n\n"
-        f"{table(columns, rows)}"
+        f"LLaMA of 20 thousand parameters (dim 32, one block, bytes), fp32, sequences of {SEQUENCE}. A step "
+        f"of the machine alone has {ROWS[ALONE].step_tokens} tokens, an inner step of each of {MACHINES} "
+        f"equal islands {SEQUENCE}; none is late. A round of {FULL_STEPS} inner steps has {faster:.1f} times "
+        f"the throughput of the machine and computes {100 * busy:.0f} % of its time (`islands`); shorter "
+        "rounds are idle as long. *× alone*: time of the machine alone to this loss over that of the fleet; "
+        f"– where no two of its runs enclose the loss.\n\n{table(columns, lines)}"
     )
     goals: list[Goal] = [
-        at_least("time to a loss, × the best machine alone (best row)", 10.0, best, "{:.2f}")
+        at_least("time to a loss, × the best machine alone (best row)", 10.0, most, "{:.2f}")
     ]
     harness.write("time-to-loss", "Time to a loss: islands against the best machine alone", text,
                   goals=goals, data=found, dry=args.dry)  # fmt: skip
 
 
-def least(found: Found, seed: int, tokens: int) -> dict[str, float] | None:
-    """Figures of the machine alone after so many tokens, with the rate that was best then."""
-    rates = found.get("best machine alone", {}).values()
-    figures = [of_seed[seed][tokens] for of_seed in rates if tokens in of_seed.get(seed, {})]
-    return min(figures, key=lambda one: one["loss"], default=None)
-
-
 def main() -> int:
     arguments = harness.parser(__doc__)
-    arguments.add_argument("--model", default=DEFAULT_SIZE)
-    arguments.add_argument("--rates", type=float, nargs="+", default=[0.005, 0.0025])
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    arguments.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     arguments.add_argument("--most", type=float, default=math.inf, help="most tokens of a run, millions")
+    arguments.add_argument("--kept", action="store_true", help="begin no run: only those that were taken")
     arguments.add_argument("--minutes", type=float, default=math.inf, help="begin no run later")
     args = arguments.parse_args()
     configure(1)
+    data = with_changes(recipe_run("llama-tiny"), SHAPE).data
+    corpus = materialise(data, harness.CACHE / "time-to-loss-bytes", None, lambda text: None)
     runs = [
-        (name, tokens, rate, seed)
-        for name, rounds in ROWS.items()
-        for tokens in (FLEET_TOKENS if rounds else ALONE_TOKENS)
-        for rate in args.rates
-        for seed in args.seeds
-        if tokens <= 1e6 * args.most
+        (name, tokens) for name in args.rows for tokens in ROWS[name].lengths if tokens <= 1e6 * args.most
     ]
     found, begun = Found(), time.monotonic()
-    for run in sorted(runs, key=lambda run: (run[3], run[1], -run[2])):
+    for name, tokens in sorted(runs, key=lambda run: run[1]):
         if time.monotonic() - begun > 60 * args.minutes:
             break
-        name, tokens, rate, seed = run
-        of_rate = found.setdefault(name, {}).setdefault(rate, {})
-        of_rate.setdefault(seed, {})[tokens] = train(run, args.model)
+        pairs = [(rate, seed) for rate in ROWS[name].lengths[tokens] for seed in args.seeds]
+        if args.kept:
+            pairs = [pair for pair in pairs if kept(name, tokens, *pair).exists()]
+        for (rate, seed), one in zip(pairs, train(name, tokens, pairs, corpus), strict=True):
+            found.setdefault(name, {}).setdefault(tokens, {}).setdefault(rate, {})[seed] = one
         write(args, found)
     return 0
 

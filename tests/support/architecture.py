@@ -48,7 +48,7 @@ class Tree:
     def _imported(self, importer: str) -> Iterator[str]:
         top = self.root.name
         inside = importer if self.is_package(importer) else importer.rpartition(".")[0]
-        for node in ast.walk(self.sources[importer]):
+        for node in statements(self.sources[importer]):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -85,6 +85,15 @@ class Tree:
         for importer, imported in self.imports.items():
             found[self.package_of(importer)] |= {self.package_of(name) for name in imported}
         return {package: names - {package} for package, names in found.items()}
+
+
+def statements(module: ast.Module) -> Iterator[ast.AST]:
+    """All statements at any depth; expressions, which are most of a tree, are not visited."""
+    nodes: list[ast.AST] = [module]
+    while nodes:
+        yield (node := nodes.pop())
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            nodes += getattr(node, field, ())
 
 
 def crowded_folders(tree: Tree, exempt: Iterable[str] = ()) -> list[str]:
