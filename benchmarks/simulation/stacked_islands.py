@@ -134,7 +134,8 @@ class Stack:
 
     def _adam_scale(self) -> Tensor:
         one, two = bias_corrections(self.run.optimizer, max(1, self.steps))
-        return one * (self.second.sqrt() / two**0.5 + self.run.optimizer.eps)
+        scale: Tensor = one * (self.second.sqrt() / two**0.5 + self.run.optimizer.eps)
+        return scale
 
     def _outer_scale(self, t: int) -> Tensor:
         rounds = self.rounds
@@ -175,7 +176,7 @@ class Stack:
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         return {
-            name: flat[:, slice(*self.layout.bounds[name])].unflatten(1, self.layout.shapes[name])
+            name: flat[:, slice(*self.layout.bounds[name])].view(-1, *self.layout.shapes[name])
             for name in self.layout.names
         }
 

@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -67,7 +67,7 @@ class Row:
     rounds: RoundSection | None
     microbatches: int
     rows: int
-    lengths: dict[int, tuple[float, ...]]
+    lengths: Mapping[int, tuple[float, ...]]
     beta2: float = 0.95
     start: Mapping[int, float] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ def fleet() -> tuple[float, float]:
     return statistics.mean(data["over_alone"]), statistics.mean(data["busy"])
 
 
-def ratio(loss: float, took: float, alone: list[tuple[float, float]]) -> float | None:
+def ratio(loss: float, took: float, alone: Sequence[tuple[float, float]]) -> float | None:
     """Tokens that the machine alone needs for a loss, over `took`; None outside its runs. alone: (tokens,
     loss) of each of its runs."""
     curve = sorted(alone)
