@@ -9,10 +9,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from anabranch.cli.main import main
+from anabranch.node.driver.peer_driver import LivePeer
 from anabranch.node.lifecycle.tickets import expel, new_ticket, revoke_ticket
 from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.node.local_swarm.peer_process import run_peer
@@ -20,7 +22,16 @@ from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Checkpoint, PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.protocol.interface.events import Described
 from anabranch.protocol.log.records import Genesis, entry_hash
-from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of, voters_of
+from support.local_swarms import (
+    PATIENCE_S,
+    Swarm,
+    check_exact,
+    created,
+    history_of,
+    small_run,
+    swarm_of,
+    voters_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +122,36 @@ def test_the_end_of_the_run_is_told_and_ends_it(tmp_path: Path, texts: Path, sup
             assert "all 4 steps" in (directory.peer(name) / "ended").read_text(), "for its next start"
     assert swarm.of(Step)[-1].t == 4
     check_exact(directory, 4)
+
+
+def run_with_a_bad_disk(name: str, arguments: list[str], log: str, *rest: object) -> NoReturn:
+    """Run a peer that fails when it writes the checkpoint of step 4."""
+    write = LivePeer._write_checkpoint
+
+    def fail(live: LivePeer, t: int, *rest: Any) -> Any:
+        if t == 4:
+            raise RuntimeError("a defect of the disk")
+        return write(live, t, *rest)
+
+    LivePeer._write_checkpoint = fail  # type: ignore[method-assign]
+    run_peer(name, arguments, log, *rest)  # type: ignore[arg-type]
+
+
+def test_a_leader_that_fails_after_the_last_step_sends_nobody_away(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The last checkpoint is missing, and the volunteers alone have the final state: they wait."""
+    run = small_run(texts, checkpoint__every=1000)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, leader_only=True, target=run_with_a_bad_disk) as swarm:
+        for name in RELAYS:
+            swarm.join(name, swarm.ticket(), ["--stage", name[6]], once=False)
+        assert swarm.leader.wait(PATIENCE_S) and swarm.leader.status != 0
+        waiting = "no connection to the run's data node"
+        swarm.until(lambda _: all(waiting in words(swarm.processes[name]) for name in RELAYS))
+        for name in RELAYS:
+            assert swarm.processes[name].running and not (directory.peer(name) / "ended").exists()
+    assert history_of(directory).t == 4
 
 
 def test_the_end_of_the_run_is_told_to_who_is_still_joining(

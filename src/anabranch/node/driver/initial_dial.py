@@ -99,8 +99,8 @@ class InitialDial:
                     self._say(f"connected to the run's data node{again}, {self._way()}")
                 self._lost_at, self.reached = None, True
                 self._backoff.reset()
-            case ev.LinkDown(peer, reason) if peer == self._leader and says_run_over(reason):
-                self._live.finish(Outcome(RUN_OVER, ok=True))
+            case ev.LinkDown(peer, reason) if peer == self._leader and self._run_over(reason):
+                self._live.finish(Outcome(RUN_OVER, ok=True, over=True))
             case ev.Received(_, About(doors=doors)) if self._first:
                 self._first = False
                 self._trying = background(self._try_ways(dict(doors)))
@@ -111,6 +111,12 @@ class InitialDial:
         """End what this dialler does beside the peer."""
         if self._trying is not None:
             self._trying.cancel()
+
+    def _run_over(self, reason: str) -> bool:
+        """True if the data node closed its link because the run is over, and this machine is no member, who
+        learns that from the log."""
+        context = self._live.peer.ctx
+        return says_run_over(reason) and context.me not in context.run.membership.members
 
     def _way(self) -> str:
         address = self._live.links.dialled_at(self._leader)

@@ -42,7 +42,8 @@ from anabranch.protocol.peer.peer import Peer
 
 #: Seconds between an event and the earliest wake-up after it, so that an overdue timer cannot spin the loop.
 MIN_WAKE_S = 0.001
-#: Reason with which a peer closes its links once all steps are committed.
+#: Reason with which a peer closes its links once the log has ended the run: who has only begun to join, and
+#: follows no log yet, learns by it that the run is over.
 RUN_OVER = "the run is over"
 #: Seconds that a peer which ends may take to write its stage's state to its cache. A choice: a disk writes a
 #: few GB meanwhile, and a user who waits presses Ctrl+C again.
@@ -72,7 +73,8 @@ class Outcome:
 
     ok: as planned. internal: by a defect of the program or an exhausted machine, after which a new process
     may go on. again: this machine may join the run again with the same ticket. unreached: the run could not
-    be reached. terminated: a scheduler ended it (SIGTERM) before the run was over.
+    be reached. terminated: a scheduler ended it (SIGTERM) before the run was over. over: the run is over, all
+    of its steps are committed.
     """
 
     reason: str
@@ -81,6 +83,7 @@ class Outcome:
     again: bool = False
     unreached: bool = False
     terminated: bool = False
+    over: bool = False
 
 
 class LivePeer:
@@ -248,10 +251,9 @@ class LivePeer:
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
 
     def _farewell(self) -> str:
-        """Reason for which this peer closes its links when it ends: who has only begun to join, and follows
-        no log yet, learns by it that the run is over."""
-        steps = self.peer.ctx.run.steps
-        return RUN_OVER if 0 < steps <= self.peer.committed else SHUTDOWN
+        """Reason for which this peer closes its links when it ends."""
+        over = self._outcome.done() and self._outcome.result().over
+        return RUN_OVER if over else SHUTDOWN
 
     def finish(self, outcome: Outcome) -> None:
         """End this peer's part in the run: `run` returns the first outcome given here."""
@@ -268,7 +270,7 @@ class LivePeer:
         run, stage = peer.ctx.run.settings.run, peer.ctx.run.stage
         if outcome.internal or not (outcome.ok or outcome.again) or computer is None or t <= 0:
             return
-        if t >= peer.ctx.run.steps:
+        if outcome.over:
             with contextlib.suppress(OSError):
                 cache.clear()
             return
@@ -324,8 +326,8 @@ class LivePeer:
             case ev.WriteCheckpoint(t, base, stages):
                 copies = dict(stages)
                 self._disk.submit(lambda: self._write_checkpoint(t, base, copies), self.handle)
-            case ev.Stop(reason, ok, again):
-                self.finish(Outcome(reason, ok, again=again))
+            case ev.Stop(reason, ok, again, over):
+                self.finish(Outcome(reason, ok, again=again, over=over))
 
     async def _dial_back(self, peer: str, addresses: str) -> None:
         reached, reason = await self.links.dial_back(peer, addresses)

@@ -231,8 +231,7 @@ class Volunteer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
-        left_by_user = self._why_left or self._was_not_lent(outcome)
-        if outcome.ok and not (outcome.again or left_by_user or self._ended.exists()):
+        if outcome.over and not self._ended.exists():
             self._ended.write_text(outcome.reason, "utf-8")
         return outcome
 

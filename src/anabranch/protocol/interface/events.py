@@ -317,8 +317,10 @@ class Reported(Effect, frozen=True):
 
 class Stop(Effect, frozen=True):
     """End this peer's part in the run. ok: False if neither the user nor the run's owner asked for it. again:
-    True if this machine may join the run again with the same ticket."""
+    True if this machine may join the run again with the same ticket. over: True if the log ended the run
+    because all steps are committed."""
 
     reason: str
     ok: bool = True
     again: bool = False
+    over: bool = False

@@ -94,7 +94,8 @@ class LogReactions:
             stop_reason = f"the log's leader planned the next round as no honest one does: {applied.wrong}"
         if stop_reason:
             ok = not applied.wrong and not isinstance(applied.change, Revoke)
-            self.shared.exit.stop(stop_reason, ok=ok, again=again)
+            over = ok and isinstance(applied.change, Control) and not again
+            self.shared.exit.stop(stop_reason, ok=ok, again=again, over=over)
         self.iterations.open()
 
     def _react(self, applied: AppliedEntry) -> tuple[str, bool]:

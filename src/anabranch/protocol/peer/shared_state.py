@@ -140,12 +140,12 @@ class Exit:
         self._outbox = ctx.outbox
         self.stopped = False
 
-    def stop(self, reason: str, ok: bool, again: bool = False) -> None:
+    def stop(self, reason: str, ok: bool, again: bool = False, over: bool = False) -> None:
         """End this peer's part in the run: it handles no more events, and the driver gets `Stop`. reason: for
         the user. ok: False if neither its user nor the run's owner wanted it. again: True if this machine may
-        join the run again."""
+        join the run again. over: True if the log ended the run because all steps are committed."""
         self.stopped = True
-        self._outbox.emit(ev.Stop(reason, ok, again))
+        self._outbox.emit(ev.Stop(reason, ok, again, over))
 
 
 class Step(Enum):
