@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
@@ -45,6 +47,24 @@ def test_a_door_that_is_found_shut_again_and_again_is_left_for_the_next() -> Non
         found += dialled(peer.handle(ev.LinkDown("a", "no answer"), number * KNOCK_S / 2))
         found += dialled(peer.handle(ev.Wake(), number * KNOCK_S / 2 + 0.1))
     assert "c" in found
+
+
+@pytest.mark.parametrize("doors", [{"b": "b:1"}, {}, {"b": "b:1", "dead": "c:1"}])
+def test_a_linked_peer_that_knew_of_no_leader_is_asked_again(doors: dict[str, str]) -> None:
+    """It may know one later; the only other door is my own, none, or a dead voter's."""
+    peer = Peer("b", 2, "a", SETTINGS, doors=doors)
+    peer.handle(ev.Started(), 0.0)
+    peer.handle(ev.LinkUp("a", 1), 0.0)
+    asked = 0
+    peer.handle(ev.Received("a", Elsewhere("", "")), 0.1)
+    for second in range(1, 100):
+        effects = peer.handle(ev.Wake(), float(second))
+        for door in dialled(effects):
+            peer.handle(ev.LinkDown(door, "nobody answers"), second + 0.1)
+        if any(isinstance(effect, ev.Send) and isinstance(effect.message, Enquire) for effect in effects):
+            asked += 1
+            peer.handle(ev.Received("a", Elsewhere("", "")), second + 0.2)
+    assert asked >= 3 and not peer.shared.exit.stopped
 
 
 def test_the_next_process_of_a_member_ends_the_last_ones_membership() -> None:

@@ -115,8 +115,9 @@ class JoinProcess(Timer):
         if self._entry.done or ctx.log.leads or leader == ctx.log.leader:
             return  # the request is repeated later
         if leader in ("", ctx.me):  # it knows no leader, but another address may
-            self._refused_by, self._knock_at = ctx.log.leader, self._next_knock()
-            if self.doors:
+            self._refused_by = ctx.log.leader
+            self._knock_at = self._next_knock()
+            if self._doors_here():
                 self._entry.repeat_at = math.inf  # a question that is repeated would put off the knock
             return
         self.doors.setdefault(leader, message.address)
@@ -128,19 +129,24 @@ class JoinProcess(Timer):
 
     def _next_knock(self) -> float:
         """Time (s) at which the next address is tried: now, or after a wait once all were."""
-        all_tried = self._knocks % max(1, len(self.doors.keys() - {self._ctx.me})) == 0
+        all_tried = self._knocks % max(1, len(self._doors_here())) == 0
         return self._ctx.clock.now + (KNOCK_S if all_tried else 0.0)
 
-    def _knock(self) -> None:
-        """Ask the peer at the next known address who leads the run; it is dialled if need be."""
+    def _doors_here(self) -> list[str]:
+        """Other peers that can be asked who leads the run, by id: those at known addresses, and the last one
+        that knew of no leader while its link is up, since it may know one later."""
         ctx = self._ctx
-        doors = sorted(self.doors.keys() - {ctx.me})
+        return sorted((self.doors.keys() | ({self._refused_by} & ctx.links.up.keys())) - {ctx.me})
+
+    def _knock(self) -> None:
+        """Ask the next of these peers who leads the run; it is dialled if need be."""
+        ctx, doors = self._ctx, self._doors_here()
         self._knock_at = ctx.clock.now + KNOCK_S
         if not doors:
             return
         door = doors[self._knocks % len(doors)]
         ctx.log.follow_leader(door)
-        self._knocks, self._refused_by = self._knocks + 1, ""
+        self._knocks += 1
         if door in ctx.links.up:
             self.leader_up()
         else:
