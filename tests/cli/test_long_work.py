@@ -25,6 +25,7 @@ OTHERS = {
     "start": "a line for each step; on a terminal, one that moves between them (test_event_console.py)",
     "join": "a sentence for each event, and the time since then on a terminal (test_start_and_join.py)",
     "audit": "as join",
+    "pause": "writes small files",
     "relay": "serves others until Ctrl+C, and tells whom",
     "watch": "serves a page that moves",
     "chaos": "a line for each fault, and the time since then on a terminal",

@@ -21,6 +21,8 @@ LATE_STALLS = 4
 #: Times what a step usually takes, and least time (s), from when others were done until one is removed. Plain
 #: choices: one whose line became several times slower stays, and one that is restarted.
 OVERDUE, LATE_S = 12.0, 50.0
+#: Iterations for which a removal is remembered. A plain choice: an accident long afterwards is no misconduct.
+REMEMBERED = 50
 
 
 class LateSources:
@@ -29,7 +31,8 @@ class LateSources:
     def __init__(self, ctx: PeerContext, admission: Admission) -> None:
         self.ctx = ctx
         self._admission = admission
-        self._removed: set[str] = set()
+        self._removed: dict[str, int] = {}
+        """Data node -> iteration of its last removal for being late."""
         self._opened_at = math.nan
         """Time (s) at which the iteration of what follows was opened."""
         self._others_at = math.inf
@@ -51,9 +54,10 @@ class LateSources:
         self, t: int, opened_at: float, lacking: Mapping[int, Collection[int]], news_at: float, step_s: float
     ) -> None:
         """Note a stall of the step of iteration t, opened at `opened_at` (s), and remove data nodes that are
-        late; expel one that was removed before and is late with all its microbatches. lacking: stage -> units
-        that nobody claims, with the heads of held-out windows. news_at: time of the last news (s). step_s:
-        usual duration of a step; 0: not known, then what the other data nodes' microbatches took counts."""
+        late; expel one that was removed within REMEMBERED iterations before and is late with all its
+        microbatches. lacking: stage -> units that nobody claims, with the heads of held-out windows. news_at:
+        time of the last news (s). step_s: usual duration of a step; 0: not known, then what the other data
+        nodes' microbatches took counts."""
         run = self.ctx.run
         if opened_at != self._opened_at:
             self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()
@@ -73,6 +77,6 @@ class LateSources:
             own = {index for index, node in holder.items() if node == peer}
             lacks = len(own & late)
             reason = f"iteration {t} lacks {lacks} microbatches of this data node, and none of another's"
-            idle = lacks == len(own) and peer in self._removed
+            idle = lacks == len(own) and t <= self._removed.get(peer, -REMEMBERED) + REMEMBERED
             (self._admission.expel if idle else self._admission.remove)(peer, reason)
-            self._removed.add(peer)
+            self._removed[peer] = t
