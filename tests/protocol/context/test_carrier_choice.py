@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from anabranch.addresses import MOST_ADDRESSES, MOST_DIALLED, parse_addresses
 from anabranch.protocol.context.carriers import ADDRESSES_TRIED
+from anabranch.protocol.context.links import LATE_S
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.interface.events import Dial, VerifiedCredential
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
+from anabranch.protocol.telemetry.peer_costs import Neighbour
 
 LEADER, OTHER, NEAR, FAR, CARRIER = (letter * 64 for letter in "abcde")
 
@@ -145,3 +147,54 @@ def test_dedicated_carriers_have_links_with_members_that_can_be_dialled_too() ->
     assert ctx.dialer.carriers.listed() == {OTHER: "own.example:443", **listed}
     ctx.run.near._crowded = True
     assert ctx.dialer.carriers.listed() == {OTHER: "own.example:443"}
+
+
+def lose(ctx: PeerContext, *numbers: int) -> None:
+    """Activations of these numbers, sent to FAR through LEADER, do not come."""
+    for number in numbers:
+        ctx.links.payload_late(FAR, ("activation", 1, number, number), LATE_S)
+
+
+def left(ctx: PeerContext) -> list[str]:
+    return [peer for peer, _ in Connections(ctx).leave_lossy()]
+
+
+def test_one_payload_that_is_asked_after_twice_is_one() -> None:
+    ctx = context("l1.example:1", "", "o1.example:1")
+    ctx.links.opened(FAR, 1, LEADER)
+    lose(ctx, 1, 1, 1)
+    assert not left(ctx)
+    lose(ctx, 2)
+    assert left(ctx) == [FAR]
+
+
+def test_a_payload_that_came_speaks_for_those_before_it() -> None:
+    """Payloads of a link arrive in order; a peer that wakes takes them all."""
+    ctx = context("l1.example:1", "", "o1.example:1")
+    ctx.links.opened(FAR, 1, LEADER)
+    for number in range(4):
+        lose(ctx, number)
+        ctx.links.payloads_come(FAR)
+    assert not left(ctx)
+
+
+def test_the_only_carrier_is_not_left_for_payloads_that_do_not_come() -> None:
+    """Made again through the same carrier, the link would begin the payloads anew, and be closed again."""
+    ctx = context("l1.example:1", "")
+    ctx.links.opened(FAR, 1, LEADER)
+    lose(ctx, 1, 2)
+    assert not left(ctx) and not ctx.links.lossy
+
+
+def test_a_carrier_is_not_left_for_those_that_failed_before() -> None:
+    ctx = context("l1.example:1", "", "o1.example:1")
+    ctx.links.opened(FAR, 1, OTHER)
+    ctx.links.drop(FAR)
+    ctx.links.opened(FAR, 1, LEADER)
+    lose(ctx, 1, 2)
+    assert not left(ctx)
+
+
+def test_a_slow_line_has_time_before_its_first_measurement() -> None:
+    """4 MB take 64 s at 0.5 Mbit/s, and no measurement is made before they are whole."""
+    assert Neighbour().most_s(4e6, 4_000_000) >= 64.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.early_buffer import EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX, EarlyBuffer
+from anabranch.protocol.interface.settings import NEIGHBOURS
 from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart, Slots
+from anabranch.protocol.reduce.hierarchy import FLAT, cells_of
 from anabranch.protocol.reduce.partial_sums import PARTS
 
 FENCE = Fence(1, 1, 3, "base", 1)
@@ -60,9 +62,41 @@ def test_the_parts_of_a_whole_attempt_are_kept_and_no_more() -> None:
             for _ in range(2):  # a part that comes again takes no room
                 assert early.keep("a", part(kind, 1, at), b"x", 1) is None
     assert len(early) == 2 * PARTS == EARLY_PARTS_MAX
-    assert early.keep("a", part(ReducedPart, 1, PARTS), b"x", 1)
+    assert early.keep("a", part(ReducedPart, 1, 0, 2), b"x", 1)
     assert early.keep("a", part(ReducePart, 1, 0, 2), b"x", 1)
     assert early.keep("b", part(ReducePart, 1, 0, 2), b"x", 1) is None
+
+
+def test_a_sender_that_is_no_member_fills_no_memory_with_parts() -> None:
+    """Anybody with a ticket may be linked: it has sent no work yet, and may make up what it likes."""
+    early = EarlyBuffer()
+    for at in range(EARLY_PAYLOADS_MAX - 1):
+        assert early.keep("a", part(ReducePart, 1, at), b"x", 1, member=False) is None
+    forward = Forward(FENCE, 0, (), True, False, False, 0, ())
+    assert early.keep("a", forward, b"x", 1, member=False) is None
+    early.forget(lambda message: False)
+    assert early.keep("a", part(ReducePart, 1, 9), b"x", 1, member=False)
+    assert early.keep("a", forward, b"x", 1, member=False)
+    assert len(early) == EARLY_PAYLOADS_MAX
+    assert early.keep("a", part(ReducePart, 1, 9), b"x", 1) is None, "it has been admitted"
+
+
+def test_parts_of_numbers_that_only_an_even_reduce_has_are_few() -> None:
+    """Only in an even reduce of more than PARTS members do numbers go on beyond; there one peer sends another
+    one part of its sum and one reduced part."""
+    early = EarlyBuffer()
+    for at in range(PARTS, PARTS + EARLY_PAYLOADS_MAX):
+        assert early.keep("a", part(ReducePart, 1, at), b"x", 1) is None
+    assert early.keep("a", part(ReducePart, 1, 10**9), b"x", 1)
+    assert early.keep("a", part(ReducePart, 1, 0), b"x", 1) is None
+    assert early.keep("a", part(ReducePart, 2, PARTS), b"x", 1) is None
+    assert kept(early) == [part(ReducePart, 2, PARTS)]
+
+
+def test_an_even_reduce_of_a_large_stage_has_more_parts_than_others() -> None:
+    """So a part's number does not tell that it was made up."""
+    assert cells_of(2 * PARTS, FLAT * 8).parts > PARTS, "eight neighbours"
+    assert cells_of(320, FLAT * NEIGHBOURS).parts > PARTS
 
 
 def test_tensors_beside_parts_are_few() -> None:

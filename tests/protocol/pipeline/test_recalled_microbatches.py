@@ -125,7 +125,7 @@ def test_a_gradient_is_sent_anew_to_a_peer_that_gave_the_microbatch_up() -> None
 def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_both_ask() -> None:
     relay = Relay()
     ctx = relay.ctx
-    ctx.costs.activation_bytes = 10_000_000  # a link may need 80 s for it
+    ctx.costs.activation_bytes = 10_000_000  # a link may need 320 s for it
     relay.forward("d", 0, 1)
     relay.want("e", 0, 1)
 
@@ -155,3 +155,24 @@ def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_b
     relay.iteration.link_down("d", "broken")
     relay.want("d", 0, 1)
     assert sent() == ["d"]
+
+
+@pytest.mark.parametrize("case", ["asked for", "acknowledged", "sent anew"])
+def test_a_gradient_is_lost_only_if_it_is_asked_for_and_was_never_acknowledged(case: str) -> None:
+    """A second Forward follows a recall or an overflow, whatever became of the gradient."""
+    ctx = Relay().ctx
+    ctx.links.carriers["d"] = "carrier"
+    replies, fence = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base")), ctx.fence(1, "base")
+    units = [IncomingMicrobatch(index, True, "d", ("d",), b"a", True, None, 1) for index in range(2)]
+    for unit in units:
+        unit.returned, unit.gradient_out = True, b"g"
+        replies.send_back(unit)
+        if case == "acknowledged":
+            replies.delivered(unit, "d")
+    ctx.clock.now += 1e5
+    for unit in units:
+        again = Forward(fence, unit.index, ("d",), True, False, True, 2)
+        replies.adopt(unit, "d", again if case == "sent anew" else Want(fence, unit.index, True, 1))
+    assert ("d" in ctx.links.lossy) == (case == "asked for")
+    replies.delivered(units[1], "d")
+    assert not ctx.links.lossy, "what came speaks for what was sent before"

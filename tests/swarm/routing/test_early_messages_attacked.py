@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.context.early_buffer import EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
@@ -111,3 +112,20 @@ def test_a_thawed_process_closes_the_connection_that_it_knows() -> None:
     world.run(until_s=600)
     assert fault.delivered
     assert not odd, f"the protocol has links that are none: {sorted(set(odd))} ({len(odd)} events)"
+
+
+def test_a_guest_has_room_for_few_parts_of_iterations_to_come() -> None:
+    """It has a ticket and a link, and names bases and attempts that never come (I5, I7). A member may send
+    all parts of a reduce."""
+    world = five_peers()
+    world.run(until_s=5.0)
+    node = world.nodes["r1.0"]
+    fence = node.peer.ctx.fence(node.peer.replica.t + 1, "made up")
+    kept = {}
+    for sender in ("guest", "r1.1"):
+        before = len(node.peer.reception.early)
+        for part in range(EARLY_PARTS_MAX // 2):
+            message = msg.ReducePart(fence, 1, msg.AttemptId(1, 1), part)
+            node.peer.reception.fenced(sender, message, b"x")
+        kept[sender] = len(node.peer.reception.early) - before
+    assert kept == {"guest": EARLY_PAYLOADS_MAX, "r1.1": EARLY_PARTS_MAX // 2}

@@ -9,10 +9,13 @@ from anabranch.protocol.messages import FencedMessage, ReducedPart, ReducePart
 from anabranch.protocol.messages.table import PER_CONNECTION
 
 #: Most messages kept for each sender, and most of them with a payload that is no part of a reduce: enough for
-#: a neighbour's credits and requests of one iteration, and a few tensors.
+#: a neighbour's credits and requests of one iteration, and a few tensors. Also most payloads of any kind of a
+#: sender that is no member: it may be anybody who has a ticket.
 EARLY_MAX, EARLY_PAYLOADS_MAX = 256, 4
 #: Most parts of reduces kept for each sender: as many of a sum as an attempt may have (`partial_sums.PARTS`),
-#: and as many reduced ones. Parts that were refused would not be sent again.
+#: and as many reduced ones. Parts that were refused would not be sent again. Numbers from half of it on are
+#: those of an even reduce of a large stage, where a peer sends another one part of each kind: they count as
+#: other payloads do.
 EARLY_PARTS_MAX = 32
 #: Iterations after the last commit from which on a message is not kept, and from which on it is refused as
 #: implausible.
@@ -29,16 +32,20 @@ class EarlyBuffer:
     def __init__(self) -> None:
         self._kept: list[Kept] = []
         self._by_peer: dict[str, list[int]] = {}
-        """Sender -> number of its messages; of those with a payload: others than parts, parts."""
+        """Sender -> number of its messages; of those with a payload: others than parts, and
+        parts of high numbers; other parts."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
+    def keep(
+        self, peer: str, message: FencedMessage, payload: object, ahead: int, member: bool = True
+    ) -> str | None:
         """Store a message about an iteration that is not open yet; returns the reason if it is refused:
         beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
         One beyond EARLY_AHEAD, a part of an older reduce attempt than is stored, or a part that is stored
-        already, is dropped without refusal; a part of a newer attempt replaces those of older ones."""
+        already, is dropped without refusal; a part of a newer attempt replaces those of older ones. member:
+        True if the sender is a member of the run."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
@@ -47,7 +54,8 @@ class EarlyBuffer:
             return None
         count = self._by_peer.setdefault(peer, [0, 0, 0])
         of_kind, most = _of_kind(message, payload)
-        if count[0] >= EARLY_MAX or (of_kind and count[of_kind] >= most):
+        crowd = of_kind and not member and count[1] + count[2] >= EARLY_PAYLOADS_MAX
+        if crowd or count[0] >= EARLY_MAX or (of_kind and count[of_kind] >= most):
             return "too much about a later iteration"
         count[0] += 1
         if of_kind:
@@ -59,6 +67,7 @@ class EarlyBuffer:
         """Drop the sender's parts of older attempts of the same reduce; False if parts of a newer attempt, or
         this one, are stored. A replica that is behind receives the same parts again with each attempt."""
         stay: list[Kept] = []
+        gone: list[Part] = []
         for kept in self._kept:
             sender, was, payload = kept
             if sender == peer and payload is not None and isinstance(was, Part):
@@ -66,12 +75,13 @@ class EarlyBuffer:
                 if alike and (was.attempt > part.attempt or was == part):
                     return False
                 if alike and was.attempt < part.attempt:
+                    gone.append(was)
                     continue
             stay.append(kept)
-        if gone := len(self._kept) - len(stay):
-            self._kept = stay
-            messages, payloads, parts = self._by_peer[peer]
-            self._by_peer[peer] = [messages - gone, payloads, parts - gone]
+        self._kept = stay
+        for was in gone:
+            self._by_peer[peer][0] -= 1
+            self._by_peer[peer][_of_kind(was, was)[0]] -= 1
         return True
 
     def forget(self, void: Callable[[FencedMessage], bool]) -> None:
@@ -100,4 +110,5 @@ def _of_kind(message: FencedMessage, payload: object) -> tuple[int, int]:
     has none."""
     if payload is None:
         return 0, EARLY_MAX
-    return (2, EARLY_PARTS_MAX) if isinstance(message, Part) else (1, EARLY_PAYLOADS_MAX)
+    few = not isinstance(message, Part) or message.part >= EARLY_PARTS_MAX // 2
+    return (1, EARLY_PAYLOADS_MAX) if few else (2, EARLY_PARTS_MAX)

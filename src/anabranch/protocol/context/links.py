@@ -16,8 +16,12 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 #: their seats (`coordinator.reports.Reports.false_witnesses`).
 FORGIVEN = 1
 #: Seconds after which a payload that should have been there is late, and number of late payloads of one link
-#: after which its carrier is left. Choices: inquiry and answer cross payloads that have just come.
+#: after which its carrier is left if none was acknowledged since. Choices: inquiry and answer cross payloads
+#: that have just come.
 LATE_S, LATE_PAYLOADS = 3.0, 2
+
+#: Name of a payload: "activation" or "gradient", iteration, microbatch, number of its transmission.
+LatePayload = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class LinkTable:
         self.lossy: set[str] = set()
         """Peers whose carried links lose payloads and are to be renewed: a carrier may pass heartbeats on and
         drop the bytes of a link's other connection."""
-        self._late: Counter[str] = Counter()
+        self._late: dict[str, set[LatePayload]] = {}
         self._timed: dict[str, set[bool]] = {}
         self._users: list[Callable[[], Collection[str]]] = []
 
@@ -65,8 +69,7 @@ class LinkTable:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none). The count
         of its dials through carriers begins anew."""
         self.incarnations[peer] = incarnation
-        self._late.pop(peer, None)
-        self.lossy.discard(peer)
+        self.payloads_come(peer)
         _forget(self.tried_carriers, peer)
         if via:
             self.carriers[peer] = via
@@ -89,13 +92,20 @@ class LinkTable:
             self.broken_circuits[peer, via] += 1
         return self.up.pop(peer, None)
 
-    def payload_late(self, peer: str, late_s: float) -> None:
-        """Note that a payload sent to `peer` is not there, although it should have been there `late_s` before
-        even over a slow link (negative: it is not late). The second time a carried link is `lossy`."""
+    def payload_late(self, peer: str, payload: LatePayload, late_s: float) -> None:
+        """Note that `payload`, sent to `peer`, is not there, although it should have been there `late_s`
+        before even over a slow link (negative: it is not late). With the second a carried link is `lossy`."""
         if late_s >= LATE_S and peer in self.carriers:
-            self._late[peer] += 1
-            if self._late[peer] >= LATE_PAYLOADS:
+            late = self._late.setdefault(peer, set())
+            late.add(payload)
+            if len(late) >= LATE_PAYLOADS:
                 self.lossy.add(peer)
+
+    def payloads_come(self, peer: str) -> None:
+        """Forget which payloads to `peer` were late: it acknowledged one, or there is no better way. A link's
+        payloads arrive in order, so nothing that was sent before an acknowledged one is lost."""
+        self._late.pop(peer, None)
+        self.lossy.discard(peer)
 
     def close(self, peer: str) -> None:
         """Remove the link, which is up, to a peer that was removed from the run, but keep its

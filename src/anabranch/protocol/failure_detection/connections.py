@@ -291,16 +291,26 @@ class Connections:
         self._slow[peer] = slow = self._slow.get(peer, 0) + 1
         if slow < SLOW_PINGS:
             return ""
-        others = {way.rpartition("/")[2] for way in ctx.dialer.carriers.ways(peer)}
-        others -= {via, *ctx.links.suspects}
-        if all(ctx.links.broken_circuits[peer, other] for other in others):
+        if not self._another_carrier(peer):
             return ""
         return self._leave_carrier(peer, f"is slow: a round trip takes {trip_s:.1f} s")
 
+    def _another_carrier(self, peer: str) -> bool:
+        """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet."""
+        links = self.ctx.links
+        others = {way.rpartition("/")[2] for way in self.ctx.dialer.carriers.ways(peer)}
+        others -= {links.carriers[peer], *links.suspects}
+        return not all(links.broken_circuits[peer, other] for other in others)
+
     def leave_lossy(self) -> list[tuple[str, str]]:
-        """Peers whose carried links lose payloads, each with the reason to close the link."""
-        why = "passes heartbeats on, and payloads do not come in time"
-        return [(peer, self._leave_carrier(peer, why)) for peer in sorted(self.ctx.links.lossy)]
+        """Peers whose carried links lose payloads, each with the reason to close the link. A link without
+        another carrier stays: through the same one a slow line would begin its payloads anew for ever."""
+        why, leave = "passes heartbeats on, and payloads do not come in time", []
+        for peer in sorted(self.ctx.links.lossy):
+            if self._another_carrier(peer):
+                leave.append((peer, self._leave_carrier(peer, why)))
+            self.ctx.links.payloads_come(peer)
+        return leave
 
     def _leave_carrier(self, peer: str, why: str) -> str:
         reason = f"carrier {self.ctx.links.carriers[peer][:8]} {why}; trying another"

@@ -208,7 +208,8 @@ class MessageGate:
 
     def _keep(self, peer: str, message: msg.FencedMessage, payload: Payload | None) -> str | None:
         known = max(self.iterations.replica.t, self._progress.committed)
-        return self.early.keep(peer, message, payload, max(0, message.fence.t - known))
+        member = peer == self._ctx.me or peer in self._ctx.run.membership.members
+        return self.early.keep(peer, message, payload, max(0, message.fence.t - known), member)
 
     def take_early(self, iteration: Iteration) -> None:
         """Receive the kept messages about open iterations, the first of which is `iteration`; those about

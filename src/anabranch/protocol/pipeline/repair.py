@@ -118,7 +118,7 @@ class Repairs:
             return
         late_s = self._late_s(item, peer)
         if not refused and not item.returned:
-            self.ctx.links.payload_late(peer, late_s)
+            self.ctx.links.payload_late(peer, ("activation", self._sender.t, index, transmission), late_s)
         if refused or item.returned or (item.probes > PROBES_ON_THE_WAY and late_s >= 0.0):
             if refused and transmission not in self._sender.recalled:
                 item.refused_by[peer] += 1

@@ -165,6 +165,7 @@ class Sender:
         began = item.unacknowledged.pop(peer, None) if item is not None else None
         if began is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - began, self.ctx.clock.now)
+            self.ctx.links.payloads_come(peer)
 
     # --- credits -------------------------------------------------------------------------------
 

@@ -49,19 +49,22 @@ class UpstreamReplies:
         unit.upstream, unit.transmission = upstream, message.way
         unit.gradient_needed = unit.gradient_needed or message.gradient_needed
         unit.again[upstream] += isinstance(message, Forward)
-        if unit.returned and not self._on_its_way_back(unit):
+        if unit.returned and not self._on_its_way_back(unit, asked=isinstance(message, Want)):
             self.send_back(unit)
 
-    def _on_its_way_back(self, unit: IncomingMicrobatch) -> bool:
+    def _on_its_way_back(self, unit: IncomingMicrobatch, asked: bool) -> bool:
         """True if the gradient is being sent to the upstream peer already, perhaps over a slow link, or was
         sent to it MOST_SENT times, and once more for each Forward of it since (MOST_AGAIN). A tensor counts
-        for whatever transmission it was sent: an upstream peer takes any."""
+        for whatever transmission it was sent: an upstream peer takes any. asked: True if that peer asks for
+        it; with a Forward it may send anew what it gave up together with the gradient."""
         back, tensor = unit.back.get(unit.upstream), unit.train and unit.gradient_needed
         if back is None or (tensor and not back.tensors):
             return False
         late_s = self.ctx.clock.now - back.at - self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
         if tensor:
-            self.ctx.links.payload_late(unit.upstream, late_s)
+            if asked and unit.sent_back_at is not None:
+                name = ("gradient", self.t, unit.index, back.tensors)
+                self.ctx.links.payload_late(unit.upstream, name, late_s)
             if back.tensors >= MOST_SENT + min(unit.again[unit.upstream], MOST_AGAIN):
                 return True
         elif back.transmission != unit.transmission:
@@ -82,6 +85,7 @@ class UpstreamReplies:
         `peer`."""
         if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
+            self.ctx.links.payloads_come(peer)
             unit.sent_back_at = None
 
     def lack(self, peer: str, index: int, transmission: int, refused: bool) -> None:

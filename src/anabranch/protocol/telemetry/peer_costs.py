@@ -104,8 +104,8 @@ class Neighbour:
         """Longest plausible time (s) until `ahead_bytes` in transit have arrived, at the bandwidth of
         payloads of `size_bytes`."""
         measured_bps = self.link.out_bps(size_bytes)
-        slowest_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS) / SLOWER
-        return 8.0 * ahead_bytes / slowest_bps
+        usual_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS)
+        return 8.0 * ahead_bytes / (usual_bps / SLOWER)
 
     def broke(self) -> None:
         """Note that the connection to the neighbour broke, so that nothing is in transit on it."""
@@ -256,7 +256,7 @@ class PeerCosts:
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
         """Longest plausible time (s) until `ahead_bytes` in transit to `peer` have arrived, at a quarter
-        (SLOWER) of the bandwidth measured (at least CRAWL_BPS), or at LEAST_BPS before a measurement."""
+        (SLOWER) of the bandwidth measured (at least CRAWL_BPS), or of LEAST_BPS before a measurement."""
         return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
 
     def coming_s(self, peer: str, size_bytes: float) -> float:
