@@ -93,6 +93,28 @@ def test_a_checkpoint_whose_write_ends_after_a_rollback(dies: int, back: int, so
     assert leader.peer.states._sound_t == STEPS
 
 
+def test_a_checkpoint_that_an_earlier_lead_began_is_sound() -> None:
+    """The founder lost the lead and took it again while its disk wrote: the new coordinator did not begin it."""
+    world = swarm(seed=5, settings=replace(SETTINGS, checkpoint_every=1))
+    leader, looked = world.nodes["d0"], list[bool]()
+    handle = leader.handle
+
+    def written(event: Event) -> None:
+        lead = leader.peer.lead
+        if isinstance(event, CheckpointWritten) and event.t == 4:
+            assert lead is not None
+            lead.checkpoints._written.clear()
+            handle(event)
+            looked.append(any(point.on_disk for point in lead.catalog.points.values()) and lead.checkpoints.t == 4)
+        else:
+            handle(event)
+
+    leader.handle = written  # type: ignore[method-assign]
+    world.run(SOON_S)
+    check_whole(world)
+    assert looked == [True]
+
+
 def test_the_snapshot_that_is_being_taken_does_not_count() -> None:
     """The stage dies when a keeper has begun to pull the snapshot of iteration 6: that of 3 is used."""
     world = swarm(seed=5)

@@ -104,10 +104,11 @@ class Checkpoints:
         else:
             self._again_at = self.ctx.clock.now + wait_s
 
-    def written(self, t: int, base: str) -> bool:
+    def written(self, t: int, base: str, reached: bool) -> bool:
         """Note that the checkpoint of iteration t on `base` is on disk; False if a rollback overtook it, so
-        that it is none of the run's present history."""
-        sound = base in self._written
+        that it is none of the run's present history. reached: True if that history is known to have reached t
+        on that base: an earlier lead of this peer may have begun the checkpoint."""
+        sound = reached or base in self._written
         self.catalog.written(t, sound)
         if sound:
             self._written = {other: at for other, at in self._written.items() if at >= t}

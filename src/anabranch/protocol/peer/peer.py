@@ -334,7 +334,10 @@ class Peer:
                 if self.lead is not None:
                     self.lead.checkpoints.failed(t, reason)
             case ev.CheckpointWritten(t, base):
-                if self.lead is not None and self.lead.checkpoints.written(t, base):
+                sound = self.progress.reached(t, base)
+                if self.lead is not None:
+                    sound = self.lead.checkpoints.written(t, base, sound)
+                if sound:
                     self.states.checkpoint_written(t)
             case ev.DialledBack():
                 if self.lead is not None:

@@ -72,6 +72,11 @@ class Progress:
         self._base_of = {**known, t: base} if t == self.committed + 1 else {t: base}
         self.committed = t
 
+    def reached(self, t: int, base: str) -> bool:
+        """True if the run's present history is known to have reached iteration t by the entry with this hash;
+        of iterations before the last rollback, or long ago, nothing is known."""
+        return self._base_of.get(t) == base
+
     def base_of(self, t: int, delayed: bool) -> str:
         """Base of iteration t, which the fence of every message about it names: hash of the log entry that
         led to the state on which t is computed. That is the commit of t - 1, of a delayed iteration the one
