@@ -94,7 +94,7 @@ def test_a_checkpoint_whose_write_ends_after_a_rollback(dies: int, back: int, so
 
 
 def test_a_checkpoint_that_an_earlier_lead_began_is_sound() -> None:
-    """The founder lost the lead and took it again while its disk wrote: the new coordinator did not begin it."""
+    """The founder lost the lead and took it again while its disk wrote: its new coordinator began none."""
     world = swarm(seed=5, settings=replace(SETTINGS, checkpoint_every=1))
     leader, looked = world.nodes["d0"], list[bool]()
     handle = leader.handle
@@ -105,7 +105,8 @@ def test_a_checkpoint_that_an_earlier_lead_began_is_sound() -> None:
             assert lead is not None
             lead.checkpoints._written.clear()
             handle(event)
-            looked.append(any(point.on_disk for point in lead.catalog.points.values()) and lead.checkpoints.t == 4)
+            on_disk = any(point.on_disk for point in lead.catalog.points.values())
+            looked.append(on_disk and lead.checkpoints.t == 4)
         else:
             handle(event)
 
