@@ -431,3 +431,41 @@ def test_a_slot_whose_machine_left_asks_a_machine_without_one_at_once() -> None:
     for index, peer in ((0, "a"), (0, "c"), (1, "b")):
         node.sender._ask(node.sender.items[index], peer)
     assert set(node.sent(Ask)) == {"c"}
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_activations_that_their_receiver_lacks_are_lost_if_none_after_them_came(comes: bool) -> None:
+    """An activation that is asked after again and again is one. A link's payloads arrive in order."""
+    node = Node("static")
+    node.ctx.links.carriers["a"] = "carrier"
+    repairs = Repairs(node.ctx, node.sender)
+    for index in range(3):
+        node.sender.submit(index, b"x", ("d",), True)
+    node.slots("a", 3)
+    items = [item for item in node.sender.items.values() if item.peer == "a"]
+    assert len(items) >= 2
+    node.ctx.clock.now += 1e5
+    for item in items[:1] * 3 + items[1:2]:
+        assert not node.ctx.links.lossy
+        repairs.on_lack("a", item.index, False, item.transmission)
+        if comes:
+            node.sender.on_got("a", items[0].index)
+            items[0].unacknowledged["a"] = 0.0
+    assert ("a" in node.ctx.links.lossy) != comes
+
+
+def test_an_activation_that_was_acknowledged_is_not_lost() -> None:
+    """Whatever its receiver says later."""
+    node = Node("static")
+    node.ctx.links.carriers["a"] = "carrier"
+    repairs = Repairs(node.ctx, node.sender)
+    for index in range(3):
+        node.sender.submit(index, b"x", ("d",), True)
+    node.slots("a", 3)
+    items = [item for item in node.sender.items.values() if item.peer == "a"]
+    for item in items:
+        node.sender.on_got("a", item.index)
+    node.ctx.clock.now += 1e5
+    for item in items:
+        repairs.on_lack("a", item.index, False, item.transmission)
+    assert len(items) >= 2 and not node.ctx.links.lossy

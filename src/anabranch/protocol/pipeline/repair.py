@@ -117,7 +117,7 @@ class Repairs:
         if item.leg is not OutgoingState.SENT or item.peer != peer:
             return
         late_s = self._late_s(item, peer)
-        if not refused and not item.returned:
+        if not refused and not item.returned and peer in item.unacknowledged:
             self.ctx.links.payload_late(peer, ("activation", self._sender.t, index, transmission), late_s)
         if refused or item.returned or (item.probes > PROBES_ON_THE_WAY and late_s >= 0.0):
             if refused and transmission not in self._sender.recalled:
