@@ -72,9 +72,11 @@ class Lending:
     def refusal(self) -> NotLent | None:
         """Reason why the machine is not lent now, None if it is; to be asked every LOOK_S."""
         hours = self._hours
+        # Asked during a pause, too: whether the machine is idle is seen over a while.
+        is_open = hours is None or hours.open(datetime.now())
         if (pause := pause_of(self._home)) is not None:
             return NotLent(f"this machine is paused {pause}", "this machine is paused by its user")
-        if hours is None or hours.open(datetime.now()):
+        if is_open:
             return None
         if isinstance(hours, WhenIdle):
             return NotLent(f"this machine is lent {hours}", "this machine is in use again")

@@ -10,15 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from anabranch import lending
 from anabranch.cli.main import main
+from anabranch.hours import WhenIdle
 from anabranch.lending import PAUSE, Lending, Pause, begin_pause, end_pause, pause_of
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
+from anabranch.node.driver.peer_driver import Outcome
+from anabranch.node.lifecycle import join, peer_home
 from anabranch.node.lifecycle.peer_home import claimed
 
 
@@ -133,6 +137,52 @@ def test_a_pause_comes_before_the_hours(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_whether_the_machine_is_idle_is_watched_during_a_pause(tmp_path: Path) -> None:
+    """Asked after the pause alone it would answer as before it, until it has looked twice."""
+    looked: list[bool] = []
+
+    class Idle(WhenIdle):
+        def open(self, now: datetime) -> bool:
+            looked.append(True)
+            return False
+
+    begin_pause(tmp_path, Pause(None))
+    refusal = Lending(tmp_path, Idle(lambda: 0.0)).refusal()
+    assert looked and refusal is not None and "paused" in refusal.waiting
+
+
+def test_a_home_of_another_user_is_left_alone(
+    peers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = peer_home.in_use
+
+    def in_use(home: Path) -> bool:
+        if home == first:
+            raise PermissionError(13, "Permission denied")
+        return look(home)
+
+    first = min(path.parent for path in peers.rglob("lock"))
+    monkeypatch.setattr(peer_home, "in_use", in_use)
+    assert main(["pause"]) == 0
+    assert "left alone" in capsys.readouterr().err
+    assert paused(peers) and not (first / PAUSE).exists()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left"),
+    [
+        (Outcome("left: paused by its user", ok=True), True),
+        (Outcome("it is overdue with its slot", ok=True), True),
+        (Outcome("expelled", ok=False), False),
+        (Outcome("the run is over: all 4 steps are committed", ok=True, over=True), False),
+    ],
+)
+def test_a_part_that_ended_while_its_machine_left_is_followed_by_another(outcome: Outcome, left: bool) -> None:
+    """Whatever the run says: it may have begun to remove the peer for another reason."""
+    assert join._ended_by("paused by its user", outcome) is left
+    assert not join._ended_by("", outcome)
+
+
 def test_a_machine_that_has_not_joined_yet_pauses_too(tmp_path: Path) -> None:
     """It waits while it still dials, goes on, waits when it starts anew, and Ctrl+C ends it there."""
     owner = Identity.generate()

@@ -68,9 +68,13 @@ def test_few_corpora_are_kept_and_a_cache_that_cannot_be_written_costs_nothing(
 ) -> None:
     cache = CorpusCache(tmp_path / "cache")
     made(section, tmp_path / "first", cache)
+    others = [tmp_path / "cache" / name for name in ("photos", "novel.txt")]
+    for other in others:
+        other.mkdir()
     for number in range(2 * KEPT):
-        cache.put(f"{number}", (TRAIN,), tmp_path / "first")
-    assert len(list((tmp_path / "cache").iterdir())) == KEPT
+        cache.put(f"{number:064}", (TRAIN,), tmp_path / "first")
+    assert len(list((tmp_path / "cache").iterdir())) == KEPT + len(others)
+    assert all(other.exists() for other in others), "the user may name a folder that has other things"
     (tmp_path / "file").write_text("")
     assert made(section, tmp_path / "second", CorpusCache(tmp_path / "file" / "cache"))[1] is False
     monkeypatch.setenv(CACHE_VARIABLE, "off")

@@ -55,6 +55,25 @@ def test_a_bucket_lets_no_more_pass_than_its_rate() -> None:
     assert 60_000 <= passed <= 60_000 + 250 + 200
 
 
+def test_links_of_a_capped_line_take_turns() -> None:
+    """All ask at the same moments, always in the same order: the last would never write. One gives up."""
+    bucket, now, turns = TokenBucket(1000.0, 250.0), 0.0, list[str]()
+    bucket.pause_s(500, now)
+    asks = {who: bucket.turn_s(who, now) for who in "abc"}
+    while len(turns) < 30:
+        now = min(asks.values())
+        for who in [each for each, at in asks.items() if at <= now]:
+            asks[who] = now + bucket.turn_s(who, now)
+            if asks[who] == now:
+                turns.append(who)
+                bucket.pause_s(500, now)
+                asks[who] = now + bucket.turn_s(who, now)
+        if len(turns) == 15:
+            asks.pop("c", None)
+    assert turns[:15] == ["a", "b", "c"] * 5 and set(turns[16:]) == {"a", "b"}
+    assert turns[16:].count("a") == turns[16:].count("b")
+
+
 def capped(peer: Peer, line: LineBuckets) -> None:
     peer.transport.links.line = line
 

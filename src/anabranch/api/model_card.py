@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from anabranch import __version__
@@ -23,6 +24,8 @@ from anabranch.train.model.sizes import model_config, total_parameters
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for matrices of blocks, AdamW for the rest"}
 #: Contributors that the card names; more are counted.
 NAMED = 50
+#: Name of a data set on the hub, with a revision or without.
+HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*(?:@[\w./-]+)?")
 
 
 def read_ledger(run_dir: Path) -> Ledger:
@@ -115,7 +118,8 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
 
 def _public(name: str, source: str = "") -> str:
     """Name of a folder or file without its place on the owner's machine; whole if it is one of the hub."""
-    whole = name.startswith(PREFIX) or (source == "hub" and not Path(name).expanduser().exists())
+    of_hub = source == "hub" and HUB_NAME.fullmatch(name) and not Path(name).exists()
+    whole = name.startswith(PREFIX) or of_hub
     return _safe(name if whole else Path(name).name, SENTENCE_MAX)
 
 

@@ -28,7 +28,8 @@ or is revoked, when the owner expels it, or when the run speaks another protocol
 
 SIGTERM, as schedulers and spot machines send it, is an announced leave within --grace seconds, as Ctrl+C is.
 Exit status 0: the run is over, or Ctrl+C ended it. Exit status 75: start the same command again (SIGTERM
-ended it, the run could not be reached, or this machine failed). Exit status 1 or 2: the same command fails
+ended it, or with --once a pause or its hours; the run could not be reached, or this machine failed). Exit
+status 1 or 2: the same command fails
 again; the message says why.
 """
 

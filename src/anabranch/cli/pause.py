@@ -9,7 +9,7 @@ examples:
 
 The pause is a file in a peer's folder, at which the peer looks every two seconds; hours (`join --hours`) hold
 besides. A peer that starts during the pause waits, too. Without --once it stays as a process and joins again
-by itself, with --once it ends when it has left. It only pauses peers of `join` and `audit`; the run's owner
+by itself, with --once it ends when it has left, with exit status 75. It only pauses peers of `join` and `audit`; the run's owner
 pauses the run itself on its page.
 """
 
@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.cli.support.arguments import check_range
+from anabranch.cli.support.outputs import print_error
 from anabranch.config import Range
-from anabranch.errors import UserError
+from anabranch.errors import UserError, words_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,13 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("--end ends the pause now, so --minutes has no use: give one of them")
         check_range("--minutes", args.minutes, Range(0.1, 10**6))
     homes, where = _homes(args.run, args.home)
-    running = [home for home in homes if in_use(home)]
+    running = list[Path]()
+    for home in list(homes):
+        try:
+            running += [home] if in_use(home) else []
+        except OSError as error:  # another user's
+            homes.remove(home)
+            print_error(f"left alone: {home}: {words_of(error)}")
     if not args.end:
         if not running:
             raise UserError(f"no peer runs here: looked in {where}; name a folder of `join` with --home")

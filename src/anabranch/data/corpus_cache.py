@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,8 +25,8 @@ from anabranch.data.tokenizers import tokenizer_file
 CACHE_VARIABLE, OFF = "ANABRANCH_CORPORA", "off"
 #: Bytes of text from which a corpus is kept: smaller ones are tokenized within a few seconds.
 LEAST_BYTES = 1 << 20
-#: Corpora that are kept, the ones used last; a plain choice.
-KEPT = 8
+#: Corpora that are kept, the ones used last; a plain choice. Other folders in the cache's are not its own.
+KEPT, KEY = 8, re.compile("[0-9a-f]{64}")
 
 
 class CorpusCache:
@@ -57,7 +58,8 @@ class CorpusCache:
             for name in names:
                 _link(directory / name, unfinished / name)
             unfinished.rename(self.folder / key)
-            for old in sorted(self.folder.iterdir(), key=lambda path: -path.stat().st_mtime)[KEPT:]:
+            kept = [path for path in self.folder.iterdir() if KEY.fullmatch(path.name)]
+            for old in sorted(kept, key=lambda path: -path.stat().st_mtime)[KEPT:]:
                 shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -22,12 +22,37 @@ OnReceived = Callable[["Lane", Sequence[Parsed]], None]
 OnLaneLost = Callable[["Lane", str], None]
 
 
+#: Least seconds between two questions of a link for its turn on a capped line. A choice: far below a chunk's.
+TURN_S = 0.01
+
+
 class TokenBucket:
     """Token bucket of bytes that are read from lanes, or written to them. burst_bytes: most bytes at once."""
 
     def __init__(self, bytes_per_s: float, burst_bytes: float) -> None:
         self._bytes_per_s, self._burst_bytes = bytes_per_s, burst_bytes
         self._left, self._at = burst_bytes, -math.inf
+        self._waiting: dict[object, float] = {}
+        """Who waits for a turn, in their order -> time (s) at which it asks again."""
+
+    @property
+    def second_bytes(self) -> int:
+        """Bytes of one second, at least one."""
+        return max(1, int(self._bytes_per_s))
+
+    def turn_s(self, who: object, now: float) -> float:
+        """Seconds after which `who` is to ask again for its turn to write; 0: it is its turn. Turns come in
+        the order in which they were first asked for, so that no link of a slow line waits for ever; one that
+        does not ask again has given up."""
+        self._waiting = {each: at for each, at in self._waiting.items() if now < at + TURN_S or each is who}
+        self._waiting.setdefault(who, now)
+        pause_s = self.pause_s(0, now)
+        if not pause_s and next(iter(self._waiting)) is who:
+            del self._waiting[who]
+            return 0.0
+        wait_s = max(pause_s, TURN_S)
+        self._waiting[who] = now + wait_s
+        return wait_s
 
     def pause_s(self, size_bytes: int, now: float) -> float:
         """Charge bytes that were read or written at time `now` (s); returns the seconds for which nothing

@@ -33,6 +33,8 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
 _TURN_BYTES = 256 << 10
+#: Least bytes of a chunk on a capped line. A choice: a frame's header and TLS record cost a hundredth of it.
+LEAST_CHUNK_BYTES = 4 << 10
 #: Seconds of a pause between payloads after which a PAUSE frame is sent, so that TCP keeps its rate: less
 #: than the least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A
 #: choice.
@@ -117,7 +119,9 @@ class Link:
         self._control_pieces: list[bytes] = []
         self._control_bytes = 0
         self._control_scheduled = False
-        self._queue = ChunkQueue(limits.chunk_bytes)
+        # On a capped line about a second's bytes: the other links' turns come soon.
+        chunk_bytes = limits.chunk_bytes if line.up is None else max(LEAST_CHUNK_BYTES, line.up.second_bytes)
+        self._queue = ChunkQueue(min(limits.chunk_bytes, chunk_bytes))
         self._bulk_scheduled = False
         self._warming: asyncio.TimerHandle | None = None
         self._pauses = 0
@@ -267,9 +271,9 @@ class Link:
     def _write_bulk(self) -> None:
         self._bulk_scheduled = False
         queue, lane, up = self._queue, self.bulk, self._line.up
-        if up is not None and (pause_s := up.pause_s(0, self._loop.time())):
+        if up is not None and queue and (wait_s := up.turn_s(self, self._loop.time())):
             self._bulk_scheduled = True
-            self._loop.call_later(pause_s, self._write_bulk)
+            self._loop.call_later(wait_s, self._write_bulk)
             return
         turn_bytes = _TURN_BYTES if up is None else 1
         pieces: list[bytes | memoryview] = []

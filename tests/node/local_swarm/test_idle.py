@@ -81,7 +81,7 @@ def test_a_paused_guest_hands_over_and_joins_again(
         [removed] = [event for event in swarm.of(PeerRemoved) if event.subject == swarm.peer_id(GUEST)]
         assert "paused by its user" in removed.reason, "announced, not suspected"
         if once:
-            assert guest.wait(60.0) and guest.status == 0
+            assert guest.wait(60.0) and guest.status == AGAIN
             guest = swarm.join(GUEST, ticket, once=True)
         waits = "this machine is paused until "
         swarm.until(lambda _: waits in guest.log.read_text())

@@ -55,6 +55,10 @@ def add_line(parser: argparse.ArgumentParser) -> None:
     add("--max-down", type=float, default=0.0, metavar="MBIT", help=down)
 
 
+#: Least cap of a peer's line (Mbit/s). A choice: a dozen links at it still pass a kB a second each.
+LEAST_MBIT = 0.1
+
+
 @dataclass(frozen=True)
 class Line:
     """Caps of a machine's line, in Mbit/s. carry: of what it carries for others; None: no limit, 0: it
@@ -70,11 +74,16 @@ class Line:
         line = cls(args.carry, args.max_up, args.max_down)
         check_range("--carry", line.carry or 0.0, Range(0, 10**6))
         for option, mbit in (("--max-up", line.max_up), ("--max-down", line.max_down)):
-            check_range(option, mbit or 1.0, Range(0.1, 10**6))
+            check_range(option, mbit or 1.0, Range(LEAST_MBIT, 10**6))
         return line
 
     def shared_by(self, peers: int) -> Line:
-        """Caps of each of so many peers of one machine, which share its line equally."""
+        """Caps of each of so many peers of one machine, which share its line equally. Raises UserError if a
+        share is below the least cap of a peer."""
+        for option, mbit in (("--max-up", self.max_up), ("--max-down", self.max_down)):
+            if mbit and mbit / peers < LEAST_MBIT:
+                least = f"{LEAST_MBIT * peers:g} Mbit/s or more, or fewer peers"
+                raise UserError(f"{option} {mbit:g}: {peers} peers of this machine share it; name {least}")
         carry = None if self.carry is None else self.carry / peers
         return Line(carry, self.max_up / peers, self.max_down / peers)
 

@@ -73,8 +73,8 @@ class Outcome:
 
     ok: as planned. internal: by a defect of the program or an exhausted machine, after which a new process
     may go on. again: this machine may join the run again with the same ticket. unreached: the run could not
-    be reached. terminated: a scheduler ended it (SIGTERM) before the run was over. over: the run is over, all
-    of its steps are committed.
+    be reached. terminated: it was told to leave before the run was over, by SIGTERM, its hours or a pause.
+    over: the run is over, all of its steps are committed.
     """
 
     reason: str

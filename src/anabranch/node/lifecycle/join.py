@@ -111,8 +111,9 @@ def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Ca
 
 
 def _ended_by(reason: str, outcome: Outcome) -> bool:
-    """True if this machine's part ended as it left for `reason`, if any: the run says so in its own words."""
-    return bool(reason) and reason in outcome.reason
+    """True if this machine's part ended while it left for `reason`, if any, and not with the run. The run may
+    have removed it for another reason meanwhile; that is as planned, too."""
+    return bool(reason) and not outcome.over and (outcome.ok or reason in outcome.reason)
 
 
 async def join(
@@ -130,7 +131,7 @@ async def join(
     volunteer = Volunteer(options, say, driver, transport)
     with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s) as received:
         outcome = await volunteer.stay()
-    told = signal.SIGTERM in received and volunteer.left_early(outcome)
+    told = signal.SIGTERM in received and volunteer.left_early(outcome) or volunteer.was_not_lent(outcome)
     return replace(outcome, terminated=told)
 
 
@@ -214,7 +215,7 @@ class Volunteer:
         await self._until_lent()
         outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
-            if self._was_not_lent(outcome):
+            if self.was_not_lent(outcome):
                 outcome = await self._take_next_part()
                 continue
             member_s = max(0.0, time.monotonic() - self._admitted_at)
@@ -259,7 +260,7 @@ class Volunteer:
         self._not_lent = why.leaving
         live.stop(why.leaving)
 
-    def _was_not_lent(self, outcome: Outcome) -> bool:
+    def was_not_lent(self, outcome: Outcome) -> bool:
         """True if the part with this outcome ended as the machine is not lent now, and not with the run."""
         return _ended_by(self._not_lent, outcome)
 

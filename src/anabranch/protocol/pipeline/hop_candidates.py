@@ -135,7 +135,8 @@ class HopCandidates:
         """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
         (infinite: now)."""
         faults = {peer: self._fault(item, peer) for peer in peers}
-        preferred = [peer for peer in peers if faults[peer] == min(faults.values())]
+        least = min(faults.values(), default=(0, 0))
+        preferred = [peer for peer in peers if faults[peer] == least]
         if len(preferred) == len(peers):
             return peers, math.inf
         all_at = self._waits_since(item) + PREFERRED_S

@@ -187,9 +187,11 @@ class PeerCosts:
     def avoided(self, peer: str, t: int) -> int:
         """Above 0 if `peer` gets no microbatches of iteration t while others can take them, because of
         earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 if it gave some back
-        since, more for each iteration in a row in which it kept some."""
+        since, more for each iteration in a row in which it kept some, or did not claim them."""
         known = self.neighbours.get(peer)
-        return 1 + known.missed if known is not None and t < known.avoided_until else 0
+        if known is None or t >= known.avoided_until:
+            return 0
+        return 1 + max(known.missed, known.unclaimed)
 
     # --- measurements --------------------------------------------------------------------------
 
