@@ -177,7 +177,7 @@ def test_a_home_of_another_user_is_left_alone(
         (Outcome("the run is over: all 4 steps are committed", ok=True, over=True), False),
     ],
 )
-def test_a_part_that_ended_while_its_machine_left_is_followed_by_another(outcome: Outcome, left: bool) -> None:
+def test_a_part_that_ends_while_its_machine_leaves_is_no_last_one(outcome: Outcome, left: bool) -> None:
     """Whatever the run says: it may have begun to remove the peer for another reason."""
     assert join._ended_by("paused by its user", outcome) is left
     assert not join._ended_by("", outcome)

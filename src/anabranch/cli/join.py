@@ -29,8 +29,7 @@ or is revoked, when the owner expels it, or when the run speaks another protocol
 SIGTERM, as schedulers and spot machines send it, is an announced leave within --grace seconds, as Ctrl+C is.
 Exit status 0: the run is over, or Ctrl+C ended it. Exit status 75: start the same command again (SIGTERM
 ended it, or with --once a pause or its hours; the run could not be reached, or this machine failed). Exit
-status 1 or 2: the same command fails
-again; the message says why.
+status 1 or 2: the same command fails again; the message says why.
 """
 
 from __future__ import annotations

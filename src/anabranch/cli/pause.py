@@ -9,8 +9,8 @@ examples:
 
 The pause is a file in a peer's folder, at which the peer looks every two seconds; hours (`join --hours`) hold
 besides. A peer that starts during the pause waits, too. Without --once it stays as a process and joins again
-by itself, with --once it ends when it has left, with exit status 75. It only pauses peers of `join` and `audit`; the run's owner
-pauses the run itself on its page.
+by itself, with --once it ends when it has left, with exit status 75. It only pauses peers of `join` and
+`audit`; the run's owner pauses the run itself on its page.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TokenBucket:
         self._bytes_per_s, self._burst_bytes = bytes_per_s, burst_bytes
         self._left, self._at = burst_bytes, -math.inf
         self._waiting: dict[object, float] = {}
-        """Who waits for a turn, in their order -> time (s) at which it asks again."""
+        """Link that waits for a turn, in their order -> time (s) at which it asks again."""
 
     @property
     def second_bytes(self) -> int:

@@ -131,7 +131,7 @@ async def join(
     volunteer = Volunteer(options, say, driver, transport)
     with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s) as received:
         outcome = await volunteer.stay()
-    told = signal.SIGTERM in received and volunteer.left_early(outcome) or volunteer.was_not_lent(outcome)
+    told = (signal.SIGTERM in received and volunteer.left_early(outcome)) or volunteer.was_not_lent(outcome)
     return replace(outcome, terminated=told)
 
 
