@@ -1,6 +1,6 @@
 """Time to a loss: islands on a fleet at home against the best of its machines alone.
 
-    nice python -m benchmarks.simulation.time_to_loss --seeds 0 1
+    nice python -m benchmarks.simulation.time_to_loss
 
 Both train the same model on the same corpus and end with their learning rate near zero, each with its own
 batch and rates. Time is counted in tokens that the best machine takes alone. The synchronous beginning of a
@@ -82,17 +82,21 @@ ROWS = {
     ALONE: Row(
         None, 1, 2,
         dict.fromkeys((125_000, 250_000, 500_000, 1_000_000, 2_000_000), (0.005, 0.01, 0.02))
-        | {4_000_000: (0.0025, 0.005, 0.01)},
+        | {4_000_000: (0.0025, 0.005, 0.01), 8_000_000: (0.0025, 0.005)},
     ),
-    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02)}),
+    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.01, 0.02, 0.04)}),
     "islands, H = 16": Row(
-        _MEAN, MACHINES, 1, {1_500_000: (0.005, 0.01, 0.02), 6_000_000: (0.015,)},
+        _MEAN, MACHINES, 1, {1_500_000: _RATES, 6_000_000: (0.02,)},
         start={1_500_000: 0.02, 6_000_000: 0.02},
+    ),
+    "islands, H = 4": Row(
+        replace(_MEAN, steps=4), MACHINES, 1, {1_500_000: (0.02,), 3_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 3_000_000: 0.02},
     ),
     "islands, H = 4, moments kept": Row(
         replace(_KEPT, steps=4), MACHINES, 1,
-        {1_500_000: _RATES, 3_000_000: (0.01, 0.02), 6_000_000: (0.02,)},
-        0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+        {1_500_000: _RATES, 3_000_000: (0.01, 0.02), 6_000_000: (0.02,), 12_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01, 12_000_000: 0.005},
     ),
 }  # fmt: skip
 
@@ -222,7 +226,7 @@ def write(args: Namespace, found: Found) -> None:
 
 def main() -> int:
     arguments = harness.parser(__doc__)
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     arguments.add_argument("--most", type=float, default=math.inf, help="most tokens of a run, millions")
     arguments.add_argument("--kept", action="store_true", help="begin no run: only those that were taken")
