@@ -102,7 +102,7 @@ def test_one_that_was_removed_for_that_before_is_expelled(again: bool, banned: l
     def look(node: Node, event: ev.Event) -> None:
         coordinator = node.peer.shared.coordination.coordinator
         if node.id == "d0" and coordinator is not None and again:
-            coordinator.reducing.sources._removed.add("d1")
+            coordinator.reducing.sources._removed.setdefault("d1", 0)
 
     world.bookkeepers.append(look)
     assert go_on(world, 400.0) == STEPS

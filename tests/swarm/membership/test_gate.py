@@ -187,7 +187,7 @@ def test_a_guest_that_does_not_go_is_removed_all_the_same(seed: int) -> None:
     joins(world, "guest", at=1.0)
     until(world, lambda: seated(world, "guest"))
     guest = world.nodes["guest"]
-    guest.peer.exit.stop = lambda reason, ok, again=False: None  # type: ignore[method-assign]
+    guest.peer.exit.stop = lambda reason, ok, again=False, over=False: None  # type: ignore[method-assign]
     guest.end = lambda reason, ok, again=False: None  # type: ignore[method-assign]
     world.nodes["d0"].handle(REVOKE_LAB)
     until(world, lambda: "guest" not in world.nodes["d0"].peer.ctx.run.membership.members)
