@@ -10,7 +10,7 @@ from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.log.records import Member, Members, Slot
 from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Want
-from anabranch.protocol.pipeline.outgoing import OutgoingState
+from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import OVERDUE_FLOOR_S, Sender
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
@@ -433,9 +433,8 @@ def test_a_slot_whose_machine_left_asks_a_machine_without_one_at_once() -> None:
     assert set(node.sent(Ask)) == {"c"}
 
 
-@pytest.mark.parametrize("comes", [False, True])
-def test_activations_that_their_receiver_lacks_are_lost_if_none_after_them_came(comes: bool) -> None:
-    """An activation that is asked after again and again is one. A link's payloads arrive in order."""
+def carried() -> tuple[Node, Repairs, list[OutgoingMicrobatch]]:
+    """A sender with two microbatches or more sent to `a` through a carrier."""
     node = Node("static")
     node.ctx.links.carriers["a"] = "carrier"
     repairs = Repairs(node.ctx, node.sender)
@@ -444,6 +443,13 @@ def test_activations_that_their_receiver_lacks_are_lost_if_none_after_them_came(
     node.slots("a", 3)
     items = [item for item in node.sender.items.values() if item.peer == "a"]
     assert len(items) >= 2
+    return node, repairs, items
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_activations_that_their_receiver_lacks_are_lost_if_none_after_them_came(comes: bool) -> None:
+    """An activation that is asked after again and again is one. A link's payloads arrive in order."""
+    node, repairs, items = carried()
     node.ctx.clock.now += 1e5
     for item in items[:1] * 3 + items[1:2]:
         assert not node.ctx.links.lossy
@@ -456,13 +462,7 @@ def test_activations_that_their_receiver_lacks_are_lost_if_none_after_them_came(
 
 def test_an_activation_that_was_acknowledged_is_not_lost() -> None:
     """Whatever its receiver says later."""
-    node = Node("static")
-    node.ctx.links.carriers["a"] = "carrier"
-    repairs = Repairs(node.ctx, node.sender)
-    for index in range(3):
-        node.sender.submit(index, b"x", ("d",), True)
-    node.slots("a", 3)
-    items = [item for item in node.sender.items.values() if item.peer == "a"]
+    node, repairs, items = carried()
     for item in items:
         node.sender.on_got("a", item.index)
     node.ctx.clock.now += 1e5

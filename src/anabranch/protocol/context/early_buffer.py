@@ -32,8 +32,8 @@ class EarlyBuffer:
     def __init__(self) -> None:
         self._kept: list[Kept] = []
         self._by_peer: dict[str, list[int]] = {}
-        """Sender -> number of its messages; of those with a payload: others than parts, and
-        parts of high numbers; other parts."""
+        """Sender -> number of its messages; of those with a payload: others than parts with parts of high
+        numbers, other parts."""
 
     def __len__(self) -> int:
         return len(self._kept)
