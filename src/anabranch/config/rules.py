@@ -333,8 +333,8 @@ def _round_problem(config: RunConfig) -> str:
         )
     if not slots:
         return ""
-    if not config.pipeline.whole:
-        return "round.slots needs pipeline.stages = 0: an island is a machine that holds the whole model"
+    if not config.pipeline.whole and (problem := _pipeline_islands_problem(config)):
+        return problem
     if config.run.reduction != "exact":
         return 'round.slots needs run.reduction = "exact"'
     if config.round.start + config.round.end >= 1.0:
@@ -365,6 +365,21 @@ def _round_problem(config: RunConfig) -> str:
             f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "
             "has an equal share; change one of them"
         )
+    return ""
+
+
+def _pipeline_islands_problem(config: RunConfig) -> str:
+    """Reason why islands of several machines do not work as the run file says, "" if they do."""
+    if config.audit.share:
+        return "audit.share does not work with round.slots: set one of them to 0"
+    if config.fleet.park:
+        return "fleet.park does not work with round.slots: set one of them to 0"
+    if config.iteration.delay:
+        return "iteration.delay does not work with round.slots: set one of them to 0"
+    if config.wire.reduce != "exact":
+        return 'wire.reduce does not work with round.slots: set it to "exact" (round.contributions has codecs)'
+    if config.round.overlap:
+        return "round.overlap is for islands of one machine: set pipeline.stages or round.overlap to 0"
     return ""
 
 

@@ -24,7 +24,9 @@ class Rounds:
     state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
     next round. least: fewest inner steps of a slot in a round. first: optimizer steps of the first round,
     which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
-    iterations are synchronous again (0: rounds until the end).
+    iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled by a crew,
+    one machine of each relay stage and a data node, through which its microbatches pass; False if one machine
+    holds the whole model.
     """
 
     start: int = 0
@@ -37,6 +39,7 @@ class Rounds:
     least: int = 1
     first: int = 0
     last: int = 0
+    pipeline: bool = False
 
     def has(self, t: int) -> bool:
         """True if iteration t is a round."""

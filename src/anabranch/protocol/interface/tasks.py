@@ -74,10 +74,13 @@ class MicrobatchTask(Task, frozen=True):
 class Embed(MicrobatchTask, frozen=True):
     """Embedding at stage 0. inputs () -> outputs (activation,). Keeps nothing: the token ids are a function
     of (t, index). In a round `index` is a slot, and the output has the token ids of its inner steps `first` +
-    1 to `first` + `steps`, which the island takes."""
+    1 to `first` + `steps`, which the island takes. In a round of pipeline islands it begins the slot at stage
+    0, with `carried` and `late` as of Forward, and the output is a byte."""
 
     first: int = 0
     steps: int = 0
+    carried: int = 0
+    late: int = 0
 
 
 class Forward(MicrobatchTask, frozen=True):
@@ -86,7 +89,9 @@ class Forward(MicrobatchTask, frozen=True):
     With `train` and `keep` the worker keeps the graph under `index` until InputGradient or Discard; with
     `train` alone it computes the same and keeps nothing. steps: inner steps of a slot in a round. carried:
     round from which the worker carries state of the slot (0: it begins anew; Result.error if it does not have
-    that). late: inner steps of its contribution to that round, which was late and is added to this one.
+    that). late: inner steps of its contribution to that round, which was late and is added to this one. In a
+    round of pipeline islands this task begins the slot at its stage, takes no inner step, and gives back the
+    byte that it got; first: inner steps of the slot before this round.
     """
 
     train: bool
@@ -94,6 +99,7 @@ class Forward(MicrobatchTask, frozen=True):
     steps: int = 0
     carried: int = 0
     late: int = 0
+    first: int = 0
 
 
 class Head(MicrobatchTask, frozen=True):
@@ -102,11 +108,48 @@ class Head(MicrobatchTask, frozen=True):
     inputs (activation,) -> outputs (input gradient,), loss_sum (nats, sum over tokens), tokens. The loss is
     divided by the tokens of the iteration before backward. What the weight gradients of head and final norm
     need is stored under `head_unit(index)` for WeightGradient. Without `train` (an evaluation window) outputs
-    is () and nothing is kept. steps: inner steps of a slot in a round, late ones included.
+    is () and nothing is kept. steps: inner steps of a slot in a round, late ones included. In a round of
+    pipeline islands it ends the slot at stage 0: loss_sum is that of all inner steps, inputs and outputs are
+    a byte.
     """
 
     train: bool
     steps: int = 0
+
+
+class _InnerTask(MicrobatchTask, frozen=True):
+    """Base of tasks on an inner step of a pipeline island, for the slot `index` that Embed or Forward began.
+    step: number of the inner step, counted over all rounds of the slot (`first` + 1 to `first` + `steps`).
+    Result.error unless the slot is open at this worker, and the step is its next one."""
+
+    step: int
+
+
+class _InnerMicrobatchTask(_InnerTask, frozen=True):
+    """Base of tasks on microbatch `number` (0, 1, ... in the slot) of an inner step."""
+
+    number: int
+
+
+class InnerForward(_InnerMicrobatchTask, frozen=True):
+    """Forward pass with the island's weights. inputs (activation,), at stage 0 () -> outputs (activation,).
+    The graph is kept until InnerBackward."""
+
+
+class InnerHead(_InnerMicrobatchTask, frozen=True):
+    """Final norm, head and loss at stage 0 with the island's weights. inputs (activation,) -> outputs (input
+    gradient,), loss_sum (nats), tokens. The weights' gradients are added to the island's."""
+
+
+class InnerBackward(_InnerMicrobatchTask, frozen=True):
+    """Backward pass with the island's weights. inputs (gradient of the stage's output,) -> outputs (gradient
+    of its input,), at stage 0 (). The weights' gradients are added to the island's, so the microbatches of a
+    step must come in order of `number`."""
+
+
+class InnerStep(_InnerTask, frozen=True):
+    """Optimizer step of the island with the gradients of all its microbatches, which are then cleared. inputs
+    () -> outputs ()."""
 
 
 class InputGradient(MicrobatchTask, frozen=True):
@@ -114,7 +157,8 @@ class InputGradient(MicrobatchTask, frozen=True):
     input,).
 
     Frees the graph; what the weight gradient needs is stored under `index`. again: the graph was not kept;
-    the forward is computed again from inputs (gradient, received activation).
+    the forward is computed again from inputs (gradient, received activation). In a round of pipeline islands
+    it ends the slot at this stage, after its last inner step; inputs and outputs are a byte.
     """
 
     again: bool = False

@@ -49,9 +49,14 @@ class Member(msgspec.Struct, frozen=True):
         return self.capacity == 0
 
 
+Crew = tuple[str, ...]
+"""Machines that fill a slot of a round together: one of each relay stage, in order."""
+
+
 class Slot(msgspec.Struct, frozen=True, array_like=True):
     """Slot of a round. first: its inner steps before this round, those of a late contribution included.
-    steps: inner steps that it takes in this round (0: it takes no part). peer: who fills it ("": anybody).
+    steps: inner steps that it takes in this round (0: it takes no part). peer: who fills it ("": anybody); in
+    a pipeline island its machine of stage 1, and others: those of stages 2 to S.
     carried: round from which the machine carries state of the slot; only that machine can fill it (0: the
     slot begins anew). late: inner steps of the contribution to round `carried`, which was late and is merged
     in this round (0: it was not late)."""
@@ -61,6 +66,12 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     peer: str = ""
     carried: int = 0
     late: int = 0
+    others: tuple[str, ...] = ()
+
+    @property
+    def crew(self) -> Crew:
+        """Machines that fill the slot, one of each relay stage; () if anybody may fill it."""
+        return (self.peer, *self.others) if self.peer else ()
 
     @property
     def done(self) -> int:

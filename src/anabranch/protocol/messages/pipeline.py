@@ -131,3 +131,21 @@ class Got(FencedMessage, frozen=True, tag=54):
 
     index: Index
     backward: bool
+
+
+class InnerActivation(FencedMessage, frozen=True, tag=93):
+    """Activation of microbatch `number` of inner step `step` of a pipeline island, on its way down. index:
+    slot. step: counted over all rounds of the slot. Payload: the activation."""
+
+    index: Index
+    step: Count
+    number: Index
+
+
+class InnerGradient(FencedMessage, frozen=True, tag=94):
+    """Gradient of the activation of an InnerActivation with the same numbers, on its way up. Payload: the
+    gradient."""
+
+    index: Index
+    step: Count
+    number: Index

@@ -19,7 +19,7 @@ def rounds_of(run: RunConfig) -> Rounds:
     late = part.late
     rounds = Rounds(
         start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap,
-        part.first_steps,
+        part.first_steps, pipeline=not run.pipeline.whole,
     )  # fmt: skip
     if not part.end:
         return rounds
