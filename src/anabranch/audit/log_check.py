@@ -23,6 +23,7 @@ from anabranch.protocol.log.records import (
     Member,
     Members,
     Rollback,
+    Slot,
     StageCommit,
 )
 from anabranch.protocol.membership.view import Membership
@@ -215,9 +216,7 @@ class _LogChecker:
                 self._expect(False, f"is skipped for microbatch {commit.witness.index}, which does not exist")
             elif commit.witness.tensor == STRANDED:
                 # For want of machines: nobody could fill any of the slots.
-                live, t = self._membership.is_live, commit.t - 1
-                left = [slot.carried and not live(slot.peer, 1, t) for slot in slots]
-                stranded = bool(slots) and all(left[k] for k in active(slots))
+                stranded = bool(slots) and all(self._is_lost(slots[k], commit.t) for k in active(slots))
                 self._expect(stranded, "is skipped for want of machines, but its slots could be filled")
             if commit.t - 1 in self.states:
                 self.states[commit.t] = self.states[commit.t - 1]
@@ -237,6 +236,16 @@ class _LogChecker:
         if slots and len(commit.stages) > 1:
             data, islands = counted(commit.stages[0].owners[::2]), counted(commit.stages[1].owners)
             self._expect(set(data) == set(islands), "the slots of its stages differ")
+
+    def _is_lost(self, slot: Slot, t: int) -> bool:
+        """True if nobody could fill a slot in round t: its machine left with what it carried; of a pipeline
+        island, a machine of its crew, or a data node, which may have been its own."""
+        assert self.genesis is not None, "check() requires genesis first"
+        live, crews = self._membership.is_live, self.genesis.stages > 1
+        if slot.crew and all(live(peer, stage, t - 1) for stage, peer in enumerate(slot.crew, 1)):
+            gone = (member for left in self._leaving.values() for member, _ in left)
+            return crews and any(member.stage == 0 for member in gone)
+        return crews or slot.carried > 0
 
     def _check_plan(self, commit: Commit) -> None:
         """Check that the slots that `commit` plans for the next round follow from the plan of this one, and

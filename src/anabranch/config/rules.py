@@ -333,8 +333,8 @@ def _round_problem(config: RunConfig) -> str:
         )
     if not slots:
         return ""
-    if not config.pipeline.whole and (problem := _pipeline_islands_problem(config)):
-        return problem
+    if not config.pipeline.whole and (refused := _pipeline_islands_problem(config)):
+        return refused
     if config.run.reduction != "exact":
         return 'round.slots needs run.reduction = "exact"'
     if config.round.start + config.round.end >= 1.0:
@@ -377,7 +377,11 @@ def _pipeline_islands_problem(config: RunConfig) -> str:
     if config.iteration.delay:
         return "iteration.delay does not work with round.slots: set one of them to 0"
     if config.wire.reduce != "exact":
-        return 'wire.reduce does not work with round.slots: set it to "exact" (round.contributions has codecs)'
+        return 'wire.reduce does not work with round.slots: set it to "exact" (see round.contributions)'
+    if config.pipeline.stages == 1:
+        return "round.slots works with pipeline.stages = 0 (an island is one machine) or with 2 and more"
+    if config.round.late == "wait":
+        return 'round.late = "wait" is for islands of one machine: set it to "drop" or "carry"'
     if config.round.overlap:
         return "round.overlap is for islands of one machine: set pipeline.stages or round.overlap to 0"
     return ""

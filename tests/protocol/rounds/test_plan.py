@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.log.records import Slot
-from anabranch.protocol.rounds.plan import active, even_plan, freed, next_plan, plan_hash, units_of
+from anabranch.protocol.rounds.plan import (
+    active,
+    crews_of,
+    even_plan,
+    freed,
+    next_plan,
+    plan_hash,
+    units_of,
+)
 
 ROUNDS = Rounds(start=2, inner=10, slots=4)
+PIPELINES = Rounds(start=2, inner=10, slots=4, pipeline=True)
 NAMES = [f"r{n}" for n in range(7)]
-RATES = st.dictionaries(st.sampled_from(NAMES), st.floats(0.01, 100.0), min_size=1)
+RATES = st.dictionaries(st.tuples(st.sampled_from(NAMES)), st.floats(0.01, 100.0), min_size=1)
 
 
 def test_iterations_and_optimizer_steps() -> None:
@@ -40,17 +51,17 @@ def test_a_slot_counts_exactly_the_steps_that_were_accepted(first, later, random
     done = [0] * ROUNDS.slots
     for rates in later:
         assert [slot.first for slot in plan] == done
-        accepted = {slot: plan[slot].peer for slot in active(plan) if random.random() < 0.7}
+        accepted = {slot: plan[slot].crew for slot in active(plan) if random.random() < 0.7}
         done = [n + plan[k].steps * (k in accepted) for k, n in enumerate(done)]
         before, plan = plan, next_plan(plan, accepted, ROUNDS, rates)
-        holders = [slot.peer for slot in plan if slot.steps]
+        holders = [slot.crew for slot in plan if slot.steps]
         assert len(set(holders)) == len(holders) == min(len(rates), ROUNDS.slots)
-        stays = [k for k, slot in enumerate(before) if slot.peer and slot.peer in holders]
-        assert all(plan[k].peer == before[k].peer for k in stays)
+        stays = [k for k, slot in enumerate(before) if slot.crew and slot.crew in holders]
+        assert all(plan[k].crew == before[k].crew for k in stays)
 
 
 def test_quick_machines_take_more_steps_and_all_end_together() -> None:
-    plan = next_plan(even_plan(ROUNDS), {}, ROUNDS, {"a": 1.0, "b": 2.0, "c": 5.0})
+    plan = next_plan(even_plan(ROUNDS), {}, ROUNDS, {("a",): 1.0, ("b",): 2.0, ("c",): 5.0})
     steps = {slot.peer: slot.steps for slot in plan if slot.steps}
     assert abs(sum(steps.values()) - 30) <= 1 and steps["c"] > steps["b"] > steps["a"]
     times = [steps[peer] / rate for peer, rate in (("a", 1.0), ("b", 2.0), ("c", 5.0))]
@@ -58,7 +69,7 @@ def test_quick_machines_take_more_steps_and_all_end_together() -> None:
 
 
 def test_a_boast_is_not_believed() -> None:
-    rates = {"a": 1.0, "b": 1.0, "c": 1.0, "liar": 1e12}
+    rates = {("a",): 1.0, ("b",): 1.0, ("c",): 1.0, ("liar",): 1e12}
     steps = {slot.peer: slot.steps for slot in next_plan(even_plan(ROUNDS), {}, ROUNDS, rates)}
     assert steps["liar"] <= MOST_RATE * steps["a"] + MOST_RATE and steps["a"] >= 1
     assert all(slot <= ROUNDS.most_steps for slot in steps.values())
@@ -67,8 +78,27 @@ def test_a_boast_is_not_believed() -> None:
 @given(st.dictionaries(st.integers(0, 60), st.floats(0.0, 1e9), min_size=1), st.integers(1, 40))
 def test_no_slot_is_longer_than_connections_allow(rates: dict[int, float], slots: int) -> None:
     rounds = Rounds(start=1, inner=10, slots=slots)
-    plan = next_plan(even_plan(rounds), {}, rounds, {f"r{k}": rate for k, rate in rates.items()})
+    plan = next_plan(even_plan(rounds), {}, rounds, {(f"r{k}",): rate for k, rate in rates.items()})
     assert max(slot.steps for slot in plan) <= rounds.most_steps
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(0.01, 9.0)), min_size=2, max_size=4))
+def test_crews_have_one_machine_of_each_stage_and_stay_together(of_stages: list[dict[str, float]]) -> None:
+    rates = [{f"{peer}.{stage}": rate for peer, rate in of.items()} for stage, of in enumerate(of_stages)]
+    crews = crews_of((), rates)
+    assert len(crews) == min(map(len, rates))
+    assert all(peer in of for crew in crews for peer, of in zip(crew, rates, strict=True))
+    assert len({peer for crew in crews for peer in crew}) == len(crews) * len(rates)
+    for one, other in pairwise(crews):
+        assert all(of[a] >= of[b] for of, a, b in zip(rates, one, other, strict=True))
+    plan = next_plan(even_plan(ROUNDS), {}, PIPELINES, dict.fromkeys(crews, 1.0))
+    if crews:
+        assert [slot.crew for slot in plan if slot.steps] == sorted(crews)[: ROUNDS.slots]
+        gone = crews[0][0]
+        left = [{peer: rate for peer, rate in of.items() if peer != gone} for of in rates]
+        again = crews_of(plan, left)
+        assert set(again) >= {slot.crew for slot in plan if slot.steps} - {crews[0]}
+        assert len(again) == min(map(len, left))
 
 
 def test_units_and_hashes() -> None:

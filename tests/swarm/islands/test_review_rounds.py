@@ -92,7 +92,7 @@ def test_a_leader_survives_absurd_speeds() -> None:
     """Speeds follow from what machines report of themselves."""
     rounds = Rounds(2, 20, 4)
     for seconds in (5e-324, 1e-300, 1e300):
-        plan = next_plan(even_plan(rounds), {}, rounds, {"honest": 1.0, "liar": 1.0 / seconds})
+        plan = next_plan(even_plan(rounds), {}, rounds, {("honest",): 1.0, ("liar",): 1.0 / seconds})
         assert sum(slot.steps for slot in plan) <= 2 * 20 + 1
     world = world_of(run_of(2), relays=2)
     tasks = world.nodes["r1.1"].peer.ctx.tasks

@@ -210,7 +210,7 @@ class Coordinator:
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
-        current.recount()
+        current.recount(self.ctx.run.settings.stages)
 
     def on_applied(self, peer: str, message: Applied) -> None:
         """Take a peer's report that it applied a step; by one of the last step a relay's speed is measured,
@@ -429,6 +429,8 @@ class Coordinator:
             served = ((stage, peer) for stage in stages for peer in self.ctx.run.membership.live(stage, t))
             opened.served.update(served if self.audits.on else ())
             opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
+            if opened.slots and self.ctx.run.settings.rounds.pipeline:
+                opened.begun_by = dict(self.ctx.run.membership.assignment(t, self.ctx.run.batch(t)).holder)
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:

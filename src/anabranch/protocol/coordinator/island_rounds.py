@@ -15,8 +15,17 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import STRANDED, Commit, Witness
-from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, sets_of
+from anabranch.protocol.log.records import STRANDED, Commit, Crew, Slot, Witness
+from anabranch.protocol.rounds.plan import (
+    Plan,
+    active,
+    counted,
+    crews_of,
+    even_plan,
+    filled,
+    next_plan,
+    sets_of,
+)
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
@@ -37,7 +46,10 @@ RATES_KEPT = 1024
 #: choice.
 OVERFLOWS = 3
 #: Tasks whose seconds are the work of a microbatch or slot.
-_WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
+_WORK = (
+    *("Forward", "InputGradient", "WeightGradient", "Recount"),
+    *("InnerForward", "InnerBackward", "InnerStep"),
+)
 
 
 class IslandRounds:
@@ -57,6 +69,10 @@ class IslandRounds:
         """Inputs of the last `_longest_s`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
+        self._crew_rates: dict[Crew, float] = {}
+        """Crew of the last round -> inner steps per second, as measured there."""
+        self._done_at: dict[int, float] = {}
+        """Slot of the open round -> time (s) at which it was complete; only of pipeline islands."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
         self._overdue: dict[str, tuple[int, str]] = {}
@@ -76,14 +92,15 @@ class IslandRounds:
             return
         self._units = {}
         if len(record.stages) > 1:
-            plan = self.ctx.run.plan(record.t)
-            part, units = record.stages[1], Counter[str]()
-            for unit, owner in enumerate(part.owners):
-                if owner >= 0:
-                    units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
+            plan, units = self.ctx.run.plan(record.t), Counter[str]()
+            for part in record.stages[1:]:
+                for unit, owner in enumerate(part.owners):
+                    if owner >= 0:
+                        units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
             self._units = units
             if plan and current is not None and current.t == record.t:
-                self._warn(current, counted(part.owners))
+                self._warn(current, counted(record.stages[1].owners))
+                self._measure_crews(current, record)
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
@@ -108,27 +125,66 @@ class IslandRounds:
             if len(self._rates) > RATES_KEPT:
                 del self._rates[next(iter(self._rates))]
 
+    def _measure_crews(self, current: Round, record: Commit) -> None:
+        """Measure the speeds of crews by the time from the opening of a round to their slots' claims, their
+        lines included; crews of former rounds are forgotten."""
+        if not self.ctx.run.settings.rounds.pipeline:
+            return
+        done = ((current.slots[slot], self._done_at.get(slot, math.inf)) for slot in filled(record.stages))
+        self._crew_rates = {
+            slot.crew: slot.steps / (at - current.opened_at) for slot, at in done if at > current.opened_at
+        }
+        self._done_at.clear()
+
+    def _crews(self, plan: Plan, t: int, prompt: Callable[[str], bool]) -> dict[Crew, float]:
+        """Crews for the next round, with their inner steps per second. A new crew is as quick as its slowest
+        machine computes, divided by what measured crews lose to their lines. plan: of the round before."""
+        membership, going = self.ctx.run.membership, set(self._admission.going())
+        rates = []
+        for stage in range(1, self.ctx.run.settings.stages + 1):
+            live = [peer for peer in membership.live(stage, t) if peer not in going]
+            rates.append({peer: self._rate(peer) for peer in list(filter(prompt, live)) or live})
+        known, crews = self._crew_rates, crews_of(plan, rates)
+        computed = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=True)) for crew in crews}
+        shares = sorted(known[crew] / computed[crew] for crew in crews if crew in known)
+        usual = shares[len(shares) // 2] if shares else 1.0
+        return {crew: known.get(crew, usual * computed[crew]) for crew in crews}
+
+    def _slot_rate(self, slot: Slot) -> float:
+        """Inner steps per second of a slot that is bound to a crew of members."""
+        members = self.ctx.run.membership.members
+        slowest = min(self._rate(peer) for peer in slot.crew if peer in members)
+        return self._crew_rates.get(slot.crew, slowest)
+
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member; of one microbatch per second if nothing is known."""
-        member = self.ctx.run.membership.members[peer]
-        measured_s = (member.forward_s + member.backward_s) * sum(self.ctx.run.settings.counts)
+        member, counts = self.ctx.run.membership.members[peer], self.ctx.run.settings.counts
+        measured_s = (member.forward_s + member.backward_s) * counts[max(0, member.stage - 1)]
         rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
         return rate / self._of_inner_step
 
-    def next(self, current: Round, accepted: Mapping[int, str]) -> Plan:
+    def next(self, current: Round, accepted: Mapping[int, Crew]) -> Plan:
         """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
-        `current` -> peer that filled it. Slots go to members that get the result of `current` with its
+        `current` -> crew that filled it. Slots go to members that get the result of `current` with its
         reduce. A member that still lacks an earlier state would begin late, and its slot would hold up the
         others; only if all lack one, all get slots."""
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()
+        before = current.slots or even_plan(rounds)
+        if rounds.pipeline:
+            crews = self._crews(before, t, lambda peer: self._is_prompt(peer, current.t))
+            return next_plan(before, accepted, rounds, crews, current.t)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
-        here = set(self.ctx.run.membership.live(1, current.t))
-        prompt = [peer for peer in live if peer in here and self._has_last(peer)]
-        rates = {peer: self._rate(peer) for peer in prompt or live}
-        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates, current.t)
+        prompt = [peer for peer in live if self._is_prompt(peer, current.t)]
+        rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in prompt or live}
+        return next_plan(before, accepted, rounds, rates, current.t)
+
+    def _is_prompt(self, peer: str, t: int) -> bool:
+        """True if a member will have the result of iteration t as soon as it is reduced."""
+        membership = self.ctx.run.membership
+        return membership.is_live(peer, membership.members[peer].stage, t) and self._has_last(peer)
 
     # --- late slots ----------------------------------------------------------------------------
 
@@ -137,7 +193,7 @@ class IslandRounds:
         bound; 0 in a synchronous iteration, and if no slot is bound to a machine."""
         members = self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
-        return self._longest(slot.steps / self._rate(slot.peer) for slot in bound)
+        return self._longest(slot.steps / self._slot_rate(slot) for slot in bound)
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
@@ -164,6 +220,9 @@ class IslandRounds:
         that nobody can fill any more; a machine that is overdue with its slot is removed there."""
         if not current.slots or settled:
             return
+        if self.ctx.run.settings.rounds.pipeline:
+            for slot in current.complete - self._done_at.keys():
+                self._done_at[slot] = self.ctx.clock.now
         slots, ready = sets_of(current.slots).slots, self._ready(current)
         if not self.ctx.run.settings.rounds.drops:
             self._drop(current, self._hopeless(current, ready) if ready else frozenset())
@@ -245,11 +304,13 @@ class IslandRounds:
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
-        """Slots, but those `ready`, that nobody can fill: their machine left with what it carried."""
-        if not sets_of(current.slots).carried:
+        """Slots, but those `ready`, that nobody can fill: their machine left with what it carried, or one of
+        their crew left."""
+        crews = self.ctx.run.settings.rounds.pipeline
+        if not (crews or sets_of(current.slots).carried):
             return frozenset()
         left = self._left(current) - frozenset(ready) - current.dropped
-        return frozenset(k for k in left if current.slots[k].carried)
+        return frozenset(k for k in left if crews or current.slots[k].carried)
 
     def stranded(self, current: Round) -> Witness | None:
         """Witness of a round that can never end, since nobody can fill any of its slots; else None."""
@@ -269,17 +330,29 @@ class IslandRounds:
         """True if the machines to which the slots `late` are bound are gone or silent: the round does not
         wait for its deadline then. Another machine that fills such a slot began later than all others, and
         would need about a whole slot's time more."""
-        left, present = self._left(current), {"", *self._admission.absent.present(1, current.t)}
-        return all(slot in left or current.slots[slot].peer not in present for slot in late)
+        left, absent = self._left(current), self._admission.absent
+        stages = range(1, 1 + self.ctx.run.settings.stages)
+        present = {stage: set(absent.present(stage, current.t)) for stage in stages}
+        away = (
+            any(peer not in present[stage] for stage, peer in enumerate(current.slots[slot].crew, 1))
+            for slot in late - left
+        )
+        return all(away)
 
     def _left(self, current: Round) -> frozenset[int]:
-        """Slots whose machine does not serve from before this round on: it left, or left and came back. It
-        lost what it had computed of the slot."""
+        """Slots of whose crew a machine does not serve from before this round on: it left, or left and came
+        back. It lost what it had computed of the slot. Of pipeline islands also slots without a crew."""
         membership, plan = self.ctx.run.membership, current.slots
         if current.left[0] != membership.version:
-            before = {"", *membership.live(1, current.t - 1)}
-            left = frozenset(slot for slot in active(plan) if plan[slot].peer not in before)
-            current.left = membership.version, left
+            crews, left = self.ctx.run.settings.rounds.pipeline, set[int]()
+            for slot in active(plan):
+                filled_by = [*enumerate(plan[slot].crew, 1)]
+                if crews:
+                    filled_by.append((0, current.begun_by.get(slot, "")))
+                there = all(membership.is_live(peer, stage, current.t - 1) for stage, peer in filled_by)
+                if not there or (crews and not plan[slot].crew):
+                    left.add(slot)
+            current.left = membership.version, frozenset(left)
         return current.left[1]
 
     def deadline(self, current: Round) -> float:

@@ -68,7 +68,7 @@ class Reports:
             self.reducing.claimed(current)
             current.progress_at, current.stalls = self.ctx.clock.now, 0
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
-            current.took(message.stage, units - known)
+            current.took(message.stage, units - known, self.ctx.run.settings.stages)
         claims[peer] = units | known
         self.reducing.doubles.entered(current, peer, message, units - known)
         self.admission.absent.back(peer)

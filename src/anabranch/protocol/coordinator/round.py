@@ -75,6 +75,8 @@ class Round:
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()
     """Plan of the round; () in a synchronous iteration."""
+    begun_by: dict[int, str] = field(default_factory=dict)
+    """Slot of a round of pipeline islands -> data node that began it."""
     ready_at: float = math.inf
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
@@ -130,22 +132,23 @@ class Round:
             known[stage] = units_of(stage, sets_of(self.slots).slots - self.dropped)
         return known[stage]
 
-    def took(self, stage: int, units: Iterable[int]) -> None:
+    def took(self, stage: int, units: Iterable[int], stages: int) -> None:
         """Note units that a member claims, and the slots that are complete by that; only in a round of
-        islands."""
+        islands. stages: number of relay stages."""
         if not self.slots:
             return
         self.claimed.setdefault(stage, set()).update(units)
-        relays, ends = self.claimed.get(1, set()), self.claimed.get(0, set())
+        ends, relays = self.claimed.get(0, set()), [self.claimed.get(s, set()) for s in range(1, stages + 1)]
         for slot in {unit if stage else unit // 2 for unit in units}:
-            if slot in relays and head_unit(slot) in ends and embed_unit(slot) in ends:
+            if head_unit(slot) in ends and embed_unit(slot) in ends and all(slot in of for of in relays):
                 self.complete.add(slot)
 
-    def recount(self) -> None:
-        """Work out anew what is claimed, after the claims of a removed member were dropped."""
+    def recount(self, stages: int) -> None:
+        """Work out anew what is claimed, after the claims of a removed member were dropped. stages: number of
+        relay stages."""
         self.claimed, self.complete = {}, set()
         for stage, claims in self.claims.items():
-            self.took(stage, frozenset().union(*claims.values()))
+            self.took(stage, frozenset().union(*claims.values()), stages)
 
     def give_up(self, stage: int) -> None:
         """Forget a stage's reduce attempt, and the PREPARED reports that it had."""

@@ -109,7 +109,7 @@ class Settings:
     def boundary_bytes(self) -> int:
         """Bytes of the largest payload between two stages: an activation; in a run with rounds, the token ids
         of all inner steps that a slot of a round may have."""
-        if not self.rounds.inner:
+        if not self.rounds.inner or self.rounds.pipeline:
             return self.activation_bytes
         inner = self.microbatches // self.rounds.slots
         return self.activation_bytes * inner * self.rounds.most_steps

@@ -332,6 +332,12 @@ HANDLERS: dict[str, Handler] = {
     "return_slots": lambda on, peer, message, _: on._open(message).credits.on_return(peer, message),
     "forward": MessageHandlers._forward,
     "backward": lambda on, peer, message, payload: on._open(message).on_backward(peer, message, payload),
+    "inner_activation": lambda on, peer, message, payload: on._open(message).islands.on_activation(
+        peer, message, payload
+    ),
+    "inner_gradient": lambda on, peer, message, payload: on._open(message).islands.on_gradient(
+        peer, message, payload
+    ),
     "want": lambda on, peer, message, _: on._open(message).on_want(peer, message),
     "have": lambda on, peer, message, _: on._open(message).repairs.on_have(peer, message.index, message.way),
     "lack": lambda on, peer, message, _: on._open(message).repairs.on_lack(

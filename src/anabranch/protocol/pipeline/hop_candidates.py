@@ -59,9 +59,12 @@ class HopCandidates:
         for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
         long, or is `doubted`, is eligible if there is no better one (`_fault`), or once the microbatch has
         waited for PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and from the last
-        stage back to the data node that began it.
+        stage back to the data node that began it; that of a pipeline island stays within its crew.
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
+        if plan and self.ctx.run.settings.rounds.pipeline:
+            crew, following = (item.path[0], *plan[item.index].crew), self.ctx.run.next_stage()
+            return self._only(crew[following]) if following < len(crew) else [], math.inf
         if plan and stage and self.ctx.run.next_stage() == 0:
             home = item.path[0]
             serves = self.ctx.run.membership.is_live(home, 0, self.t)  # not if it came back since
@@ -123,8 +126,8 @@ class HopCandidates:
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _only(self, holder: str) -> list[str]:
-        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it serves and is
-        reachable; else none, and it is dialled if it serves."""
+        """Peers that may get a slot which the peer `holder` alone can fill at the next stage: that one, if it
+        serves and is reachable; else none, and it is dialled if it serves."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
             ctx.dialer.reach(holder)

@@ -26,6 +26,7 @@ from anabranch.protocol.interface.tasks import (
     head_unit,
 )
 from anabranch.protocol.interface.tasks import Forward as ForwardTask
+from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import (
     Ask,
     Backward,
@@ -38,6 +39,7 @@ from anabranch.protocol.messages import (
 from anabranch.protocol.pipeline.claims import Claims
 from anabranch.protocol.pipeline.credit_reports import CreditReports
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
+from anabranch.protocol.pipeline.island_steps import IslandSteps
 from anabranch.protocol.pipeline.link_sampling import LinkSampling
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
@@ -82,6 +84,7 @@ class Iteration:
         self.base = base
         self.units: dict[int, IncomingMicrobatch] = {}
         self.claims = Claims(ctx, t, base, lambda: self.sender.holders())
+        self.islands = IslandSteps(ctx, t, base, self.claims)
         self.seals = Seals(ctx, base)
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
         self._sampling = LinkSampling(ctx, t, base)
@@ -122,6 +125,7 @@ class Iteration:
         searched there."""
         self.credits.link_up(peer)
         self.repairs.link_up(peer)
+        self.islands.link_up(peer)
 
     @property
     def partners(self) -> set[str]:
@@ -225,15 +229,22 @@ class Iteration:
         payload = unit.received
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
-            head = Head(self.t, unit.index, unit.train, slot.weight, hashed=self.seals.on and unit.train)
-            rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
-            self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
+            if slot.crew and self.ctx.run.settings.rounds.pipeline:
+                self.islands.begin(unit.index, slot, self.ctx.me, partial(self._head, unit, slot))
+            else:
+                self._head(unit, slot)
             return
         hashed = self.seals.on and unit.train
-        work = (slot.steps, slot.carried, slot.late)
+        work = (slot.steps, slot.carried, slot.late, slot.first)
         forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, *work, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
+
+    def _head(self, unit: IncomingMicrobatch, slot: Slot) -> None:
+        """Submit the head task of a microbatch, or of a slot."""
+        head = Head(self.t, unit.index, unit.train, slot.weight, hashed=self.seals.on and unit.train)
+        rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
+        self.ctx.tasks.submit(rank, head, (unit.received,), partial(self._head_done, unit), unit.index)
 
     def _has_room(self) -> bool:
         """True if the activations of one more microbatch can be kept until its weight gradient is added."""
@@ -244,6 +255,9 @@ class Iteration:
         if not self._is_usable(unit, ACTIVATION, result):
             return
         unit.forward_done = True
+        slot = self.source.slot(unit.index)
+        if slot.crew and self.ctx.run.settings.rounds.pipeline:
+            self.islands.begin(unit.index, slot, unit.path[0])
         if unit.index in self.sender.items:
             self.sender.provide(unit.index, result.outputs[0])
         else:
@@ -402,6 +416,7 @@ class Iteration:
     def _refuse(self, unit: IncomingMicrobatch, reason: str) -> None:
         """Give up a microbatch that cannot be computed; its sender may try elsewhere."""
         del self.units[unit.index]
+        self.islands.end(unit.index)
         if self.ctx.run.stage:  # a data node may be the source of the microbatch too, and stays so
             self.sender.forget(unit.index)
         if unit.granted is not None:

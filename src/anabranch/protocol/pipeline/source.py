@@ -66,14 +66,13 @@ class Source:
 
     def expected(self) -> Mapping[str, int] | None:
         """Upstream peer -> number of slots that it sends here, in a round whose slots are all bound to
-        machines; None in other iterations. A machine gets its slots from the data nodes that begin them, a
-        data node the losses of its slots from their machines."""
+        machines; None in other iterations. A machine gets its slots from the one before it in the crew, the
+        first from the data nodes that begin them, and a data node gets the losses from the last one."""
         if not sets_of(self.slots).bound:
             return None
-        me, holder = self.ctx.me, self.assignments[0].holder
-        if self.ctx.run.stage == 0:
-            return Counter(self.slots[slot].peer for slot, peer in holder.items() if peer == me)
-        return Counter(peer for slot, peer in holder.items() if self.slots[slot].peer == me)
+        stage = self.ctx.run.stage
+        around = [(peer, *self.slots[slot].crew) for slot, peer in self.assignments[0].holder.items()]
+        return Counter(crew[stage - 1] for crew in around if stage < len(crew) and crew[stage] == self.ctx.me)
 
     def settle(self) -> None:
         """Begin the held-out windows of a delayed iteration whose previous step is applied now."""
@@ -115,7 +114,7 @@ class Source:
     def embed(self, index: int) -> None:
         """Submit the embedding of a microbatch, which is sent once it is computed."""
         slot, hashed = self.slot(index), self._seals.on and self.trains(index)
-        task = Embed(self.t, index, slot.first, slot.steps, hashed=hashed)
+        task = Embed(self.t, index, slot.first, slot.steps, slot.carried, slot.late, hashed=hashed)
         rank = TaskPriority.FORWARD if self.trains(index) else TaskPriority.EVALUATION
         self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
 
@@ -189,7 +188,9 @@ class Source:
     def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
         """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
         microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
-        that has it now."""
+        that has it now. A slot of a pipeline island is lost with its data node, which had its ends."""
+        if self.slots and self.trains(index) and self.ctx.run.settings.rounds.pipeline:
+            return
         if self._delayed and not self.trains(index):
             self._taken[index] = (*self._taken.get(index, ()), peer)
         elif holder[index] == self.ctx.me and index not in self.sender.items:

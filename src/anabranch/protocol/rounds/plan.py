@@ -11,7 +11,7 @@ from functools import cached_property
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
-from anabranch.protocol.log.records import Commit, Slot, StageCommit
+from anabranch.protocol.log.records import Commit, Crew, Slot, StageCommit
 
 #: Members that copy their state before a round: as many as a download has sources at one time.
 KEEPERS = 4
@@ -41,8 +41,9 @@ def active(plan: Sequence[Slot]) -> tuple[int, ...]:
 class RoundSets:
     """Sets that follow from a plan; each is worked out once.
 
-    active: slots that take part. peers: machines to which slots are bound. bound: True if each slot that
-    takes part is bound to a machine. carried: number of those with state that only their machine has.
+    active: slots that take part. peers: machines of stage 1 to which slots are bound. bound: True if each
+    slot that takes part is bound to a machine. carried: number of those with state that only their machine
+    has.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -113,45 +114,58 @@ def freed(plan: Plan) -> Plan:
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
+def crews_of(plan: Plan, rates: Sequence[Mapping[str, float]]) -> list[Crew]:
+    """Crews of the next round: as many as the smallest stage has machines. Crews of `plan` of which every
+    machine is left stay together; the other machines are put together by speed, the quickest of each stage
+    first. rates: of each relay stage, machine -> its speed."""
+    kept = [slot.crew for slot in plan if slot.steps and len(slot.crew) == len(rates)]
+    kept = [crew for crew in kept if all(peer in left for peer, left in zip(crew, rates, strict=True))]
+    taken = {peer for crew in kept for peer in crew}
+    free = [sorted((-rate, peer) for peer, rate in of.items() if peer not in taken) for of in rates]
+    return [*kept, *zip(*([peer for _, peer in quickest] for quickest in free), strict=False)]
+
+
 def next_plan(
-    plan: Plan, accepted: Mapping[int, str], rounds: Rounds, rates: Mapping[str, float], t: int = 0
+    plan: Plan, accepted: Mapping[int, Crew], rounds: Rounds, rates: Mapping[Crew, float], t: int = 0
 ) -> Plan:
-    """Plan of the round after round t. accepted: slot that counts in t -> peer that filled it. rates: peer ->
+    """Plan of the round after round t. accepted: slot that counts in t -> crew that filled it. rates: crew ->
     inner steps per second (empty: any peer may fill each slot, which begins anew).
 
-    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
-    average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end
-    together. What a machine carries of its slot is dropped if the slot goes to another machine, or did not
-    count and is not merged.
+    Every crew gets one slot, the quickest first if there are more crews than slots; a crew keeps its slot. On
+    average a slot takes `rounds.length(t + 1)` steps, in proportion to its crew's speed, so that all end
+    together. What a crew carries of its slot is dropped if the slot goes to another crew, or did not count
+    and is not merged.
     """
     inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
     if not rates:
         return tuple(Slot(first, inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
-    rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
-    former = {slot.peer for slot in plan} if rounds.keeps else set()
-    preferred = {peer: rate * (STAYS if peer in former else 1.0) for peer, rate in rates.items()}
-    chosen = sorted(rates, key=lambda peer: (-preferred[peer], peer))[: rounds.slots]
-    places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
+    rates = {crew: min(rate, MOST_RATE * usual) for crew, rate in rates.items()}
+    former = {slot.crew for slot in plan} if rounds.keeps else set()
+    preferred = {crew: rate * (STAYS if crew in former else 1.0) for crew, rate in rates.items()}
+    chosen = sorted(rates, key=lambda crew: (-preferred[crew], crew))[: rounds.slots]
+    places = {slot.crew: k for k, slot in enumerate(plan) if slot.crew in chosen}
     free = iter(k for k in range(rounds.slots) if k not in places.values())
-    for peer in sorted(chosen):
-        if peer not in places:
-            places[peer] = next(free)
-    total = sum(rates[peer] for peer in chosen)
-    share = {peer: rates[peer] / total if total > 0.0 else 1.0 / len(chosen) for peer in chosen}
-    steps = {peer: max(rounds.least, round(inner * len(chosen) * share[peer])) for peer in chosen}
-    holder = {k: peer for peer, k in places.items()}
+    for crew in sorted(chosen):
+        if crew not in places:
+            places[crew] = next(free)
+    total = sum(rates[crew] for crew in chosen)
+    share = {crew: rates[crew] / total if total > 0.0 else 1.0 / len(chosen) for crew in chosen}
+    steps = {crew: max(rounds.least, round(inner * len(chosen) * share[crew])) for crew in chosen}
+    holder = {k: crew for crew, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:
         if k not in holder:
             return Slot(first, 0)
-        peer, before = holder[k], plan[k]
+        crew, before = holder[k], plan[k]
+        peer, others = crew[0], crew[1:]
         if k in accepted:
-            return Slot(first, steps[peer], peer, t if rounds.carries and accepted[k] == peer else 0)
-        if rounds.merges and before.peer == peer and before.steps and not before.late:
-            return Slot(before.first + before.steps, steps[peer], peer, t, before.steps)
-        return Slot(first, steps[peer], peer)
+            carried = t if rounds.carries and accepted[k] == crew else 0
+            return Slot(first, steps[crew], peer, carried, others=others)
+        if rounds.merges and before.crew == crew and before.steps and not before.late:
+            return Slot(before.first + before.steps, steps[crew], peer, t, before.steps, others)
+        return Slot(first, steps[crew], peer, others=others)
 
     return tuple(slot(k, first) for k, first in enumerate(firsts))
 
@@ -165,14 +179,14 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
         return ""
     if len(before) != len(following):
         return "the next round has another number of slots"
-    accepted = filled(commit.stages[1]) if plan and len(commit.stages) > 1 else {}
+    accepted = filled(commit.stages) if plan else {}
     for k, (was, slot) in enumerate(zip(before, following, strict=True)):
         done = was.done + was.weight * (k in accepted)
         if slot.done != done:
             return f"slot {k} stands at {slot.done} inner steps, not at {done}"
-        if slot.late and (k in accepted or was.late or (slot.late, slot.peer) != (was.steps, was.peer)):
+        if slot.late and (k in accepted or was.late or (slot.late, slot.crew) != (was.steps, was.crew)):
             return f"slot {k} merges a contribution that was not late"
-        of_owner = slot.late or accepted.get(k) == slot.peer
+        of_owner = slot.late or accepted.get(k) == slot.crew
         if slot.carried and not (slot.carried == commit.t and slot.steps and slot.peer and of_owner):
             return f"slot {k} carries state that its machine does not have"
         if slot.late and not slot.carried:
@@ -180,10 +194,18 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
     return ""
 
 
-def filled(part: StageCommit) -> dict[int, str]:
-    """Slot that counts in a round -> peer whose contribution counted. part: of the relays' stage."""
-    owners, members = part.owners, part.members
-    return {slot: members[owners[slot]] for slot in counted(owners) if owners[slot] < len(members)}
+def filled(stages: Sequence[StageCommit]) -> dict[int, Crew]:
+    """Slot that counts in a round -> crew whose contributions counted. stages: of its record; () if it was
+    skipped."""
+    relays = stages[1:]
+    slots = counted(relays[0].owners) if relays else ()
+    return {slot: crew for slot in slots if len(crew := _owners(relays, slot)) == len(relays)}
+
+
+def _owners(relays: Sequence[StageCommit], slot: int) -> Crew:
+    """Owner of a slot at each relay stage that names one."""
+    owners = ((part.members, part.owners[slot]) for part in relays if slot < len(part.owners))
+    return tuple(members[owner] for members, owner in owners if 0 <= owner < len(members))
 
 
 def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
@@ -198,6 +220,8 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
         return f"a slot of its plan has more than {most} inner steps, or counts more than all rounds had"
     if any(not 0 <= slot.late <= min(slot.first, most) for slot in plan):
         return f"a slot of its plan merges more than {most} late inner steps"
+    if any(slot.others and not (rounds.pipeline and slot.peer) for slot in plan):
+        return "a slot of its plan has a crew, but its islands are single machines"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""
