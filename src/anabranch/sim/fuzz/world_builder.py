@@ -18,16 +18,9 @@ from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.network.lined_world import LinedWorld
 from anabranch.sim.network.shared_link import Line, SharedLink
-from anabranch.sim.workers.integer_arithmetic import (
-    batch_of,
-    digest_of,
-    fingerprint,
-    initial,
-    predicted,
-    single_machine,
-    slot_states,
-)
+from anabranch.sim.workers.integer_arithmetic import digest_of, fingerprint, initial, predicted
 from anabranch.sim.workers.integer_world import counting_world
+from anabranch.sim.workers.single_machine import carried_after, step_of
 
 #: Multiples of a seed's slowest line up that hosts draw, and of a host's line up for its line down. Choices.
 LINE_MULTIPLES, DOWN_MULTIPLES = (1.0, 1.0, 4.0), (1.0, 4.0)
@@ -99,17 +92,16 @@ class IntegerWorld:
     slots carry from the last round."""
 
     def __init__(self, settings: Settings) -> None:
-        self._microbatches, self._delay = settings.microbatches, settings.delay
+        self._settings = settings
         self.first: object = tuple(map(initial, range(settings.stages + 1))), (), ()
 
     def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
         assert isinstance(key, tuple)
         states, seen, carried = key
-        ahead = tuple(map(predicted, states)) if self._delay.has(t + 1) else ()
-        following = slot_states(states, plan, carried)
+        ahead = tuple(map(predicted, states)) if self._settings.delay.has(t + 1) else ()
+        following = carried_after(self._settings, states, plan, carried)
         if stepped:
-            batch = batch_of(t, self._microbatches, slots, carried)
-            states = single_machine(t, states, batch, seen).states
+            states = step_of(self._settings, t, states, slots, carried, seen).states
         return states, ahead, following
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
@@ -119,5 +111,5 @@ class IntegerWorld:
 
     def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         assert isinstance(key, tuple)
-        step = single_machine(t, key[0], batch_of(t, self._microbatches, slots, key[2]), key[1])
+        step = step_of(self._settings, t, key[0], slots, key[2], key[1])
         return tuple(map(digest_of, step.gradients)), step.losses

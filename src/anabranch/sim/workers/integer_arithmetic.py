@@ -1,22 +1,17 @@
-"""Steps of a single machine that computes with integers instead of tensors: the arithmetic, and all states.
+"""Arithmetic of workers that compute with integers instead of tensors.
 
 Every activation, gradient and contribution is a hash of its inputs: the state of the stage, the microbatch,
 and the payloads received. A contribution (the weight gradient of a microbatch) is a vector of 64-bit numbers,
 and a reduced gradient is the sum of contributions. So a contribution that is lost, added twice, or computed
 from a stale state or another microbatch's payload changes the sum, the state after the step, and all later
-states. Not here: a peer's tasks (`integer_worker`).
+states. Not here: a peer's tasks (`integer_worker`), all steps of a single machine (`single_machine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
-from anabranch.protocol.consensus.log_replay import LogReplay
-from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.rounds.plan import Plan, Slots, slots_of
 
 #: Numbers in a contribution and in a gradient (a choice).
 WORDS = 4
@@ -24,11 +19,6 @@ WORDS = 4
 PIECES = 4
 
 Words = tuple[int, ...]
-Batch = tuple[tuple[int, int, int, int], ...]
-"""(microbatch, its iteration, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
-carries, number of the late contribution that is merged) each, 0 where there is nothing."""
-Carried = tuple[tuple[int, int], ...]
-"""(slot, number that stands for its state after the last round) each."""
 
 
 def mix(*numbers: int) -> int:
@@ -67,16 +57,6 @@ def late_contribution(number: int) -> Words:
     """Numbers that stand for a slot's contribution that came too late for its round and is added in the next.
     number: `slot_state` after the late round; 0: none was late, and all numbers are 0."""
     return tuple(mix(13, word, number) if number else 0 for word in range(WORDS))
-
-
-def slot_states(states: Sequence[int], plan: Plan, before: Carried) -> Carried:
-    """Numbers of all slots after a round. states: before the round. before: of the round before."""
-    known, found = dict(before), []
-    for slot, each in enumerate(plan):
-        x = embedded(states[0], inner_salt(each.first, each.steps), slot)
-        carried = known.get(slot, 0) if each.carried else 0
-        found.append((slot, slot_state(states[1], with_state(x, carried))))
-    return tuple(found)
 
 
 def activated(state: int, stage: int, x: int) -> int:
@@ -132,73 +112,3 @@ def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
     if len(numbers) != PIECES + 1 or numbers[0] != t or any(number >> 16 for number in numbers[1:]):
         return None
     return sum(number << (16 * place) for place, number in enumerate(numbers[1:]))
-
-
-class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state by stage, loss of each microbatch."""
-
-    gradients: tuple[Words, ...]
-    states: tuple[int, ...]
-    losses: tuple[float, ...]
-
-
-@lru_cache(maxsize=4096)
-def single_machine(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = ()) -> Step:
-    """Results of iteration t on a single machine, from the states `former` of stages 0 to S. seen: what the
-    iteration computes with, if it is delayed."""
-    states = seen or former
-    sums = [[0] * WORDS for _ in states]
-
-    def add(stage: int, words: Words) -> None:
-        sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
-
-    losses = []
-    for index, salt, carried, late in batch:
-        x = with_state(embedded(states[0], salt, index), carried)
-        add(1, late_contribution(late))
-        inputs = []
-        for stage in range(1, len(states)):
-            inputs.append(x)
-            x = activated(states[stage], stage, x)
-        losses.append(loss_of(states[0], x))
-        dy = loss_gradient(states[0], x)
-        add(0, contribution(states[0], 0, x))
-        for stage in range(len(states) - 1, 0, -1):
-            add(stage, contribution(states[stage], stage, inputs[stage - 1], dy))
-            dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
-        add(0, contribution(states[0], 0, t, index, dy))
-    gradients = tuple(map(tuple, sums))
-    return Step(gradients, tuple(map(step, former, gradients)), tuple(losses))
-
-
-def batch_of(t: int, microbatches: int, slots: Slots, before: Carried = ()) -> Batch:
-    """Batch of iteration t. slots: those that count; empty if t is no round. before: states of the slots
-    after the round before."""
-    if not slots:
-        return tuple((index, t, 0, 0) for index in range(microbatches))
-    known, found = dict(before), []
-    for slot, plan in sorted(slots.items()):
-        carried = known.get(slot, 0) if plan.carried else 0
-        found.append((slot, inner_salt(plan.first, plan.steps), carried, carried if plan.late else 0))
-    return tuple(found)
-
-
-def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
-    slots that counted and the rounds that were skipped."""
-    states, seen = tuple(map(initial, range(settings.stages + 1))), tuple[int, ...]()
-    carried: Carried = ()
-    for each in range(1, t + 1):
-        slots: Slots = {}
-        ahead = tuple(map(predicted, states)) if settings.delay.has(each + 1) else ()
-        if history is not None and settings.rounds.has(each):
-            commit = history.commits[each - 1]
-            slots = slots_of(history.plans[each], commit)
-            if commit.verdict == "skip":
-                continue
-        batch = batch_of(each, settings.microbatches, slots, carried)
-        if history is not None:
-            carried = slot_states(states, history.plans.get(each, ()), carried)
-        states = single_machine(each, states, batch, seen).states
-        seen = ahead
-    return states

@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import NO_DELAY, Delay
+from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.sim.workers.integer_arithmetic import (
     PIECES,
@@ -33,6 +34,7 @@ from anabranch.sim.workers.integer_arithmetic import (
     step,
     with_state,
 )
+from anabranch.sim.workers.integer_slots import IslandSlots
 
 
 class Begun:
@@ -54,7 +56,7 @@ class IntegerWorker:
     """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
     parts of a reduce and weight gradients are tuples."""
 
-    def __init__(self, stage: int, delay: Delay = NO_DELAY) -> None:
+    def __init__(self, stage: int, delay: Delay = NO_DELAY, rounds: Rounds = NO_ROUNDS) -> None:
         self.stage = stage
         self.delay = delay
         self.t = 0
@@ -68,6 +70,7 @@ class IntegerWorker:
         self._audited: list[int] = [0] * WORDS
         self._slots: dict[tuple[int, int], int] = {}
         """(Slot, round) -> number that stands for what this machine carries of it after the round."""
+        self._islands = IslandSlots(stage, rounds, lambda words, sign: self._begun[0].add(words, sign))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         return hashed(task, inputs, self._run(task, inputs))
@@ -97,6 +100,8 @@ class IntegerWorker:
     def _run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         if refusal := self._refusal(task):
             return Result(error=refusal)
+        if self._islands.takes(task):
+            return self._islands.run(task, inputs, self.t, self.state)
         work, weights = self._work(task.t), self._weights(task)
         match task:
             case tasks.InputGradient(_, index, True) if len(inputs) == 2 and _numbers(inputs[1:]):
@@ -124,11 +129,8 @@ class IntegerWorker:
                 return self._weight_gradient(task, inputs)
             case tasks.Recount():
                 return self._recount(task, inputs)
-            case tasks.Discard(t, index):
-                if not self.delay.start or t > self.t:
-                    work.graphs.pop(index, None)
-                    work.store.pop(index, None)
-                return Result()
+            case tasks.Discard():
+                return self._discard(task, work)
             case tasks.Freeze(_, parts, clear):
                 bounds = part_bounds(WORDS, parts)
                 frozen = tuple(tuple(work.sum[begin:end]) for begin, end in bounds)
@@ -153,6 +155,13 @@ class IntegerWorker:
                 return Result(outputs=(self._gradients[t],) if t in self._gradients else ())
             case _:
                 return self._state_task(task, inputs)
+
+    def _discard(self, task: tasks.Discard, work: Begun) -> Result:
+        if not self.delay.start or task.t > self.t:
+            work.graphs.pop(task.index, None)
+            work.store.pop(task.index, None)
+            self._islands.discard(task.index)
+        return Result()
 
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
         """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
@@ -269,10 +278,12 @@ class IntegerWorker:
                 self.t, (self.state, self.ahead) = t, loaded
                 self._gradients.clear()
                 self._slots.clear()
+                self._islands.forget()
                 self._begun = Begun(), Begun()
             case tasks.InitState():
                 self.t, self.state, self.ahead = 0, initial(self.stage), None
                 self._gradients.clear()
+                self._islands.forget()
                 self._begun = Begun(), Begun()
         return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))
 
@@ -282,6 +293,7 @@ class IntegerWorker:
         delayed = self.delay.has(t + 1)
         self.t, self.state, self.ahead = t, state, predicted(self.state) if delayed else None
         self._begun = (self._begun[1] if delayed else Begun()), Begun()
+        self._islands.drop()
 
     def _loaded(self, t: int, pieces: tuple[Payload, ...]) -> tuple[int, int | None] | None:
         """(state after step t, stand-in for the weights of iteration t + 1 if that is delayed, else None)

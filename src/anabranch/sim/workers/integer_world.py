@@ -17,8 +17,9 @@ from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.simulated_peer import TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_arithmetic import fingerprint, initial, states_after
+from anabranch.sim.workers.integer_arithmetic import fingerprint, initial
 from anabranch.sim.workers.integer_worker import IntegerWorker
+from anabranch.sim.workers.single_machine import states_after
 
 ONE_CLASS = "whole numbers"
 MakeWorld = Callable[[int, Settings, Genesis, Callable[[int], TaskExecutor], Model | None], World]
@@ -69,7 +70,7 @@ def counting_world(
     for the log). make_world: class of the world, or what makes it of the same arguments."""
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
-    make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker
+    make = partial(IntegerWorker, delay=settings.delay, rounds=settings.rounds)
     world = make_world(seed, settings, genesis_of(settings, machines[0].id), make, model)
     populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
     return world
