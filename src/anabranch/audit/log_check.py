@@ -238,13 +238,12 @@ class _LogChecker:
             self._expect(set(data) == set(islands), "the slots of its stages differ")
 
     def _is_lost(self, slot: Slot, t: int) -> bool:
-        """True if nobody could fill a slot in round t: its machine left with what it carried; of a pipeline
-        island, a machine of its crew, or a data node, which may have been its own."""
+        """True if nobody could fill a slot in round t: its machine left with what it carried, or one of a
+        pipeline island's crew, or that has no crew."""
         assert self.genesis is not None, "check() requires genesis first"
-        live, crews = self._membership.is_live, self.genesis.stages > 1
-        if slot.crew and all(live(peer, stage, t - 1) for stage, peer in enumerate(slot.crew, 1)):
-            gone = (member for left in self._leaving.values() for member, _ in left)
-            return crews and any(member.stage == 0 for member in gone)
+        crews, seats = self.genesis.stages > 1, slot.seats()
+        if seats and all(self._membership.is_live(peer, stage, t - 1) for stage, peer in seats):
+            return False
         return crews or slot.carried > 0
 
     def _check_plan(self, commit: Commit) -> None:

@@ -16,6 +16,7 @@ from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import AnyRecord, Carriers, Control, Rollback
 from anabranch.protocol.log.step_parameters import Schedule
+from anabranch.protocol.membership.assignment import Assignment
 from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
@@ -154,6 +155,14 @@ class RunView:
         if self.settings.rounds.has(t):
             return sets_of(self.plan(t)).active
         return tuple(range(self.settings.microbatches))
+
+    def split(self, t: int) -> Assignment:
+        """Data node of each microbatch of iteration t's batch; of each slot that has a crew, the crew's."""
+        split = self.membership.assignment(t, self.batch(t))
+        if self.settings.rounds.pipeline and self.settings.rounds.has(t):
+            crews = {slot: self.plan(t)[slot].crew for slot in self.batch(t)}
+            split.holder.update({slot: crew[-1] for slot, crew in crews.items() if crew})
+        return split
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
         """Units that iteration t counts at a stage if no slot is late."""

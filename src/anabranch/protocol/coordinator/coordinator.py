@@ -429,8 +429,6 @@ class Coordinator:
             served = ((stage, peer) for stage in stages for peer in self.ctx.run.membership.live(stage, t))
             opened.served.update(served if self.audits.on else ())
             opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
-            if opened.slots and self.ctx.run.settings.rounds.pipeline:
-                opened.begun_by = dict(self.ctx.run.membership.assignment(t, self.ctx.run.batch(t)).holder)
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:

@@ -103,7 +103,7 @@ class DoubleClaims:
     def _begins(self, current: Round) -> Mapping[int, str]:
         """Microbatch, or slot of a round -> data node that begins it, as the log says."""
         run = self.ctx.run
-        return run.membership.assignment(current.t, run.batch(current.t)).holder
+        return run.split(current.t).holder
 
     def awaits(
         self,

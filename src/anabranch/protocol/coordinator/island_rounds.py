@@ -144,8 +144,9 @@ class IslandRounds:
         for stage in range(1, self.ctx.run.settings.stages + 1):
             live = [peer for peer in membership.live(stage, t) if peer not in going]
             rates.append({peer: self._rate(peer) for peer in list(filter(prompt, live)) or live})
-        known, crews = self._crew_rates, crews_of(plan, rates)
-        computed = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=True)) for crew in crews}
+        data_nodes = [peer for peer in membership.live(0, t) if peer not in going]
+        known, crews = self._crew_rates, crews_of(plan, rates, list(filter(prompt, data_nodes)) or data_nodes)
+        computed = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
         shares = sorted(known[crew] / computed[crew] for crew in crews if crew in known)
         usual = shares[len(shares) // 2] if shares else 1.0
         return {crew: known.get(crew, usual * computed[crew]) for crew in crews}
@@ -153,7 +154,7 @@ class IslandRounds:
     def _slot_rate(self, slot: Slot) -> float:
         """Inner steps per second of a slot that is bound to a crew of members."""
         members = self.ctx.run.membership.members
-        slowest = min(self._rate(peer) for peer in slot.crew if peer in members)
+        slowest = min(self._rate(peer) for stage, peer in slot.seats() if stage and peer in members)
         return self._crew_rates.get(slot.crew, slowest)
 
     def _rate(self, peer: str) -> float:
@@ -260,7 +261,7 @@ class IslandRounds:
             return
         self._overdue = {peer: was for peer, was in self._overdue.items() if was[0] >= current.t}
         late = self._waited_for(current)
-        holder = self.ctx.run.membership.assignment(current.t, self.ctx.run.batch(current.t)).holder
+        holder = self.ctx.run.split(current.t).holder
         for source in {holder.get(slot, "") for slot in late.values()} - {""}:
             if self._is_late_source(current, source, late, holder):
                 reason = f"the slots of round {current.t} of this data node are overdue, and no others"
@@ -331,13 +332,10 @@ class IslandRounds:
         wait for its deadline then. Another machine that fills such a slot began later than all others, and
         would need about a whole slot's time more."""
         left, absent = self._left(current), self._admission.absent
-        stages = range(1, 1 + self.ctx.run.settings.stages)
+        stages = range(1 + self.ctx.run.settings.stages)
         present = {stage: set(absent.present(stage, current.t)) for stage in stages}
-        away = (
-            any(peer not in present[stage] for stage, peer in enumerate(current.slots[slot].crew, 1))
-            for slot in late - left
-        )
-        return all(away)
+        seats = (current.slots[slot].seats() for slot in late - left)
+        return all(any(peer not in present[stage] for stage, peer in of) for of in seats)
 
     def _left(self, current: Round) -> frozenset[int]:
         """Slots of whose crew a machine does not serve from before this round on: it left, or left and came
@@ -346,11 +344,9 @@ class IslandRounds:
         if current.left[0] != membership.version:
             crews, left = self.ctx.run.settings.rounds.pipeline, set[int]()
             for slot in active(plan):
-                filled_by = [*enumerate(plan[slot].crew, 1)]
-                if crews:
-                    filled_by.append((0, current.begun_by.get(slot, "")))
-                there = all(membership.is_live(peer, stage, current.t - 1) for stage, peer in filled_by)
-                if not there or (crews and not plan[slot].crew):
+                seats = plan[slot].seats()
+                there = all(membership.is_live(peer, stage, current.t - 1) for stage, peer in seats)
+                if not there or (crews and not seats):
                     left.add(slot)
             current.left = membership.version, frozenset(left)
         return current.left[1]

@@ -75,8 +75,6 @@ class Round:
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()
     """Plan of the round; () in a synchronous iteration."""
-    begun_by: dict[int, str] = field(default_factory=dict)
-    """Slot of a round of pipeline islands -> data node that began it."""
     ready_at: float = math.inf
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0

@@ -50,13 +50,14 @@ class Member(msgspec.Struct, frozen=True):
 
 
 Crew = tuple[str, ...]
-"""Machines that fill a slot of a round together: one of each relay stage, in order."""
+"""Machines that fill a slot of a round: the one that holds the whole model, or one of each stage in the order
+in which microbatches pass, from stage 1 to the last one and then stage 0."""
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
     """Slot of a round. first: its inner steps before this round, those of a late contribution included.
     steps: inner steps that it takes in this round (0: it takes no part). peer: who fills it ("": anybody); in
-    a pipeline island its machine of stage 1, and others: those of stages 2 to S.
+    a pipeline island its machine of stage 1, and others: those of stages 2 to S, then its data node.
     carried: round from which the machine carries state of the slot; only that machine can fill it (0: the
     slot begins anew). late: inner steps of the contribution to round `carried`, which was late and is merged
     in this round (0: it was not late)."""
@@ -70,8 +71,13 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def crew(self) -> Crew:
-        """Machines that fill the slot, one of each relay stage; () if anybody may fill it."""
+        """Machines that fill the slot; () if anybody may fill it."""
         return (self.peer, *self.others) if self.peer else ()
+
+    def seats(self) -> list[tuple[int, str]]:
+        """(stage, machine) of each machine of the crew; of one machine with the whole model, stage 1."""
+        crew = self.crew
+        return [((place + 1) % max(2, len(crew)), peer) for place, peer in enumerate(crew)]
 
     @property
     def done(self) -> int:

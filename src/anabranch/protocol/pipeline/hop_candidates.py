@@ -63,8 +63,8 @@ class HopCandidates:
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and self.ctx.run.settings.rounds.pipeline:
-            crew, following = (item.path[0], *plan[item.index].crew), self.ctx.run.next_stage()
-            return self._only(crew[following]) if following < len(crew) else [], math.inf
+            crew = plan[item.index].crew
+            return self._only(crew[self.ctx.run.next_stage() - 1]) if crew else [], math.inf
         if plan and stage and self.ctx.run.next_stage() == 0:
             home = item.path[0]
             serves = self.ctx.run.membership.is_live(home, 0, self.t)  # not if it came back since

@@ -35,12 +35,11 @@ class IslandSteps:
         self.ctx, self.t, self.base, self.claims = ctx, t, base, claims
         self._slots: dict[int, CrewPass] = {}
 
-    def begin(self, index: int, slot: Slot, source: str, ended: Callable[[], None] | None = None) -> None:
-        """Take part in the inner steps of a slot whose state the worker has made. source: data node that
-        began the slot. ended: called at that data node after the last inner step. Nothing if the slot is
-        begun."""
+    def begin(self, index: int, slot: Slot, ended: Callable[[], None] | None = None) -> None:
+        """Take part in the inner steps of a slot whose state the worker has made. ended: called at its data
+        node after the last inner step. Nothing if the slot is begun."""
         if index not in self._slots:
-            self._slots[index] = CrewPass(self, index, slot, source, ended)
+            self._slots[index] = CrewPass(self, index, slot, ended)
 
     def end(self, index: int) -> None:
         """Take no further part in a slot, which was closed or given up."""
@@ -74,16 +73,16 @@ class CrewPass:
     """
 
     def __init__(
-        self, steps: IslandSteps, index: int, slot: Slot, source: str, ended: Callable[[], None] | None
+        self, steps: IslandSteps, index: int, slot: Slot, ended: Callable[[], None] | None
     ) -> None:
         self._all, self.ctx, self.index = steps, steps.ctx, index
         run = self.ctx.run
-        around, stage = (source, *slot.crew), run.stage
-        self.upstream, self.downstream = around[stage - 1], around[(stage + 1) % len(around)]
-        self._is_source, self._ended = stage == 0, ended
+        # A crew is in order of stages from 1 on, with the data node at its end.
+        self.upstream, self.downstream = slot.crew[run.previous_stage() - 1], slot.crew[run.next_stage() - 1]
+        self._is_source, self._ended = run.stage == 0, ended
         self.count = run.settings.microbatches // run.settings.rounds.slots
         self.step, self._last = slot.first + 1, slot.first + slot.steps
-        self._most = min(self.count, *(self._capacity(peer) for peer in slot.crew))
+        self._most = min(self.count, *map(self._capacity, slot.crew[:-1]))
         self._sent: dict[int, Payload] = {}
         """Microbatch of the step -> activation that this peer sent on, until the step ends."""
         self._begun: set[int] = set()

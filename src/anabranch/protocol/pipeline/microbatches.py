@@ -230,7 +230,7 @@ class Iteration:
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
             if slot.crew and self.ctx.run.settings.rounds.pipeline:
-                self.islands.begin(unit.index, slot, self.ctx.me, partial(self._head, unit, slot))
+                self.islands.begin(unit.index, slot, partial(self._head, unit, slot))
             else:
                 self._head(unit, slot)
             return
@@ -257,7 +257,7 @@ class Iteration:
         unit.forward_done = True
         slot = self.source.slot(unit.index)
         if slot.crew and self.ctx.run.settings.rounds.pipeline:
-            self.islands.begin(unit.index, slot, unit.path[0])
+            self.islands.begin(unit.index, slot)
         if unit.index in self.sender.items:
             self.sender.provide(unit.index, result.outputs[0])
         else:

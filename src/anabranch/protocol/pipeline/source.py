@@ -54,7 +54,7 @@ class Source:
         self._taken: dict[int, tuple[str, ...]] = {}
         """Held-out window taken over before its state is there -> removed data nodes that had it."""
         # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
-        self.assignments = [run.membership.assignment(self.t, run.batch(self.t) if admits else ())]
+        self.assignments = [run.split(self.t) if admits else run.membership.assignment(self.t, ())]
         first = run.settings.microbatches
         self.assignments.append(run.membership.assignment(self.t, range(first, first + windows)))
 
@@ -70,9 +70,11 @@ class Source:
         first from the data nodes that begin them, and a data node gets the losses from the last one."""
         if not sets_of(self.slots).bound:
             return None
-        stage = self.ctx.run.stage
-        around = [(peer, *self.slots[slot].crew) for slot, peer in self.assignments[0].holder.items()]
-        return Counter(crew[stage - 1] for crew in around if stage < len(crew) and crew[stage] == self.ctx.me)
+        stage, around = self.ctx.run.stage, []
+        for slot, peer in self.assignments[0].holder.items():
+            relays = self.slots[slot].crew[: self.ctx.run.settings.stages]
+            around.append((peer, *relays))
+        return Counter(crew[stage - 1] for crew in around if crew[stage] == self.ctx.me)
 
     def settle(self) -> None:
         """Begin the held-out windows of a delayed iteration whose previous step is applied now."""

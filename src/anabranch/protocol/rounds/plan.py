@@ -6,7 +6,8 @@ A slot that does not count in a round keeps its counter: its batches come again 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
@@ -114,15 +115,23 @@ def freed(plan: Plan) -> Plan:
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
-def crews_of(plan: Plan, rates: Sequence[Mapping[str, float]]) -> list[Crew]:
-    """Crews of the next round: as many as the smallest stage has machines. Crews of `plan` of which every
-    machine is left stay together; the other machines are put together by speed, the quickest of each stage
-    first. rates: of each relay stage, machine -> its speed."""
-    kept = [slot.crew for slot in plan if slot.steps and len(slot.crew) == len(rates)]
-    kept = [crew for crew in kept if all(peer in left for peer, left in zip(crew, rates, strict=True))]
-    taken = {peer for crew in kept for peer in crew}
+def crews_of(plan: Plan, rates: Sequence[Mapping[str, float]], data_nodes: Collection[str]) -> list[Crew]:
+    """Crews of the next round: as many as the smallest relay stage has machines. Crews of `plan` of which
+    every machine is left stay together; the other relays are put together by speed, the quickest of each
+    stage first, each time with a data node that has the fewest crews. rates: of each relay stage, machine ->
+    its speed. data_nodes: those that are left; [] without any."""
+    left = [*rates, data_nodes]
+    kept = [slot.crew for slot in plan if slot.steps and len(slot.crew) == len(left)]
+    kept = [crew for crew in kept if all(peer in there for peer, there in zip(crew, left, strict=True))]
+    taken = {peer for crew in kept for peer in crew[:-1]}
     free = [sorted((-rate, peer) for peer, rate in of.items() if peer not in taken) for of in rates]
-    return [*kept, *zip(*([peer for _, peer in quickest] for quickest in free), strict=False)]
+    busy = Counter({peer: 0 for peer in sorted(data_nodes)})
+    busy.update(crew[-1] for crew in kept)
+    for relays in zip(*([peer for _, peer in quickest] for quickest in free), strict=False) if busy else ():
+        source = min(busy, key=busy.__getitem__)
+        busy[source] += 1
+        kept.append((*relays, source))
+    return kept
 
 
 def next_plan(
@@ -197,14 +206,16 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
 def filled(stages: Sequence[StageCommit]) -> dict[int, Crew]:
     """Slot that counts in a round -> crew whose contributions counted. stages: of its record; () if it was
     skipped."""
-    relays = stages[1:]
-    slots = counted(relays[0].owners) if relays else ()
-    return {slot: crew for slot in slots if len(crew := _owners(relays, slot)) == len(relays)}
+    around = [(part.members, part.owners) for part in stages[1:]]
+    if len(around) > 1:
+        around.append((stages[0].members, stages[0].owners[::2]))
+    slots = counted(around[0][1]) if around else ()
+    return {slot: crew for slot in slots if len(crew := _owners(around, slot)) == len(around)}
 
 
-def _owners(relays: Sequence[StageCommit], slot: int) -> Crew:
-    """Owner of a slot at each relay stage that names one."""
-    owners = ((part.members, part.owners[slot]) for part in relays if slot < len(part.owners))
+def _owners(around: Sequence[tuple[Crew, Sequence[int]]], slot: int) -> Crew:
+    """Owner of a slot at each stage that names one. around: members and owners of slots of each stage."""
+    owners = ((members, of_slots[slot]) for members, of_slots in around if slot < len(of_slots))
     return tuple(members[owner] for members, owner in owners if 0 <= owner < len(members))
 
 
@@ -222,6 +233,8 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
         return f"a slot of its plan merges more than {most} late inner steps"
     if any(slot.others and not (rounds.pipeline and slot.peer) for slot in plan):
         return "a slot of its plan has a crew, but its islands are single machines"
+    if any(slot.peer and len(slot.others) < 2 for slot in plan) and rounds.pipeline:
+        return "a slot of its plan has a crew that lacks a stage"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""
