@@ -314,9 +314,10 @@ class IslandRounds:
         return frozenset(k for k in left if crews or current.slots[k].carried)
 
     def stranded(self, current: Round) -> Witness | None:
-        """Witness of a round that can never end, since nobody can fill any of its slots; else None."""
+        """Witness of a round that can never end, since nobody can fill any of its slots that are not dropped;
+        else None."""
         slots, ready = sets_of(current.slots).active, self._ready(current)
-        if not slots or ready or len(self._hopeless(current, ready)) < len(slots):
+        if not slots or ready or len(self._hopeless(current, ready) | current.dropped) < len(slots):
             return None
         text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
         self.ctx.outbox.note("note", text=text)

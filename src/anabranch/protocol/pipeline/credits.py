@@ -126,8 +126,10 @@ class SlotLedger:
 
     def expect(self, slots: Mapping[str, int]) -> list[str]:
         """Grant in advance one credit for each slot of a round that is to come here: upstream peer -> number.
-        The rest of the capacity is the pool. Returns the peers to be told."""
+        The rest of the capacity is the pool; more slots than that are the capacity, as a data node keeps but
+        a byte of each. Returns the peers to be told."""
         self.once = True
+        self.capacity = max(self.capacity, sum(slots.values()))
         self.pool = self._spare = max(0, self.capacity - sum(slots.values()))
         self.grants = {peer: Grant(count, count, count) for peer, count in slots.items()}
         return list(slots)

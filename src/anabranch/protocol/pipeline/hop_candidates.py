@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.log.records import Slot
 from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 from anabranch.protocol.placement.rates import pass_s
@@ -63,8 +64,7 @@ class HopCandidates:
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and self.ctx.run.settings.rounds.pipeline:
-            crew = plan[item.index].crew
-            return self._only(crew[self.ctx.run.next_stage() - 1]) if crew else [], math.inf
+            return self._of_crew(plan[item.index]), math.inf
         if plan and stage and self.ctx.run.next_stage() == 0:
             home = item.path[0]
             serves = self.ctx.run.membership.is_live(home, 0, self.t)  # not if it came back since
@@ -124,6 +124,15 @@ class HopCandidates:
         else:
             first = [peer for peer in able if peer not in holders and peer not in new]
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
+
+    def _of_crew(self, slot: Slot) -> list[str]:
+        """Machine of the next stage in a slot's crew, if it is reachable; none if it left and came back, and
+        so lost what it had computed of the slot."""
+        if not slot.crew:
+            return []
+        holder = slot.crew[self.ctx.run.next_stage() - 1]
+        stays = self.ctx.run.membership.is_live(holder, self.ctx.run.next_stage(), self.t - 1)
+        return self._only(holder) if stays else []
 
     def _only(self, holder: str) -> list[str]:
         """Peers that may get a slot which the peer `holder` alone can fill at the next stage: that one, if it

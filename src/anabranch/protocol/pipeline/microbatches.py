@@ -229,10 +229,12 @@ class Iteration:
         payload = unit.received
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
-            if slot.crew and self.ctx.run.settings.rounds.pipeline:
+            if not (slot.crew and self.ctx.run.settings.rounds.pipeline):
+                self._head(unit, slot)
+            elif self.source.has_begun(unit.index):
                 self.islands.begin(unit.index, slot, partial(self._head, unit, slot))
             else:
-                self._head(unit, slot)
+                self._refuse(unit, "this data node has not begun the slot")
             return
         hashed = self.seals.on and unit.train
         work = (slot.steps, slot.carried, slot.late, slot.first)

@@ -103,6 +103,10 @@ class Source:
             return NO_SLOT
         return self.slots[index]
 
+    def has_begun(self, index: int) -> bool:
+        """True if this data node's worker began a slot of a round, and has sent it."""
+        return index in self.sender.items and self.sender.items[index].payload is not None
+
     def lacks_gradient(self, index: int) -> bool:
         """True if this data node began a slot of a round whose gradient it has not added yet."""
         return bool(self.slots) and index in self.sender.items and embed_unit(index) not in self.claims.held
@@ -121,7 +125,7 @@ class Source:
         self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
 
     def _embedded(self, index: int, result: Result) -> None:
-        if self.claims.in_range(index, result):
+        if not result.error and self.claims.in_range(index, result):
             if result.hashes:
                 self._seals.made(ACTIVATION, index, result.hashes[-1])
             self.sender.provide(index, result.outputs[0])

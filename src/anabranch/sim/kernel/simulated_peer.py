@@ -21,6 +21,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import (
     AuditUnit,
     CheckState,
+    Embed,
     Forward,
     InitState,
     Payload,
@@ -48,7 +49,7 @@ Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
 
 def _may_fail(task: Task) -> bool:
     """True if a task may fail in a correct run (`_MAY_FAIL`); other errors are the simulation's."""
-    return isinstance(task, _MAY_FAIL) or (isinstance(task, Forward) and task.carried > 0)
+    return isinstance(task, _MAY_FAIL) or (isinstance(task, Embed | Forward) and task.carried > 0)
 
 
 class TaskExecutor(Protocol):

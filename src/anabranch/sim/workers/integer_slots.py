@@ -20,10 +20,12 @@ _InnerMicrobatch = tasks.InnerForward | tasks.InnerHead | tasks.InnerBackward
 @dataclass
 class OpenSlot:
     """Slot of an open round at one stage. merges: True if its contribution has the late one of the round
-    before. change: contribution, once the slot is ended; None until then."""
+    before. last: number of its last inner step. change: contribution, once the slot is ended; None until
+    then."""
 
     island: StageIsland
     merges: bool
+    last: int
     change: Words | None = None
 
 
@@ -90,12 +92,14 @@ class IslandSlots:
         if task.carried and not carried:
             return Result(error=f"no state of slot {task.index} after round {task.carried} is here")
         island = StageIsland(self._stage, state, task.index, task.first, task.steps, carried, x)
-        self._open[task.index] = OpenSlot(island, task.late > 0)
+        self._open[task.index] = OpenSlot(island, task.late > 0, task.first + task.steps)
         return Result(outputs=(island.opening,))
 
     def _end(self, task: tasks.Head | tasks.InputGradient, slot: OpenSlot, received: int) -> Result:
         """End a slot at this stage. received: as of `StageIsland.change`."""
         island = slot.island
+        if island.step < slot.last:
+            return Result(error=f"slot {task.index} has taken {island.step} inner steps of {slot.last}")
         slot.change = island.change(received, slot.merges)
         self._carried[task.index, task.t] = island.carries
         if isinstance(task, tasks.Head):
