@@ -137,6 +137,30 @@ def test_the_slots_share_the_batches_of_synchronous_steps() -> None:
     assert torch.equal(later, rows[0].view(2, 4, -1)[1])  # a pure function of slot and counter
 
 
+def test_the_embeddings_gradient_has_the_models_factor() -> None:
+    """Gemma multiplies embeddings by a factor, so the gradient of their table has it, too."""
+    run = island_run(1)
+    config = replace(small_model(run), architecture="gemma", tied=False)
+    model = build(config, DEVICE, torch.float64)
+    layout = stage_layout(model, partition(config, run.pipeline)[1])
+    state = initial_state(run, model, layout, None, DEVICE)
+    [ids] = slot_tokens(MadeUpBatches(run), run, 0, 0, 1).view(4, run.batch.rows, -1).long()[:1]
+    row, table = int(ids[0, 3]), layout.view(state.weights, model.tables[0])
+
+    def loss() -> float:
+        leaves = {name: view.detach().requires_grad_() for name, view in layout.views(state.weights)}
+        return add_gradient(model, state, leaves, ids, gradient, 1.0)
+
+    gradient = torch.zeros_like(state.weights)
+    loss()
+    found = float(layout.view(gradient, model.tables[0])[row, 5])
+    step = 1e-6
+    table[row, 5] += step
+    above = loss()
+    table[row, 5] -= 2 * step
+    assert found == pytest.approx((above - loss()) / (2 * step), rel=1e-5)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounding_is_idempotent_exact_and_the_same_in_parts(bits: int) -> None:
     values = torch.randn(1000) * torch.logspace(-9, 1, 1000)
