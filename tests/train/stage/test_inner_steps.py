@@ -24,7 +24,7 @@ from anabranch.train.stage.inner_steps import (
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
-from anabranch.train.stage.whole_worker import WholeWorker
+from anabranch.train.workers.whole_worker import WholeWorker
 from support.small_training import MadeUpBatches, small_model, small_run
 
 DEVICE = torch.device("cpu")

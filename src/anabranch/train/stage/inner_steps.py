@@ -11,7 +11,7 @@ second moment that the synchronous steps left in the state. The outer optimizer 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,15 +41,20 @@ def taken(run: RunConfig, steps: int) -> int:
     return steps + run.round.overlap
 
 
+def inner_place(run: RunConfig, slot: int, step: int, number: int) -> tuple[int, int]:
+    """(t, index) of a microbatch of inner step `step` of a slot, counted over all rounds, in the run's
+    batches. Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c:
+    the K slots together pass through the batches that synchronous steps would have had."""
+    return rounds_of(run).start + step, slot * inner_microbatches(run) + number
+
+
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
     """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows,
-    sequence+1). Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start +
-    c: the K slots together pass through the batches that synchronous steps would have had."""
-    count, start = inner_microbatches(run), rounds_of(run).start
+    sequence+1)."""
     rows = []
     for step in range(first + 1, first + steps + 1):
-        for index in range(slot * count, (slot + 1) * count):
-            ids, targets = batches.microbatch(start + step, index)
+        for number in range(inner_microbatches(run)):
+            ids, targets = batches.microbatch(*inner_place(run, slot, step, number))
             rows.append(np.concatenate((ids, targets[:, -1:]), axis=1))
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
@@ -76,21 +81,25 @@ def contribution(
     """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
     `taken(run, steps)` steps). It is steps · (weights before - weights after), of which some values are sent,
     rounded as the run file says. carried: state of the slot after the round before; None if it begins anew.
-    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss or
-    the change is not finite."""
-    island = Island(run, state, t, steps, carried, late)
-    of_step = tokens.view(steps + run.round.overlap, inner_microbatches(run), run.batch.rows, -1)
+    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss, a
+    gradient or the change is not finite."""
+    return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
+
+
+def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor) -> Contribution:
+    """Contribution of a slot that begins as `island`, of a whole model (see `contribution`)."""
+    of_step = tokens.view(-1, inner_microbatches(run), run.batch.rows, tokens.shape[-1])
 
     def take(last: int) -> None:
         """Take the inner steps up to number `last`."""
         for microbatches in of_step[island.taken : last]:
-            island.step(_add_gradients(model, island, microbatches))
+            island.step(_add_all(model, island, microbatches))
 
-    take(steps)
+    take(island.steps)
     return island.close(lambda: take(len(of_step)))
 
 
-def _add_gradients(model: Model, island: Island, microbatches: Tensor) -> float:
+def _add_all(model: Model, island: Island, microbatches: Tensor) -> float:
     """Add the gradient of an inner step on token ids (microbatches, rows, sequence + 1) to the island's;
     returns their loss sum."""
     total, scale = 0.0, 1.0 / microbatches[..., 1:].numel()
@@ -116,7 +125,7 @@ class Island:
         late: bool = False,
     ) -> None:
         """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`."""
-        self._run, self._state, self._t, self._steps = run, state, t, steps
+        self._run, self._state, self._t, self.steps = run, state, t, steps
         self._carried, self._late = carried, late
         own = carried.moments if carried is not None else None
         weights = _first_weights(run, state, carried)
@@ -139,16 +148,18 @@ class Island:
 
     def step(self, loss: float = 0.0) -> None:
         """Take the next inner step with `gradient`, clipped by its own norm, and set that to zero. loss: sum
-        of its microbatches (nats), if it is known here."""
+        of its microbatches (nats), if it is known here. Raises Overflow if the norm is not finite."""
         run, local = self._run, self.local
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
+        if not math.isfinite(norm):
+            raise exact.Overflow("gradient")
         self._first_steps, self._second_steps = self._first_steps + 1, self._second_steps + 1
         first, _ = bias_corrections(run.optimizer, self._first_steps)
         _, second = bias_corrections(run.optimizer, self._second_steps)
         factor = clip_factor(norm, run.optimizer.clip)
         adamw(local, self.gradient, StepScalars(self._rate(), factor, first, second), run.optimizer)
         self.gradient.zero_()
-        if self.taken < self._steps:
+        if self.taken < self.steps:
             self._loss += loss
         else:
             self._ahead_losses.append(loss)
@@ -159,9 +170,9 @@ class Island:
         first to its last optimizer step."""
         rounds = rounds_of(self._run)
         at = rounds.progress(self._t - 1)
-        if self.taken < self._steps:
-            at += -(-(self.taken + 1) * rounds.length(self._t) // self._steps)
-        else:  # of the next round, taken in advance
+        if self.taken < self.steps:
+            at += -(-(self.taken + 1) * rounds.length(self._t) // self.steps)
+        else:  # taken in advance, from the next round
             at = rounds.progress(self._t)
         return learning_rate(self._run, at)
 
@@ -174,7 +185,7 @@ class Island:
             change.add_(carried.unsent, alpha=part.unsent_decay)
         exact.check_finite("contribution", change)
         chosen = selected(part, state.layout, change, state.weights, self._t - rounds.start)
-        weighted = change.mul(float(self._steps))
+        weighted = change.mul(float(self.steps))
         sent = rounded(weighted if chosen is None else weighted.mul_(chosen), BITS[part.contributions])
         whole = sent
         if self._late and carried is not None and carried.sent is not None:
@@ -184,7 +195,7 @@ class Island:
         go_on()
         if part.overlap:
             change = torch.sub(state.weights, self.local.weights)
-        unsent = change.sub_(sent, alpha=1.0 / self._steps) if part.unsent != "drop" else None
+        unsent = change.sub_(sent, alpha=1.0 / self.steps) if part.unsent != "drop" else None
         kept = SlotState(
             self._t,
             sent if rounds.merges else None,
@@ -232,11 +243,19 @@ def add_gradient(
     loss = model_loss(model, weights, x, targets)
     exact.check_finite("loss", loss)
     dx, *found = torch.autograd.grad(loss * scale, [begin, *leaves.values()], allow_unused=True)
-    for name, one in zip(leaves, found, strict=True):
-        if one is not None:
-            state.layout.view(gradient, name).add_(one)
+    add_gradients(state.layout, leaves, found, gradient)
     add_embedding_gradient(model, state.layout, inputs, dx, gradient)
     return float(loss.detach())
+
+
+def add_gradients(
+    layout: Layout, names: Iterable[str], found: Iterable[Tensor | None], gradient: Tensor
+) -> None:
+    """Add the gradients of tensors to the flat vector `gradient`. found: that of each name in order; None: it
+    has none."""
+    for name, one in zip(names, found, strict=True):
+        if one is not None:
+            layout.view(gradient, name).add_(one)
 
 
 def add_embedding_gradient(model: Model, layout: Layout, ids: Tensor, dx: Tensor, gradient: Tensor) -> None:
