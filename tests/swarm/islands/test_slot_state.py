@@ -18,7 +18,7 @@ from anabranch.protocol.rounds.plan import counted
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.model.rounds import iterations
-from anabranch.train.stage.whole_worker import WholeWorker
+from anabranch.train.workers.whole_worker import WholeWorker
 from support.grids import half_grid, thin_grid
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
 

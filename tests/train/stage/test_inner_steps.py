@@ -24,7 +24,7 @@ from anabranch.train.stage.inner_steps import (
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
-from anabranch.train.stage.whole_worker import WholeWorker
+from anabranch.train.workers.whole_worker import WholeWorker
 from support.small_training import MadeUpBatches, small_model, small_run
 
 DEVICE = torch.device("cpu")
@@ -135,6 +135,30 @@ def test_the_slots_share_the_batches_of_synchronous_steps() -> None:
         assert torch.equal(ours.long(), torch.cat(whole))
     later = slot_tokens(batches, run, 0, 2, 1)
     assert torch.equal(later, rows[0].view(2, 4, -1)[1])  # a pure function of slot and counter
+
+
+def test_the_embeddings_gradient_has_the_models_factor() -> None:
+    """Gemma multiplies embeddings by a factor, so the gradient of their table has it, too."""
+    run = island_run(1)
+    config = replace(small_model(run), architecture="gemma", tied=False)
+    model = build(config, DEVICE, torch.float64)
+    layout = stage_layout(model, partition(config, run.pipeline)[1])
+    state = initial_state(run, model, layout, None, DEVICE)
+    [ids] = slot_tokens(MadeUpBatches(run), run, 0, 0, 1).view(4, run.batch.rows, -1).long()[:1]
+    row, table = int(ids[0, 3]), layout.view(state.weights, model.tables[0])
+
+    def loss() -> float:
+        leaves = {name: view.detach().requires_grad_() for name, view in layout.views(state.weights)}
+        return add_gradient(model, state, leaves, ids, gradient, 1.0)
+
+    gradient = torch.zeros_like(state.weights)
+    loss()
+    found = float(layout.view(gradient, model.tables[0])[row, 5])
+    step = 1e-6
+    table[row, 5] += step
+    above = loss()
+    table[row, 5] -= 2 * step
+    assert found == pytest.approx((above - loss()) / (2 * step), rel=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -16,7 +16,7 @@ from anabranch.train.devices.placement import Placement, SplitVector, shared_out
 from anabranch.train.model.layout import Layout
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.worker import Worker
-from anabranch.train.stage.workers import make_worker
+from anabranch.train.workers.workers import make_worker
 from support.pretend_devices import pretended
 from support.small_training import SmallSwarm, bits_equal, done, small_model, small_run, with_section
 

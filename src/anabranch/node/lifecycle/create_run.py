@@ -246,7 +246,7 @@ def _write_initial(
 ) -> None:
     """Write imported weights as the checkpoint of iteration 0, from which every peer fetches its stage."""
     from anabranch.protocol.interface.tasks import InitState, Snapshot
-    from anabranch.train.stage.workers import make_worker
+    from anabranch.train.workers.workers import make_worker
 
     base = entry_hash(encode_entry(Entry(index=0, term=1, previous=Position().previous, record=genesis)))
     stages = {}

@@ -153,7 +153,7 @@ class TrainingMachine:
         the fingerprint of that state; "" if imported weights, which are fetched as a checkpoint, are the
         initial state."""
         from anabranch.train.adapters.frozen import FrozenStore
-        from anabranch.train.stage.workers import make_worker
+        from anabranch.train.workers.workers import make_worker
 
         assert self.run is not None and self.model is not None
         batches = self.batches if stage == 0 else None

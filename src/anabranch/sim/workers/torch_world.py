@@ -22,7 +22,7 @@ from anabranch.train.stage.protocol_inputs import (
 )
 from anabranch.train.stage.run_objects import Batches
 from anabranch.train.stage.worker import Worker
-from anabranch.train.stage.workers import make_worker
+from anabranch.train.workers.workers import make_worker
 
 #: Data and numerics class (kinds of devices with equal rounding) in the log of a simulated run by default.
 SIMULATED = Manifest("simulated corpus", "simulated tokenizer")

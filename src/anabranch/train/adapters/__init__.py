@@ -2,5 +2,5 @@
 
 Not here: the model underneath (`train.model`) and how frozen weights travel (`protocol.peer.catch_up`).
 
-Imported by: api, audit, checkpoint, node, train.reference, train.stage.
+Imported by: api, audit, checkpoint, node, train.reference, train.stage, train.workers.
 """

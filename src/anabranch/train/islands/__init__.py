@@ -3,5 +3,5 @@ values of a change are sent, fragments.
 
 Not here: inner and outer steps (`train.stage.inner_steps`), plans of rounds (`protocol.rounds`).
 
-Imported by: train.reference, train.stage.
+Imported by: train.reference, train.stage, train.workers.
 """

@@ -3,5 +3,5 @@
 Not here: gradient sums (`train.numerics`) and the work of one stage (`train.stage`).
 
 Imported by: api, audit, checkpoint, cli, evaluation, node, sim, train.adapters, train.devices,
-train.islands, train.numerics, train.recipes, train.reference, train.stage.
+train.islands, train.numerics, train.recipes, train.reference, train.stage, train.workers.
 """

@@ -34,9 +34,12 @@ from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
 from anabranch.train.stage.inner_steps import (
     Contribution,
+    Island,
+    add_embedding_gradient,
     begin_rounds,
-    contribution,
+    contribution_of,
     end_rounds,
+    inner_place,
     outer_step,
     slot_tokens,
     taken,
@@ -104,6 +107,17 @@ class StepRecord:
     bias_corrections: tuple[float, float] = (1.0, 1.0)
 
 
+@dataclass(frozen=True)
+class _Passed:
+    """Gradients of one microbatch. loss: sum (nats). gradients: by name of the weights that were used. dx:
+    of the embedding of the token ids `ids` (tokens, stream.width)."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    ids: Tensor
+    dx: Tensor
+
+
 class Reference:
     """Training of the whole model: `step(share(t, indices))` for t = 1, 2, ..."""
 
@@ -140,7 +154,7 @@ class Reference:
         """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
         self.late: Slots = {}
         """Slots of the next round whose contribution is merged in the one after it, set before `share`."""
-        self._slot_states = SlotStates()
+        self._slot_states = [SlotStates() for _ in self.states]
         self._stage_of = {name: s for s, state in enumerate(self.states) for name in state.layout.names}
         self._accumulators = [
             make_accumulator(run, self.model, state.layout, self._device) for state in self.states
@@ -197,7 +211,7 @@ class Reference:
         """Compute and keep the carried states of slots whose contributions to round t came too late to count:
         their next round begins from these states."""
         for slot in slots:
-            self._contribution_of(t, slot, self.late[slot])
+            self._contributions_of(t, slot, self.late[slot], set())
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
         """All overflows of microbatch `index` of t; none if there is no such microbatch. It is computed in
@@ -307,8 +321,27 @@ class Reference:
         which the sums are void."""
         if self._rounds.has(t):
             return self._contribute_slot(t, index)
+        found: set[Witness] = set()
+        passed = self._pass(self._leaves, t, index, 1.0 / self._batches.tokens_per_iteration, found)
+        for name, gradient in passed.gradients.items():
+            stage = self._stage_of[name]
+            with _noting(found, stage):
+                self._accumulators[stage].add(name, gradient)
+        dx = passed.dx
+        if self.model.embedding_scale != 1.0:
+            dx = dx * self.model.embedding_scale
+        for table, rows in self.model.embedding_rows(passed.ids):
+            with _noting(found, self._ends):
+                self._accumulators[self._ends].add_rows(table, rows, dx)
+        return passed.loss, frozenset(found)
+
+    def _pass(
+        self, leaves: Mapping[str, Tensor], t: int, index: int, scale: float, found: set[Witness]
+    ) -> _Passed:
+        """Gradients of scale · loss of microbatch `index` of t, with the working weights `leaves` of all
+        stages; overflows on the way are added to `found`."""
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
-        weights = PlainWeights(self._leaves)
+        weights = PlainWeights(leaves)
         # The embedding is looked up outside the graph: its contributions are rounded token by token from
         # the gradient of x (train/exact.py), which also keeps the two uses of a tied weight apart.
         x = self.model.embed(weights, ids).detach().requires_grad_()
@@ -321,14 +354,9 @@ class Reference:
             received.append(x := self._crossed(x, t, index, spec.stage))
         weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
         loss = model_loss(self.model, weights, x, targets, weight)
-        scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
-        gradients = torch.autograd.grad(
-            loss * scale, [*boundaries, *self._leaves.values()], allow_unused=True
-        )
+        gradients = torch.autograd.grad(loss * scale, [*boundaries, *leaves.values()], allow_unused=True)
         at_boundary = gradients[: len(boundaries)]
-
-        found: set[Witness] = set()
         with _noting(found, self._ends):
             exact.check_finite("loss", loss)
         for stage, x in enumerate(received if not self._ends else ()):
@@ -338,49 +366,82 @@ class Reference:
             # Stage s+1 returns the gradient of stage s's output; the last one comes from the head on stage 0.
             with _noting(found, (stage + 1) % len(boundaries)):
                 exact.check_finite("input gradient", dx)
-        for name, gradient in zip(self._leaves, gradients[len(boundaries) :], strict=True):
-            stage = self._stage_of[name]
-            if gradient is not None:
-                with _noting(found, stage):
-                    self._accumulators[stage].add(name, gradient)
         dx = self.model.stream.values(at_boundary[0])
-        dx = dx.reshape(-1, dx.shape[-1])
-        if self.model.embedding_scale != 1.0:
-            dx = dx * self.model.embedding_scale
-        for table, rows in self.model.embedding_rows(ids):
-            with _noting(found, self._ends):
-                self._accumulators[self._ends].add_rows(table, rows, dx)
-        return float(loss.detach()), frozenset(found)
+        by_name = zip(leaves, gradients[len(boundaries) :], strict=True)
+        used = {name: gradient for name, gradient in by_name if gradient is not None}
+        return _Passed(float(loss.detach()), used, ids, dx.reshape(-1, dx.shape[-1]))
 
     def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
         """Output x of stage `cut` as the next stage receives it, encoded and decoded; its gradient, too."""
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add a slot's contribution to round t; returns what `_contribute` does."""
+        """Add a slot's contributions to round t; returns what `_contribute` does."""
         found: set[Witness] = set()
-        loss_sum = 0.0
-        with _noting(found, 1):
-            made = self._contribution_of(t, slot, self.slots[slot])
-            loss_sum = made.loss
-            for name, view in self.states[1].layout.views(made.change):
-                self._accumulators[1].add(name, view, most=self._rounds.slots)
-        return loss_sum, frozenset(found)
+        made = self._contributions_of(t, slot, self.slots[slot], found)
+        for stage, each in made.items():
+            with _noting(found, stage):
+                for name, view in self.states[stage].layout.views(each.change):
+                    self._accumulators[stage].add(name, view, most=self._rounds.slots)
+        return made[self._ends].loss if made else 0.0, frozenset(found)
 
-    def _contribution_of(self, t: int, slot: int, plan: Slot) -> Contribution:
-        """Contribution of a slot to round t by the inner steps that `plan` records; the carried state that
-        the slot takes to its next round is kept. Raises ValueError if its source was not replayed."""
-        carried = self._slot_states.find(slot, plan.carried) if plan.carried else None
+    def _contributions_of(
+        self, t: int, slot: int, plan: Slot, found: set[Witness]
+    ) -> dict[int, Contribution]:
+        """Contribution of a slot to round t at each stage that has parameters, by the inner steps that `plan`
+        records; the carried states that the slot takes to its next round are kept. If there are overflows,
+        they are added to `found`, and the result is empty. Raises ValueError if the source of its carried
+        state was not replayed."""
+        stages = (self._ends,) if self._ends else range(len(self.states))
+        islands = {stage: self._island(stage, t, slot, plan) for stage in stages}
+        made: dict[int, Contribution] = {}
+        if self._ends:
+            steps = taken(self._run, plan.steps)
+            tokens = slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
+            with _noting(found, self._ends):
+                made[self._ends] = contribution_of(self._run, self.model, islands[self._ends], tokens)
+        else:
+            for step in range(plan.first + 1, plan.first + plan.steps + 1):
+                self._inner_step(islands, slot, step, found)
+                if found:
+                    return {}
+            for stage, island in islands.items():
+                with _noting(found, stage):
+                    made[stage] = island.close()
+        if found:
+            return {}
+        for stage, each in made.items():
+            if each.state is not None:
+                self._slot_states[stage].keep(slot, each.state)
+        return made
+
+    def _island(self, stage: int, t: int, slot: int, plan: Slot) -> Island:
+        """Island of a slot at one stage before its inner steps of round t."""
+        carried = self._slot_states[stage].find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")
-        steps = taken(self._run, plan.steps)
-        tokens = slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
-        made = contribution(
-            self._run, self.model, self.states[1], t, plan.steps, tokens, carried, plan.late > 0
-        )
-        if made.state is not None:
-            self._slot_states.keep(slot, made.state)
-        return made
+        return Island(self._run, self.states[stage], t, plan.steps, carried, plan.late > 0)
+
+    def _inner_step(self, islands: Mapping[int, Island], slot: int, step: int, found: set[Witness]) -> None:
+        """Take inner step `step` of a pipeline island, one microbatch after another through all stages;
+        overflows are added to `found`."""
+        count, ends, losses = inner_microbatches(self._run), islands[0], 0.0
+        scale = 1.0 / (count * self._run.batch.rows * self._run.batch.sequence)
+        leaves = {name: leaf for island in islands.values() for name, leaf in island.leaves().items()}
+        # A tied table's gradients of the embedding are summed apart from the head's, as its stage does it.
+        rows = torch.zeros_like(ends.gradient) if self.model.config.tied else ends.gradient
+        for number in range(count):
+            passed = self._pass(leaves, *inner_place(self._run, slot, step, number), scale, found)
+            losses += passed.loss
+            for name, gradient in passed.gradients.items():
+                island = islands[self._stage_of[name]]
+                island.local.layout.view(island.gradient, name).add_(gradient)
+            add_embedding_gradient(self.model, ends.local.layout, passed.ids, passed.dx, rows)
+        if rows is not ends.gradient:
+            ends.gradient.add_(rows)
+        for stage, island in islands.items():
+            with _noting(found, stage):
+                island.step(0.0 if stage else losses)
 
     def _refresh(self) -> None:
         """Prepare the next iteration: its weights become the autograd leaves, and the accumulators get the

@@ -2,5 +2,5 @@
 
 Not here: models (`train.model`) and the protocol that issues the tasks (`protocol`).
 
-Imported by: audit, node, sim, train.reference.
+Imported by: audit, node, sim, train.reference, train.workers.
 """

@@ -11,6 +11,7 @@ second moment that the synchronous steps left in the state. The outer optimizer 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import selected
 from anabranch.train.islands.slot_state import Moments, SlotState
 from anabranch.train.model.interface import DTYPES, Model
+from anabranch.train.model.layout import Layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
@@ -39,15 +41,20 @@ def taken(run: RunConfig, steps: int) -> int:
     return steps + run.round.overlap
 
 
+def inner_place(run: RunConfig, slot: int, step: int, number: int) -> tuple[int, int]:
+    """(t, index) of a microbatch of inner step `step` of a slot, counted over all rounds, in the run's
+    batches. Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c:
+    the K slots together pass through the batches that synchronous steps would have had."""
+    return rounds_of(run).start + step, slot * inner_microbatches(run) + number
+
+
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
     """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows,
-    sequence+1). Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start +
-    c: the K slots together pass through the batches that synchronous steps would have had."""
-    count, start = inner_microbatches(run), rounds_of(run).start
+    sequence+1)."""
     rows = []
     for step in range(first + 1, first + steps + 1):
-        for index in range(slot * count, (slot + 1) * count):
-            ids, targets = batches.microbatch(start + step, index)
+        for number in range(inner_microbatches(run)):
+            ids, targets = batches.microbatch(*inner_place(run, slot, step, number))
             rows.append(np.concatenate((ids, targets[:, -1:]), axis=1))
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
@@ -74,50 +81,52 @@ def contribution(
     """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
     `taken(run, steps)` steps). It is steps · (weights before - weights after), of which some values are sent,
     rounded as the run file says. carried: state of the slot after the round before; None if it begins anew.
-    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss or
-    the change is not finite."""
-    rounds, part = rounds_of(run), run.round
-    island = _Island(run, model, state, t, carried)
-    of_step = tokens.view(steps + part.overlap, inner_microbatches(run), run.batch.rows, -1)
-    begun, total = (part.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
-    for step in range(begun, steps):
-        # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
-        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.length(t) // steps)
-        total += island.step(of_step[step], learning_rate(run, at))
-    change = torch.sub(state.weights, island.local.weights)
-    if carried is not None and carried.unsent is not None and part.unsent == "feedback":
-        change.add_(carried.unsent, alpha=part.unsent_decay)
-    exact.check_finite("contribution", change)
-    chosen = selected(part, state.layout, change, state.weights, t - rounds.start)
-    weighted = change.mul(float(steps))
-    sent = rounded(weighted if chosen is None else weighted.mul_(chosen), BITS[part.contributions])
-    whole = sent
-    if late and carried is not None and carried.sent is not None:
-        whole = sent + carried.sent
-    if not rounds.keeps:
-        return Contribution(whole, total)
-    ahead = math.fsum(island.step(each, learning_rate(run, rounds.progress(t))) for each in of_step[steps:])
-    if part.overlap:
-        change = torch.sub(state.weights, island.local.weights)
-    unsent = change.sub_(sent, alpha=1.0 / steps) if part.unsent != "drop" else None
-    kept = SlotState(
-        t,
-        sent if rounds.merges else None,
-        unsent,
-        island.local.weights if part.mix else None,
-        island.moments if part.first_moment == "keep" else None,
-        ahead,
-    )
-    return Contribution(whole, total, kept)
+    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss, a
+    gradient or the change is not finite."""
+    return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
 
 
-class _Island:
-    """Weights and moments of an island during its inner steps of round t."""
+def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor) -> Contribution:
+    """Contribution of a slot that begins as `island`, of a whole model (see `contribution`)."""
+    of_step = tokens.view(-1, inner_microbatches(run), run.batch.rows, tokens.shape[-1])
+
+    def take(last: int) -> None:
+        """Take the inner steps up to number `last`."""
+        for microbatches in of_step[island.taken : last]:
+            island.step(_add_all(model, island, microbatches))
+
+    take(island.steps)
+    return island.close(lambda: take(len(of_step)))
+
+
+def _add_all(model: Model, island: Island, microbatches: Tensor) -> float:
+    """Add the gradient of an inner step on token ids (microbatches, rows, sequence + 1) to the island's;
+    returns their loss sum."""
+    total, scale = 0.0, 1.0 / microbatches[..., 1:].numel()
+    leaves = island.leaves()
+    for ids in microbatches.long():
+        total += add_gradient(model, island.local, leaves, ids, island.gradient, scale)
+    return total
+
+
+class Island:
+    """Weights, moments and gradient of a slot in round t, of a whole model or of one stage of it: begun from
+    the state and from what the slot carries, changed by inner steps, closed to a contribution. Who computes
+    the gradient adds it to `gradient` (flat) before each `step`. taken: inner steps of this round that were
+    taken, those taken in advance included."""
 
     def __init__(
-        self, run: RunConfig, model: Model, state: StageState, t: int, carried: SlotState | None
+        self,
+        run: RunConfig,
+        state: StageState,
+        t: int,
+        steps: int,
+        carried: SlotState | None = None,
+        late: bool = False,
     ) -> None:
-        self._run, self._model = run, model
+        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`."""
+        self._run, self._state, self._t, self.steps = run, state, t, steps
+        self._carried, self._late = carried, late
         own = carried.moments if carried is not None else None
         weights = _first_weights(run, state, carried)
         first = torch.zeros_like(state.weights) if own is None else own.first.clone()
@@ -128,31 +137,79 @@ class _Island:
         if run.round.first_moment == "estimate":
             self._first_steps = state.adam_step
             self.local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
-        self._gradient = torch.zeros_like(weights)
+        self.gradient = torch.zeros_like(weights)
+        self.taken, self._loss = (run.round.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
+        self._ahead_losses: list[float] = []
 
-    @property
-    def moments(self) -> Moments:
-        local = self.local
-        return Moments(local.exp_avg, local.exp_avg_sq, self._first_steps, self._second_steps)
+    def leaves(self) -> dict[str, Tensor]:
+        """Present weights in the compute dtype, as leaves that require gradients; void after a step."""
+        weights = working_weights(self.local, DTYPES[self._run.compute.dtype])
+        return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
-    def step(self, microbatches: Tensor, rate: float) -> float:
-        """Take an inner step on token ids (microbatches, rows, sequence + 1); returns their loss sum."""
-        run, local, total = self._run, self.local, 0.0
-        self._gradient.zero_()
-        leaves = {
-            name: weight.detach().requires_grad_()
-            for name, weight in working_weights(local, DTYPES[run.compute.dtype]).items()
-        }
-        for ids in microbatches.long():
-            scale = 1.0 / microbatches[..., 1:].numel()
-            total += add_gradient(self._model, local, leaves, ids, self._gradient, scale)
-        norm = global_norm(exact.squares(local.layout, self._gradient).values())
+    def step(self, loss: float = 0.0) -> None:
+        """Take the next inner step with `gradient`, clipped by its own norm, and set that to zero. loss: sum
+        of its microbatches (nats), if it is known here. Raises Overflow if the norm is not finite."""
+        run, local = self._run, self.local
+        norm = global_norm(exact.squares(local.layout, self.gradient).values())
+        if not math.isfinite(norm):
+            raise exact.Overflow("gradient")
         self._first_steps, self._second_steps = self._first_steps + 1, self._second_steps + 1
         first, _ = bias_corrections(run.optimizer, self._first_steps)
         _, second = bias_corrections(run.optimizer, self._second_steps)
         factor = clip_factor(norm, run.optimizer.clip)
-        adamw(local, self._gradient, StepScalars(rate, factor, first, second), run.optimizer)
-        return total
+        adamw(local, self.gradient, StepScalars(self._rate(), factor, first, second), run.optimizer)
+        self.gradient.zero_()
+        if self.taken < self.steps:
+            self._loss += loss
+        else:
+            self._ahead_losses.append(loss)
+        self.taken += 1
+
+    def _rate(self) -> float:
+        """Learning rate of the next inner step. Slots of all speeds follow the schedule from the round's
+        first to its last optimizer step."""
+        rounds = rounds_of(self._run)
+        at = rounds.progress(self._t - 1)
+        if self.taken < self.steps:
+            at += -(-(self.taken + 1) * rounds.length(self._t) // self.steps)
+        else:  # taken in advance, from the next round
+            at = rounds.progress(self._t)
+        return learning_rate(self._run, at)
+
+    def close(self, go_on: Callable[[], None] = lambda: None) -> Contribution:
+        """Contribution of the slot, after its inner steps. go_on: takes the steps of the next round that
+        `round.overlap` sets. Raises Overflow if the change is not finite."""
+        rounds, part, state, carried = rounds_of(self._run), self._run.round, self._state, self._carried
+        change = torch.sub(state.weights, self.local.weights)
+        if carried is not None and carried.unsent is not None and part.unsent == "feedback":
+            change.add_(carried.unsent, alpha=part.unsent_decay)
+        exact.check_finite("contribution", change)
+        chosen = selected(part, state.layout, change, state.weights, self._t - rounds.start)
+        weighted = change.mul(float(self.steps))
+        sent = rounded(weighted if chosen is None else weighted.mul_(chosen), BITS[part.contributions])
+        whole = sent
+        if self._late and carried is not None and carried.sent is not None:
+            whole = sent + carried.sent
+        if not rounds.keeps:
+            return Contribution(whole, self._loss)
+        go_on()
+        if part.overlap:
+            change = torch.sub(state.weights, self.local.weights)
+        unsent = change.sub_(sent, alpha=1.0 / self.steps) if part.unsent != "drop" else None
+        kept = SlotState(
+            self._t,
+            sent if rounds.merges else None,
+            unsent,
+            self.local.weights if part.mix else None,
+            self._moments if part.first_moment == "keep" else None,
+            math.fsum(self._ahead_losses),
+        )
+        return Contribution(whole, self._loss, kept)
+
+    @property
+    def _moments(self) -> Moments:
+        local = self.local
+        return Moments(local.exp_avg, local.exp_avg_sq, self._first_steps, self._second_steps)
 
 
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
@@ -186,13 +243,30 @@ def add_gradient(
     loss = model_loss(model, weights, x, targets)
     exact.check_finite("loss", loss)
     dx, *found = torch.autograd.grad(loss * scale, [begin, *leaves.values()], allow_unused=True)
-    for name, one in zip(leaves, found, strict=True):
-        if one is not None:
-            state.layout.view(gradient, name).add_(one)
-    dx = dx.reshape(-1, dx.shape[-1]).to(gradient.dtype)
-    for table, rows in model.embedding_rows(inputs):
-        state.layout.view(gradient, table).index_add_(0, rows, dx)
+    add_gradients(state.layout, leaves, found, gradient)
+    add_embedding_gradient(model, state.layout, inputs, dx, gradient)
     return float(loss.detach())
+
+
+def add_gradients(
+    layout: Layout, names: Iterable[str], found: Iterable[Tensor | None], gradient: Tensor
+) -> None:
+    """Add the gradients of tensors to the flat vector `gradient`. found: that of each name in order; None: it
+    has none."""
+    for name, one in zip(names, found, strict=True):
+        if one is not None:
+            layout.view(gradient, name).add_(one)
+
+
+def add_embedding_gradient(model: Model, layout: Layout, ids: Tensor, dx: Tensor, gradient: Tensor) -> None:
+    """Add the gradient of the embedding of token ids (rows, sequence) to the flat vector `gradient`. dx: that
+    of the embedding's output (rows, sequence, stream.width)."""
+    dx = dx.reshape(-1, dx.shape[-1])
+    if model.embedding_scale != 1.0:
+        dx = dx * model.embedding_scale
+    dx = dx.to(gradient.dtype)
+    for table, rows in model.embedding_rows(ids):
+        layout.view(gradient, table).index_add_(0, rows, dx)
 
 
 def begin_rounds(run: RunConfig, state: StageState) -> None:

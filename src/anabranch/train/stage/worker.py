@@ -55,13 +55,16 @@ from anabranch.train.stage.run_objects import (
 from anabranch.train.stage.stage import Stage
 from anabranch.train.stage.state import Ahead, SnapshotError, StageState, parse_pieces, piece_hashes
 
+#: Tasks on inner steps of a slot, whose island a worker keeps from one to the next.
+INNER_TASKS = (tasks.InnerForward, tasks.InnerHead, tasks.InnerBackward, tasks.InnerStep)
 #: Tasks that use the weights or the sums of the open iteration.
 _OF_OPEN_ITERATION = (
     *(tasks.Embed, tasks.Forward, tasks.Head),
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
+    *INNER_TASKS,
 )
 #: Tasks that keep something of their microbatch for a later one.
-_KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
+_KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient, *INNER_TASKS)
 #: Tasks that need no state of this worker's own.
 _WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState, tasks.LoadFrozen)
 

@@ -10,8 +10,9 @@ from anabranch.config import RunConfig
 from anabranch.train.adapters.frozen import FrozenStore
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage.run_objects import Batches
-from anabranch.train.stage.whole_worker import TokenSource, WholeWorker
 from anabranch.train.stage.worker import Worker
+from anabranch.train.workers.pipeline_worker import PipelineWorker
+from anabranch.train.workers.whole_worker import TokenSource, WholeWorker
 
 
 def make_worker(
@@ -23,8 +24,10 @@ def make_worker(
     resident: int | None = None,
     frozen: FrozenStore | None = None,
 ) -> Worker:
-    """Worker of a stage, of the class that `run.pipeline` needs; for the arguments see `Worker`."""
+    """Worker of a stage, of the class that the run file needs; for the arguments see `Worker`."""
     kind = Worker
     if run.pipeline.whole:
         kind = WholeWorker if stage else TokenSource
+    elif run.round.slots:
+        kind = PipelineWorker
     return kind(run, model, stage, batches, initial, resident, frozen)

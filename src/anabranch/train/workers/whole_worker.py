@@ -1,0 +1,135 @@
+"""Workers of a run without pipeline (`pipeline.stages = 0`): relays hold the whole model, data nodes nothing.
+
+The payload from a data node to a relay is the token ids of a microbatch; the one back to a data node is its
+loss sum; the answer of the data node is a byte. In a round the microbatch is a slot: the token ids are those
+of all its inner steps, and its weight gradient is the slot's contribution (`inner_steps`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.tasks import Result
+from anabranch.train.model.rounds import inner_microbatches
+from anabranch.train.model.sizes import token_bytes
+from anabranch.train.stage.inner_steps import contribution, slot_tokens, taken
+from anabranch.train.stage.optimizer import StepScalars
+from anabranch.train.stage.whole_model import WholeModel
+from anabranch.train.stage.worker import Refused, outputs
+from anabranch.train.workers.rounds_worker import ANSWER, RoundsWorker, SumsOfRounds
+
+
+class TokenSource(SumsOfRounds):
+    """Worker of a data node whose relays hold whole models: sends token ids, takes losses, no parameters."""
+
+    def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
+        if task.steps:
+            assert self._batches is not None
+            steps = taken(self._run, task.steps)
+            tokens = slot_tokens(self._batches, self._run, task.index, task.first, steps)
+            return outputs(packed_ids(tokens, self.model.config.vocab_size))
+        ids, targets = self._ids(task.t, task.index)
+        return outputs(packed_ids(torch.cat((ids, targets[:, -1:]), 1), self.model.config.vocab_size))
+
+    def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
+        loss = inputs[0]
+        if loss.dtype != torch.float64 or loss.numel() != 1 or not math.isfinite(float(loss)):
+            raise Refused("what came is not the loss of a microbatch")
+        tokens = self._run.batch.rows * self._run.batch.sequence
+        result = Result(loss_sum=float(loss), tokens=tokens * max(1, task.steps * self._inner))
+        return replace(result, outputs=(ANSWER,)) if task.train else result
+
+    def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
+        return Result()
+
+    def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
+        return Result()
+
+    @property
+    def _inner(self) -> int:
+        return inner_microbatches(self._run) if self._run.round.slots else 1
+
+    def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
+        if not self._rounds.has(t):  # the state is empty, but for its counter
+            self.state.adam_step += 1
+
+
+class WholeWorker(RoundsWorker):
+    """Worker of a relay that holds the whole model."""
+
+    _stage: WholeModel
+
+    def _make_stage(self) -> WholeModel:
+        return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
+
+    def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
+        if task.steps:
+            loss = self._take_inner_steps(task, inputs[0])
+        else:
+            ids, targets = self._tokens(inputs[0])
+            if not task.train:
+                loss = self._stage.evaluate_tokens(ids, targets)
+            else:
+                loss = self._stage.loss(task.index, ids, targets)
+                if not task.keep:
+                    self._stage.discard(task.index)
+        return outputs(torch.tensor([loss], dtype=torch.float64))
+
+    def _take_inner_steps(self, task: tasks.Forward, tokens: Tensor) -> float:
+        carried = self._carried(task.index, task.carried)
+        rows = taken(self._run, task.steps) * inner_microbatches(self._run) * self._run.batch.rows
+        ids = self._checked(tokens, rows)
+        made = contribution(
+            self._run, self.model, self.state, task.t, task.steps, ids, carried, task.late > 0
+        )
+        self._keep(task.index, made)
+        return made.loss
+
+    def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
+        if self._rounds.has(task.t):
+            self._contribution(task.index)
+            return outputs(ANSWER)
+        if task.again:
+            self._stage.loss(task.index, *self._tokens(inputs[1]))
+        try:
+            self._stage.gradient(task.index, self._scale())
+        except KeyError:
+            raise Refused(f"no forward of microbatch {task.index} is held") from None
+        return outputs(ANSWER)
+
+    def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
+        if self._rounds.has(task.t):
+            return super()._recount(task, inputs)
+        self._stage.recount_tokens(*self._tokens(inputs[0]), self._scale(), task.sign)
+        return Result()
+
+    def _tokens(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of a received microbatch."""
+        ids = self._checked(payload, self._run.batch.rows)
+        return ids[:, :-1], ids[:, 1:].contiguous()
+
+    def _checked(self, payload: Tensor, rows: int) -> Tensor:
+        """Received token ids (rows, sequence + 1) on the device. Raises Refused (shape, type, vocabulary)."""
+        vocabulary = self.model.config.vocab_size
+        shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
+        if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:
+            found = f"{payload.dtype} {tuple(payload.shape)}"
+            raise Refused(f"the received tokens are {found}, not uint8 {shape}")
+        ids = torch.zeros(shape[:2], dtype=torch.int64)
+        for place in range(shape[2]):
+            ids += payload[..., place].to(torch.int64) << (8 * place)
+        if int(ids.max()) >= vocabulary:
+            raise Refused("a received token is not in the vocabulary")
+        return ids.to(self.device)
+
+
+def packed_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids (rows, n) as their bytes, lowest first, (rows, n, bytes of an id) uint8."""
+    places = [(ids >> (8 * place)) & 255 for place in range(token_bytes(vocab_size))]
+    return torch.stack(places, -1).to(torch.uint8)
