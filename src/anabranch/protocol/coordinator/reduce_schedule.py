@@ -70,7 +70,7 @@ class ReduceSchedule:
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
         working = tuple(sorted(set(owners) - {-1}))
-        islands = bool(stage) and settings.rounds.has(t)
+        islands = settings.rounds.has(t) and (settings.rounds.pipeline or stage > 0)
         few = len(working) < len(members) and not crowded and (islands or len(working) <= PARTS)
         evenly = ReducePlan((), working[:PARTS]) if few else EVEN
         program = settings.spread == "program"
@@ -91,8 +91,9 @@ class ReduceSchedule:
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
         of_sums = OF_SUMS
         if islands:
-            size = math.ceil(sum(settings.round_bytes))
-            of_sums = settings.round_bytes[0] / max(1, size)
+            contribution, result = settings.round_bytes_of(stage)
+            size = math.ceil(contribution + result)
+            of_sums = contribution / max(1, size)
         regions = {peer: ctx.run.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
         if way is None or not size:

@@ -43,7 +43,8 @@ class Settings:
     relay to serve in it. spare: standby replicas (`fleet.standbys`): "links" (where they would delay the
     reduce), "always" (at random, for tests), "never". audit_share: probability that a relay's contribution to
     a step is computed again by another replica (0: no receipts, no audits). rounds: which iterations are
-    rounds of islands. round_bytes: an island's contribution, and the result, on the wire (0: not known).
+    rounds of islands. round_bytes: an island's contribution, and the result, of the whole model on the wire
+    (0: not known).
     frozen: hashes of the frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights
     are trained). delay: which iterations begin before the step before them.
     """
@@ -154,6 +155,13 @@ class Settings:
     def reduced_bytes_of(self, stage: int) -> float:
         """Bytes of sums and reduced gradient of a whole stage on the wire (0: not known)."""
         return self.block_bytes * self._blocks(stage)
+
+    def round_bytes_of(self, stage: int) -> tuple[float, float]:
+        """Bytes of a stage's part of an island's contribution, and of the result, on the wire (0: not
+        known)."""
+        sizes = [self._blocks(each) for each in range(self.stages + 1)]
+        share = sizes[stage] / sum(sizes)
+        return self.round_bytes[0] * share, self.round_bytes[1] * share
 
     @property
     def largest_share(self) -> float:

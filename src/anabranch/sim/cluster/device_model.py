@@ -44,6 +44,9 @@ STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
 #: of the second iteration and its gradient sum, besides.
 AHEAD_BYTES = MASTER_BYTES
 SECOND_BYTES = MASTER_BYTES + SUM_BYTES
+#: Bytes of a parameter for a pipeline island: its own weights, their gradient, and Adam's two moments (fp32).
+#: The committed state is beside them, with the outer momentum in place of the first moment.
+ISLAND_BYTES = STATE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
 #: each 64 values (`net.packing`).
@@ -98,7 +101,8 @@ class Workload:
     microbatches: per iteration. whole: every relay holds the whole model (then stages is 1), and data nodes
     send token ids. value_bytes, of_sum_bytes, of_result_bytes: bytes on the line of a value at a cut, and of
     a parameter in a reduce, to the peer that sums and back, where they are given (0: by codec and dtype).
-    delayed: True if two iterations are in flight.
+    delayed: True if two iterations are in flight. ends: slots of pipeline islands that a data node holds the
+    ends of at once (0: a run without such islands).
     """
 
     model: ModelConfig
@@ -113,6 +117,7 @@ class Workload:
     of_sum_bytes: float = 0.0
     of_result_bytes: float = 0.0
     delayed: bool = False
+    ends: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -184,9 +189,11 @@ class Workload:
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
 
     def step_bytes(self, stage: int) -> int:
-        """Bytes of a stage's weights, moments, gradient sums and reduced gradient, in all kept versions."""
+        """Bytes of a stage's weights, moments, gradient sums and reduced gradient, in all kept versions, and
+        of the pipeline islands there: a relay is in one at a time, a data node in `ends`."""
         second = SECOND_BYTES * self.delayed
-        return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)
+        islands = ISLAND_BYTES * (min(1, self.ends) if stage else self.ends)
+        return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second + islands)
 
     @property
     def block_bytes(self) -> int:
@@ -234,12 +241,39 @@ class Workload:
         }
         return of_relay.get(task, TaskLoad(0.0, 0.0))
 
-    def inner_load(self) -> tuple[TaskLoad, ...]:
-        """Operations and bytes of a microbatch in an inner step of an island: forward, backward by the input
-        and by the weights. The gradient is added as floats."""
-        forward, back = self.load(1, tasks.Forward), self.load(1, tasks.InputGradient)
-        added = TaskLoad(forward.flops, self.kept_bytes(1) + 2 * GRADIENT_BYTES * self.parameters(1))
-        return forward, back, added
+    def inner_loads(self, stage: int, task: type[tasks.Task]) -> dict[type[tasks.Task], TaskLoad]:
+        """Load of a task of an island's inner step on one microbatch, in parts: each by the task of a
+        synchronous step that it is like. Weight gradients are added as floats."""
+        elements = self.parameters(stage)
+        if not stage:
+            added = self.load(0, tasks.Head).flops / 2
+            of_head = TaskLoad(added, self.input_bytes + 2 * GRADIENT_BYTES * elements)
+            rows = self.load(0, tasks.Embed)
+            of_ends: dict[type[tasks.Task], dict[type[tasks.Task], TaskLoad]] = {
+                tasks.InnerForward: {tasks.Embed: rows},
+                tasks.InnerHead: {tasks.Head: self.load(0, tasks.Head), tasks.WeightGradient: of_head},
+                tasks.InnerBackward: {tasks.Embed: rows},
+            }
+            return of_ends[task]
+        forward = self.load(stage, tasks.Forward)
+        if task is tasks.InnerForward:
+            return {tasks.Forward: forward}
+        of_weights = TaskLoad(forward.flops, self.kept_bytes(stage) + 2 * GRADIENT_BYTES * elements)
+        return {
+            tasks.InputGradient: self.load(stage, tasks.InputGradient),
+            tasks.WeightGradient: of_weights,
+        }
+
+    def slot_load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
+        """Load of a task that begins or ends a slot of a pipeline island at a stage, or adds its contribution
+        to the sum: bytes of what it copies."""
+        begun, ended = 2 * STATE_BYTES + GRADIENT_BYTES, 2 * MASTER_BYTES + GRADIENT_BYTES
+        per_element: dict[type[tasks.Task], int] = {
+            **dict.fromkeys((tasks.Embed, tasks.Forward), begun),
+            **dict.fromkeys((tasks.Head, tasks.InputGradient), ended),
+            **dict.fromkeys((tasks.WeightGradient, tasks.Recount), GRADIENT_BYTES + 2 * SUM_BYTES),
+        }
+        return TaskLoad(0.0, self.parameters(stage) * per_element[task])
 
     def step_load(self, stage: int, task: type[tasks.Task], members: int = 1) -> TaskLoad:
         """Load of a task of the optimizer step: bytes of the sums, gradients, weights and moments that it
@@ -251,6 +285,7 @@ class Workload:
             tasks.SumPart: SUM_BYTES + GRADIENT_BYTES / members,
             tasks.Assemble: 2 * GRADIENT_BYTES,
             tasks.Apply: GRADIENT_BYTES + 2 * STATE_BYTES + predicted,
+            tasks.InnerStep: GRADIENT_BYTES + 2 * STATE_BYTES,
             tasks.Snapshot: 2 * self.state_bytes,
             tasks.LoadState: 2 * self.state_bytes,
             tasks.CheckState: self.state_bytes,
@@ -292,11 +327,24 @@ class Machine:
         """Seconds of `steps` inner steps of an island, of `microbatches` each, with their optimizer steps.
         Weights and moments are copied to the device before, and the change back after them."""
         work = self.work
-        each = microbatches * sum(map(self._seconds, work.inner_load()))
-        update = self._seconds(TaskLoad(0.0, work.parameters(1) * (GRADIENT_BYTES + 2 * STATE_BYTES)))
+        loads = [*work.inner_loads(1, tasks.InnerForward).values()]
+        loads += work.inner_loads(1, tasks.InnerBackward).values()
+        each = microbatches * sum(map(self._seconds, loads))
+        update = self.seconds(1, tasks.InnerStep)
         copied = work.parameters(1) * (STATE_BYTES + GRADIENT_BYTES)
         link = self.device.host_link_bytes_per_s
         return steps * (each + update) + (copied / link if link else 0.0)
+
+    def inner_task_s(self, stage: int, task: type[tasks.Task]) -> float:
+        """Seconds of a task on one microbatch of a pipeline island's inner step, measured or modelled."""
+        return sum(
+            self.measured[like] / self.speed if like in self.measured else self._seconds(load)
+            for like, load in self.work.inner_loads(stage, task).items()
+        )
+
+    def slot_s(self, stage: int, task: type[tasks.Task]) -> float:
+        """Seconds of a task that begins or ends a slot of a pipeline island, or adds its contribution."""
+        return self._seconds(self.work.slot_load(stage, task))
 
     def _seconds(self, load: TaskLoad) -> float:
         flops_per_s = self.device.flops_per_s(self.work.dtype) * self.achieved * self.speed

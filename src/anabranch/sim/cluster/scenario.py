@@ -83,7 +83,13 @@ class Scenario:
             *(self.wire, part.microbatches, part.stages == 0),
             *(precision.activation_bytes, precision.sum_bytes, precision.reduced_bytes),
             bool(self.run.delay),
+            -(-self.round.slots // self.data_nodes) if part.stages else 0,
         )
+
+    @property
+    def data_nodes(self) -> int:
+        """Number of data nodes: named machines, or those that a seed draws."""
+        return sum(one.count for one in self.machines if one.role == "data") or self.fleet.data_nodes
 
 
 def shipped_scenarios() -> tuple[str, ...]:
@@ -250,20 +256,49 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         if machine.device.together > 1 and scenario.round.slots:
             raise UserError(f"{where}: {key}: {name!r}: an island computes on one device: name one")
         if not named and not fleet.capacity and machine.capacity(1) < 1:
-            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
-            raise UserError(f"{where}: fleet.device: {what}")
+            raise UserError(f"{where}: fleet.device: {_too_small(scenario, name)}")
     if run.delay and not model.stages:
         raise UserError(f"{where}: run.delay = 1: is for pipelines; model.stages must be 1 or more")
-    slots = scenario.round.slots
-    if slots and (model.stages or model.microbatches % slots):
-        what = "model.stages = 0, and model.microbatches a multiple of it"
-        raise UserError(f"{where}: round.slots = {slots} needs {what}")
+    if wrong := _round_problem(scenario):
+        raise UserError(f"{where}: {wrong}")
     if scenario.churn.trace and scenario.churn.crash:
         both = "churn.crash and churn.trace both say who crashes: one of them"
         raise UserError(f"{where}: {both} (churn.crash = 0.0 leaves it to the trace)")
     if run.warm_up >= run.iterations:
         less = f"must be less than run.iterations = {run.iterations}"
         raise UserError(f"{where}: run.warm_up = {run.warm_up}: {less}")
+
+
+def _round_problem(scenario: Scenario) -> str:
+    """Reason why rounds of islands do not work as the scenario says; "" if they do."""
+    model, part = scenario.model, scenario.round
+    if not part.slots:
+        return ""
+    if model.microbatches % part.slots:
+        return f"round.slots = {part.slots} needs model.microbatches to be a multiple of it"
+    if not model.stages:
+        return ""
+    if model.stages == 1:
+        return "round.slots works with model.stages = 0 (an island is one machine) or with 2 and more"
+    if part.late == "wait":
+        return 'round.late = "wait" is for islands of one machine (model.stages = 0): set it to "drop"'
+    if scenario.run.delay or scenario.fleet.park:
+        return "round.slots works with run.delay = 0 and fleet.park = 0"
+    return _ends_problem(scenario)
+
+
+def _ends_problem(scenario: Scenario) -> str:
+    """Reason why a data node cannot hold the ends of the model for the pipeline islands that it serves; "" if
+    it can."""
+    work, devices = scenario.work, known_devices(scenario.fleet.devices)
+    named = [one.device for one in scenario.machines if one.role == "data" and not one.capacity]
+    drawn = () if any(one.role == "data" for one in scenario.machines) else scenario.fleet.device
+    for name in named or drawn:
+        if Machine(devices[name], work).capacity(0) < 1:
+            size, needed = scenario.model.size, work.step_bytes(0) / 1e9
+            what = f"embedding and head of {size} in {work.ends} islands need {needed:.0f} GB of a data node"
+            return f"{what}, a {name} has {devices[name].memory_bytes / 1e9:.0f} GB: use more data nodes"
+    return ""
 
 
 # --- the fleet of a seed -----------------------------------------------------------------------------------
@@ -461,6 +496,17 @@ def misfit(scenario: Scenario) -> str:
     for stage, one in staged(scenario.machines, model.relay_stages):
         if stage and not one.capacity and Machine(devices[one.device], scenario.work).capacity(stage) < 1:
             alike = [part.device == one.device and not part.capacity for part in scenario.machines]
-            what = f"a stage of {model.size} does not fit into a {one.device}"
-            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.relay_stages}"
+            return f"machines[{alike.index(True)}].device: {_too_small(scenario, one.device)}"
     return ""
+
+
+def _too_small(scenario: Scenario, device: str) -> str:
+    """Message for a device into which a relay's stage does not fit."""
+    model, work = scenario.model, scenario.work
+    what = f"a stage of {model.size} does not fit into a {device}, with model.stages = {model.stages}"
+    if not work.ends:
+        return what
+    each = work.step_bytes(1) // work.parameters(1)
+    committed = "the committed weights, outer momentum, second moment, sums and result"
+    own = "the island's own weights, moments and gradient"
+    return f"{what} and round.slots: {each} bytes a parameter for {committed}, and for {own}"

@@ -44,8 +44,9 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class RoundPart:
-    """Rounds of islands, as in a run file; needs model.stages = 0. slots: most islands (0: no rounds), which
-    divide model.microbatches. steps: inner steps of a round. start: synchronous iterations before the first
+    """Rounds of islands, as in a run file: of machines that hold the whole model (model.stages = 0), or of
+    pipelines with one machine of each stage. slots: most islands (0: no rounds), which divide
+    model.microbatches. steps: inner steps of a round. start: synchronous iterations before the first
     round. first_steps: inner steps of the first round, doubled from round to round up to `steps` (0: all
     rounds have `steps`). contributions, results: rounding of what an island sends and gets. late: late slots
     are left out ("drop") or waited for; grace: time that they have, as a share of the time until three

@@ -25,7 +25,7 @@ from anabranch.protocol.log.records import Member
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
+from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Machine, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.network.lined_world import LinedWorld
@@ -44,13 +44,17 @@ COPIES = 2
 SHARED = 2.0
 #: Kinds of notes that every peer makes for the same log entry: most of all notes in a large swarm.
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
+#: Tasks on one microbatch of a pipeline island's inner step.
+OF_AN_INNER_STEP = (tasks.InnerForward, tasks.InnerHead, tasks.InnerBackward)
+#: Bytes of the payload that begins or ends a slot of a pipeline island on its way through the crew.
+SLOT_BYTES = 1.0
 
 
 class SizedIntegerWorker(IntegerWorker):
     """Integer worker whose snapshots have as many pieces as those of the modelled tensors."""
 
-    def __init__(self, stage: int, pieces: int, delay: Delay = NO_DELAY) -> None:
-        super().__init__(stage, delay)
+    def __init__(self, stage: int, pieces: int, delay: Delay, rounds: Rounds) -> None:
+        super().__init__(stage, delay, rounds)
         self._padding = tuple(range(pieces - PIECES - 1))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
@@ -90,7 +94,7 @@ class ModelledWorld(LinedWorld):
         leader = next(iter(fleet.hosts.values()))
 
         def make(stage: int) -> TaskExecutor:
-            return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay)
+            return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay, settings.rounds)
 
         genesis = integer_world.genesis_of(settings, leader.id)
         super().__init__(seed, settings, genesis, make, fleet.line, machine=fleet.machine)
@@ -122,7 +126,9 @@ class ModelledWorld(LinedWorld):
         host, stage, kind = self.fleet.hosts[node.id], node.peer.ctx.run.stage, type(task)
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # gradients of the embedding's rows: as many bytes as the rows
-        if isinstance(task, tasks.Forward) and task.steps:
+        if self._of_slot(task):
+            seconds = self._slot_s(host.machine, stage, task)
+        elif isinstance(task, tasks.Forward) and task.steps:
             part = self.fleet.scenario.round
             microbatches = self.fleet.scenario.model.microbatches // part.slots
             seconds = host.machine.inner_s(task.steps, microbatches)
@@ -143,12 +149,31 @@ class ModelledWorld(LinedWorld):
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds
 
+    def _of_slot(self, task: Task) -> bool:
+        """True for tasks on a slot of a round that a pipeline island fills, but for those of its inner
+        steps."""
+        if not self.settings.rounds.pipeline or not self.settings.rounds.has(task.t):
+            return False
+        begun = isinstance(task, tasks.Embed | tasks.Forward) and task.steps > 0
+        ended = isinstance(task, tasks.Head) and task.train
+        return begun or ended or isinstance(task, tasks.InputGradient | tasks.WeightGradient | tasks.Recount)
+
+    def _slot_s(self, machine: Machine, stage: int, task: Task) -> float:
+        """Seconds of a task on a slot of a pipeline island (`_of_slot`)."""
+        adds = isinstance(task, tasks.WeightGradient | tasks.Recount)
+        if adds and stage == 0 and not task.unit % 2:
+            return 0.0  # the embedding's unit has the contribution of the whole stage
+        return machine.slot_s(stage, type(task))
+
     def _machine_s(self, host: Host, stage: int, kind: type[Task], parts: int) -> float:
         """Seconds of a task on a host without drift. parts: into which the stage's reduce is divided."""
         key = (host.id, stage, kind, parts)
         seconds = self._task_s.get(key)
         if seconds is None:
-            seconds = self._task_s[key] = host.machine.seconds(stage, kind, parts)
+            inner = issubclass(kind, OF_AN_INNER_STEP)
+            machine = host.machine
+            seconds = machine.inner_task_s(stage, kind) if inner else machine.seconds(stage, kind, parts)
+            self._task_s[key] = seconds
         return seconds
 
     def unfinished_s(self, host: str) -> float:
@@ -238,13 +263,15 @@ class ModelledWorld(LinedWorld):
         if work.whole and isinstance(message, msg.Forward | msg.Backward):
             return self._tokens_bytes(sender, message)
         match message:
+            case msg.Forward(train=True) | msg.Backward() if rounds.pipeline and rounds.has(message.fence.t):
+                return SLOT_BYTES
             case msg.ReducePart():
                 return work.sum_bytes * self._parameters[stage] / self._parts(sender, message.stage)
             case msg.ReducedPart(stage=of_stage):
                 return work.reduced_bytes * self._parameters[of_stage] / self._parts(sender, of_stage)
             case msg.Gradient():
                 return float(work.reduced_bytes * self._parameters[stage])
-            case msg.Backward():
+            case msg.Backward() | msg.InnerGradient():
                 return float(work.gradient_bytes)
             case msg.Burst():
                 return float(trial_bytes(self.settings))
@@ -299,6 +326,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
     replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.relay_stages + 1))
     state_bytes = [work.state_bytes * work.parameters(stage) for stage in range(model.relay_stages + 1)]
+    parameters = sum(map(work.parameters, range(model.relay_stages + 1)))
     return Settings(
         scenario.name,
         1,
@@ -324,7 +352,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         state_bytes=work.state_bytes * work.parameters(1) // work.blocks(1),
         piece_bytes=max(math.ceil(size / pieces_of(work, stage)) for stage, size in enumerate(state_bytes)),
         rounds=_rounds(scenario),
-        round_bytes=(sizes[0] * work.parameters(1), sizes[1] * work.parameters(1)),
+        round_bytes=(sizes[0] * parameters, sizes[1] * parameters),
         delay=Delay(LEAST_START) if scenario.run.delay else NO_DELAY,
     )
 
@@ -333,7 +361,11 @@ def _rounds(scenario: Scenario) -> Rounds:
     part = scenario.round
     if not part.slots:
         return NO_ROUNDS
-    return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace, first=part.first_steps)
+    return Rounds(
+        *(part.start, part.steps, part.slots, part.late == "drop", part.grace),
+        first=part.first_steps,
+        pipeline=scenario.model.stages > 0,
+    )
 
 
 def _snapshots_every(work: Workload, microbatches: int) -> int:

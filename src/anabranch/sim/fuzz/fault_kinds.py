@@ -75,7 +75,8 @@ class FaultProfile:
     """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
-    (`guest_deeds.OPEN`). islands: True if its seeds take rounds. delayed: True if all of its seeds have two
+    (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are
+    rounds of pipeline islands, in seeds of two stages or more. delayed: True if all of its seeds have two
     iterations in flight, instead of some. carriers: True if all of its seeds have relays that nobody can
     dial, access lines and faults of carriers, instead of some. tickets: True if whoever joins or starts again
     knows the addresses of the data nodes alone."""
@@ -87,6 +88,7 @@ class FaultProfile:
     guests: bool = False
     undefended: bool = False
     islands: bool = False
+    crews: bool = False
     delayed: bool = False
     carriers: bool = False
     tickets: bool = False
@@ -112,6 +114,8 @@ PROFILES = {
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
 #: Profile of runs with rounds of islands. It has no turn, so that the others' seeds stay as they were.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
+#: Profile of runs with rounds of pipeline islands, but for those of one stage; it has no turn either.
+CREWS = FaultProfile("crews", tuple(KINDS), (1, 4), churn=0.1, islands=True, crews=True)
 #: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
 DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
 #: Profile of runs over carriers with shared lines, in which only carriers fail; no turn comes to it, since
@@ -120,7 +124,7 @@ CARRIERS = FaultProfile("carriers", (), (0, 0), carriers=True)
 #: Profile of runs that processes find by the addresses of their ticket; in others they are led to the leader.
 TICKETS = FaultProfile("tickets", tuple(KINDS), (2, 6), churn=0.2, tickets=True)
 #: Profiles that are run by name only.
-BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED, CARRIERS, TICKETS)}
+BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, CREWS, DELAYED, CARRIERS, TICKETS)}
 
 
 def profile_named(name: str) -> FaultProfile:

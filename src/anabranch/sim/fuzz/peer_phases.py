@@ -38,6 +38,10 @@ _RUNNING: dict[type[tasks.Task], str] = {
     tasks.Forward: FORWARD,
     tasks.Head: LOSS,
     tasks.InputGradient: BACKWARD,
+    tasks.InnerForward: FORWARD,
+    tasks.InnerHead: LOSS,
+    tasks.InnerBackward: BACKWARD,
+    tasks.InnerStep: ACKNOWLEDGED,
     tasks.WeightGradient: ACKNOWLEDGED,
     tasks.Recount: REDUCE,
     tasks.Freeze: REDUCE,
@@ -48,6 +52,8 @@ _RUNNING: dict[type[tasks.Task], str] = {
     tasks.Snapshot: DOWNLOAD,
     tasks.LoadState: DOWNLOAD,
 }
+#: Phases of a data node's inner steps, where they differ from a relay's.
+_INNER_OF_DATA_NODES: dict[type[tasks.Task], str] = {tasks.InnerForward: EMBED, tasks.InnerBackward: LOSS}
 
 
 def phase_of(node: Node, committed_t: int) -> str:
@@ -59,7 +65,8 @@ def phase_of(node: Node, committed_t: int) -> str:
         return DOWNLOAD
     running = peer.ctx.tasks.running
     if running is not None and type(running.task) in _RUNNING:
-        return _RUNNING[type(running.task)]
+        kind = type(running.task)
+        return _RUNNING[kind] if peer.ctx.run.stage else _INNER_OF_DATA_NODES.get(kind, _RUNNING[kind])
     replica, iteration = peer.replica, peer.iteration
     if 0 <= replica.t < committed_t:
         return CHOSEN

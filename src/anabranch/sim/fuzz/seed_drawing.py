@@ -68,7 +68,10 @@ _LARGE_SHAPES, _USUAL_SHAPES = (
 )
 #: Irrational factors of the Kronecker sequences, one for each fault of a seed.
 _IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
-_COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
+_COMPUTING = (
+    *("Forward", "Head", "InputGradient", "WeightGradient"),
+    *("InnerForward", "InnerHead", "InnerBackward"),
+)
 #: Share of the seeds with audits, and shares of the contributions that these audit.
 AUDITED, AUDIT_SHARES = 0.1, (0.3, 1.0)
 #: Shares of audited contributions that seeds with guests draw: no audits in four of ten.
@@ -256,7 +259,8 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
         settings = replace(settings, returns="any")
     if profile.islands:
-        settings = replace(settings, rounds=_rounds(seed, settings.microbatches, settings.stages == 1))
+        rounds = _rounds(seed, settings.microbatches, settings.stages, profile.crews)
+        settings = replace(settings, rounds=rounds)
     settings = replace(settings, delay=_delay(seed, profile, torch, settings.audit_share))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
@@ -303,17 +307,22 @@ def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) ->
     return Delay(LEAST_START if torch else rng.choice(DELAY_STARTS))
 
 
-def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
-    """Rounds of a seed. microbatches: of an iteration, a multiple of the slots. whole: True if a machine
-    holds the whole model, so that it may carry state."""
+def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
+    """Rounds of a seed. microbatches: of an iteration, a multiple of the slots. crews: True for pipeline
+    islands if there are two stages or more. Only these, and machines that hold the whole model, may carry
+    state."""
+    pipeline = crews and stages > 1
+    whole = pipeline or stages == 1
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
-    drops = rng.random() < ROUNDS_DROP
+    drops = rng.random() < ROUNDS_DROP or pipeline  # late crews are never waited for
     start, inner, grace = rng.randint(1, 3), rng.choice([2, 5]), rng.choice([0.05, 0.5, 2.0])
     carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
     again = random.Random(f"schedule {seed}")
     first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
-    return Rounds(start, inner, slots, drops, grace, carries, merges, first=first, last=last)
+    return Rounds(
+        *(start, inner, slots, drops, grace, carries, merges), first=first, last=last, pipeline=pipeline
+    )
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

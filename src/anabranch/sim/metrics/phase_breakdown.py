@@ -12,12 +12,15 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.sim.kernel.simulated_peer import Node
 
-#: Task -> figure that its seconds are added to; those of all other tasks are added to step_s.
+#: Task -> figure that its seconds are added to; those of all other tasks are added to step_s. The backward
+#: pass of an inner step is one task, by input and weights.
 KINDS: dict[type[tasks.Task], str] = {
     tasks.Forward: "forward_s",
     tasks.InputGradient: "input_gradient_s",
     tasks.WeightGradient: "weight_gradient_s",
     tasks.Recount: "weight_gradient_s",
+    tasks.InnerForward: "forward_s",
+    tasks.InnerBackward: "input_gradient_s",
 }
 PHASES = ("fill_s", "steady_s", "drain_s", "reduce_s")
 COMPUTED = (*dict.fromkeys(KINDS.values()), "step_s")
@@ -48,7 +51,8 @@ class PhaseRecorder:
         if isinstance(event, ev.Finished) and node.peer.ctx.run.stage:
             seconds = event.result.seconds
             self._computed[KINDS.get(type(event.task), "step_s")] += seconds
-            if isinstance(event.task, tasks.Forward) and current is not None and event.task.t == current.t:
+            forward = isinstance(event.task, tasks.Forward | tasks.InnerForward)
+            if forward and current is not None and event.task.t == current.t:
                 if node.peer.ctx.run.stage == self._stages and not self._full:
                     self._full, self._filled_at = True, max(self._begun_at, now - seconds)
                 self._forwarded_at = now

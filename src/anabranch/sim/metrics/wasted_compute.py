@@ -67,6 +67,8 @@ class WastedCompute:
                 unit = index
             case tasks.WeightGradient(_, unit) | tasks.Recount(_, unit, _):
                 pass
+            case tasks.InnerForward() | tasks.InnerHead() | tasks.InnerBackward() | tasks.InnerStep():
+                unit = task.index if stage else embed_unit(task.index)
             case _:
                 return
         if unit not in self.world.settings.cover(stage):
