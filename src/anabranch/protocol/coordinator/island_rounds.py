@@ -42,6 +42,8 @@ REMEMBERED = 50
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
+#: Shortest time (s) that a slot is believed to take; a plain choice.
+SHORTEST_S = 1e-3
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
 #: choice.
 OVERFLOWS = 3
@@ -127,13 +129,19 @@ class IslandRounds:
 
     def _measure_crews(self, current: Round, record: Commit) -> None:
         """Measure the speeds of crews by the time from the opening of a round to their slots' claims, their
-        lines included; crews of former rounds are forgotten."""
+        lines included. One that was too late counts as half as quick as if it had been done now, so that it
+        gets fewer steps until it is in time. Crews of former rounds are forgotten."""
         if not self.ctx.run.settings.rounds.pipeline:
             return
-        done = ((current.slots[slot], self._done_at.get(slot, math.inf)) for slot in filled(record.stages))
-        self._crew_rates = {
-            slot.crew: slot.steps / (at - current.opened_at) for slot, at in done if at > current.opened_at
-        }
+        counts, before = filled(record.stages), self._crew_rates
+        self._crew_rates = {}
+        for number in active(current.slots):
+            slot, done_at = current.slots[number], self._done_at.get(number, self.ctx.clock.now)
+            rate = slot.steps / max(done_at - current.opened_at, SHORTEST_S)
+            if number in counts:
+                self._crew_rates[slot.crew] = rate
+            elif slot.crew:
+                self._crew_rates[slot.crew] = min(rate, before.get(slot.crew, rate)) / 2.0
         self._done_at.clear()
 
     def _crews(self, plan: Plan, t: int, prompt: Callable[[str], bool]) -> dict[Crew, float]:

@@ -1,0 +1,196 @@
+"""Rounds of pipeline islands in virtual time, with real tensors: the log tells one process how to compute the
+same bits, whatever happens to a crew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import pytest
+
+from anabranch.config import PipelineSection, RoundSection, RunConfig
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.log.records import STRANDED
+from anabranch.protocol.rounds.plan import filled
+from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import Model, World
+from support.swarms.small_swarm import MadeUpBatches, small_model, small_run
+from support.swarms.training_world import training_world
+from swarm.islands.test_rounds import check_replayed
+
+#: 2 synchronous steps, then 6 rounds of 3 optimizer steps each. In the first two the leader learns how quick
+#: crews are.
+STEPS, LEARNT = 20, 2
+INT8 = {"activations": "int8", "gradients": "int8", "gradient_rounding": "stochastic"}
+TIMES = Model(task_s={"InnerForward": 0.05, "InnerBackward": 0.1, "Embed": 0.002})
+
+
+def crew_run(**changes: object) -> RunConfig:
+    """Two relay stages, two slots of two microbatches each."""
+    run = small_run(steps=STEPS)
+    run = replace(run, model=replace(run.model, blocks=2), pipeline=PipelineSection(stages=2))
+    run = replace(run, batch=replace(run.batch, microbatches=4))
+    return replace(run, round=replace(RoundSection(slots=2, steps=3, start=0.1), **changes))  # type: ignore[arg-type]
+
+
+def world_of(run: RunConfig, relays: int = 2, data_nodes: int = 2, seed: int = 1, voters: int = 1) -> World:
+    batches, model = MadeUpBatches(run), small_model(run)
+    relays_by_stage = [relays] * run.pipeline.stages
+    world = training_world(
+        run, model, batches, relays_by_stage, data_nodes, seed, capacity=4, times=TIMES, voters=voters
+    )
+    Invariants(world)
+    return world
+
+
+def counts(world: World) -> list[int]:
+    """Number of slots that count in each round."""
+    history = world.history()
+    return [len(filled(commit.stages)) for commit in history.commits if history.plans.get(commit.t)]
+
+
+def at_message(
+    world: World, kind: type[msg.Message], t: int, do: Callable[[Node], None], nth: int = 1
+) -> list[str]:
+    """Call `do` with the receiver of the nth message of a kind about iteration t; returns the list that will
+    name it."""
+    done, seen = list[str](), [0]
+
+    def watch(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if done or not isinstance(message, kind) or message.fence.t != t:  # type: ignore[attr-defined]
+            return
+        seen[0] += 1
+        if seen[0] == nth:
+            done.append(node.id)
+            world.clock.after(0.0, partial(do, node))
+
+    world.watchers.append(watch)
+    return done
+
+
+def crash(world: World) -> Callable[[Node], None]:
+    return lambda node: world.crash(node.id)
+
+
+def crash_and_return(world: World, after_s: float) -> Callable[[Node], None]:
+    def do(node: Node) -> None:
+        member = msgspec.structs.replace(node.member, incarnation=node.member.incarnation + 1)
+        world.crash(node.id)
+        world.clock.after(after_s, lambda: world.add(member, "d0", world.clock.now))
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"contributions": "int4", "results": "int8", "first_moment": "estimate"},
+        {"first_moment": "keep", "unsent": "feedback", "select": "largest"},
+        {"first_steps": 1, "steps": 4, "end": 0.2},
+    ],
+)
+@pytest.mark.parametrize("wire", [{}, INT8])
+def test_rounds_of_crews_are_replayed_by_one_process(
+    changes: dict[str, object], wire: dict[str, str]
+) -> None:
+    run = crew_run(**changes)
+    run = replace(run, wire=replace(run.wire, **wire))  # type: ignore[arg-type]
+    world = world_of(run)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    plans = world.history().plans
+    assert set(counts(world)[LEARNT:]) == {2}
+    assert all(len(slot.crew) == 3 for plan in plans.values() for slot in plan)
+
+
+def test_three_stages_and_one_data_node() -> None:
+    run = crew_run()
+    run = replace(run, model=replace(run.model, blocks=3), pipeline=PipelineSection(stages=3))
+    world = world_of(run, data_nodes=1)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    assert counts(world)[LEARNT:] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [msg.InnerActivation, msg.InnerGradient])
+@pytest.mark.parametrize("after_s", [0.3, 30.0])
+def test_a_relay_that_dies_costs_its_crew_the_round(kind: type[msg.Message], after_s: float) -> None:
+    run = crew_run()
+    world = world_of(run)
+    back = crash_and_return(world, after_s)
+    struck = at_message(world, kind, 6, lambda node: back(world.nodes["r2.0"]), nth=5)
+    world.run(until_s=2000)
+    assert struck
+    check_replayed(run, world)
+    assert counts(world)[LEARNT] == 2 and counts(world)[LEARNT + 1] == 1
+
+
+def test_a_relay_that_dies_while_its_slot_closes() -> None:
+    run = crew_run()
+    world = world_of(run)
+    struck = at_message(world, msg.Backward, 6, crash(world))
+    world.run(until_s=2000)
+    assert struck
+    check_replayed(run, world)
+    assert 1 in counts(world)[LEARNT:]
+
+
+def test_a_data_node_that_dies_costs_its_crew_the_round() -> None:
+    run = crew_run()
+    world = world_of(run)
+    gone = at_message(world, msg.InnerGradient, 6, lambda node: world.crash("d1"), nth=5)
+    world.run(until_s=2000)
+    assert gone
+    check_replayed(run, world)
+    assert counts(world)[3] == 1 and counts(world)[4:] == [2, 2]  # the other data node has both slots then
+
+
+def test_a_round_without_any_crew_is_skipped() -> None:
+    run = replace(crew_run(), batch=replace(crew_run().batch, microbatches=2))
+    run = replace(run, round=replace(run.round, slots=1))
+    world = world_of(run)
+    struck = at_message(world, msg.InnerActivation, 6, lambda node: world.crash("r1.0"), nth=3)
+    world.run(until_s=2000)
+    assert struck
+    history = world.history()
+    skipped = [commit.t for commit in history.commits if commit.witness is not None]
+    assert skipped == [6] and history.commits[5].witness.tensor == STRANDED  # type: ignore[union-attr]
+    assert history.t == 8 and counts(world) == [1, 1, 1, 0, 1, 1]
+    assert history.plans[7][0].first == history.plans[6][0].first
+
+
+def test_cut_links_lose_no_inner_step() -> None:
+    """Messages under way on the link are lost; both ends go on once it is back."""
+    run = crew_run()
+    world = world_of(run)
+    cuts = list[float]()
+
+    def cut(node: Node) -> None:
+        for crew in {slot.crew for slot in node.peer.ctx.run.plan(node.peer.committed + 1)}:
+            around = (*crew, crew[0])
+            for one, other in zip(around, around[1:], strict=False):
+                if world.clock.now and world.cut(one, other, 0.0):
+                    cuts.append(world.clock.now)
+
+    for t, nth in ((3, 4), (4, 7), (5, 2), (6, 9), (7, 3), (8, 11)):
+        at_message(world, msg.InnerActivation, t, cut, nth)
+        at_message(world, msg.InnerGradient, t, cut, nth)
+    world.run(until_s=2000)
+    assert len(cuts) > 20
+    check_replayed(run, world)
+    assert counts(world)[LEARNT:] == [2, 2, 2, 2]
+
+
+def test_a_new_leader_goes_on_with_the_crews_of_the_log() -> None:
+    run = crew_run()
+    world = world_of(run, voters=3)
+    struck = at_message(world, msg.InnerActivation, 6, lambda node: world.crash("d0"), nth=3)
+    world.run(until_s=4000)
+    assert struck
+    check_replayed(run, world)
