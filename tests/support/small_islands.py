@@ -137,6 +137,46 @@ class IslandSwarm:
         assert len({(result.digest, tuple(result.squares.items())) for result in results}) == 1
         return results[0]
 
+    def window(self, t: int, window: int) -> float:
+        """Loss sum of a held-out window."""
+        index = self.run.batch.microbatches + window
+        ends, *relays = self.crew(0)
+        x = done(ends.run(tasks.Embed(t, index))).outputs
+        for relay in relays:
+            x = done(relay.run(tasks.Forward(t, index, False), x)).outputs
+        return done(ends.run(tasks.Head(t, index, False), x)).loss_sum
+
+    def synchronous_step(self, t: int, reference: Reference) -> tuple[str, ...]:
+        """Take a synchronous step by workers and reference, with the scalars of the latter; fingerprints of
+        the workers after it."""
+        indices = range(self.run.batch.microbatches)
+        for index in indices:
+            ends, *relays = self.crew(self.draw.choice(self.slots))
+            x = done(ends.run(tasks.Embed(t, index))).outputs
+            for relay in relays:
+                x = done(relay.run(tasks.Forward(t, index, True), x)).outputs
+            g = done(ends.run(tasks.Head(t, index, True), x)).outputs
+            done(ends.run(tasks.WeightGradient(t, head_unit(index))))
+            for relay in reversed(relays):
+                g = done(relay.run(tasks.InputGradient(t, index), g)).outputs
+                done(relay.run(tasks.WeightGradient(t, index)))
+            done(ends.run(tasks.WeightGradient(t, embed_unit(index)), g))
+        for stage in range(self.run.pipeline.stages + 1):
+            self.reduce(t, self.stage(stage))
+        record = reference.step(reference.share(t, indices))
+        scalars = record.learning_rate, record.clip_factor, *record.bias_corrections
+        return self.apply(tasks.Apply(t, *scalars))
+
+    def first_overflow(self, t: int, slot: int, plan: Slot) -> tuple[int, str]:
+        """(stage, tensor) of the first overflow in a slot's inner steps."""
+        for step in range(plan.first + 1, plan.first + plan.steps + 1):
+            tried = InnerStep(self, t, slot, step)
+            for result in tried.results():
+                if result.overflow:
+                    return tried.stage, result.overflow
+                done(result)
+        raise AssertionError("nothing overflowed")
+
     def apply(self, task: Task) -> tuple[str, ...]:
         """Step taken by all workers; fingerprint of each stage after it."""
         found = []
@@ -160,13 +200,16 @@ class InnerStep:
         self._up: dict[tuple[int, int], Payload] = {}
         """(stage, number) -> gradient that the stage has received."""
         self._embedded = self._heads = 0
+        self.stage = 0
+        """Stage of the last result."""
         self._backwards = [0] * len(self._crew)
 
     def results(self) -> Iterator[Result]:
         while ready := self._ready():
             stage, number, kind = self._swarm.draw.choice(ready)
             yield self._do(stage, number, kind)
-        for worker in self._crew:
+        for stage, worker in enumerate(self._crew):
+            self.stage = stage
             yield worker.run(tasks.InnerStep(*self._of))
 
     def _ready(self) -> list[tuple[int, int, str]]:
@@ -184,7 +227,7 @@ class InnerStep:
         return ready
 
     def _do(self, stage: int, number: int, kind: str) -> Result:
-        worker, last = self._crew[stage], len(self._crew)
+        worker, last, self.stage = self._crew[stage], len(self._crew), stage
         if kind == "forward":
             given = (self._down.pop((stage, number)),) if stage else ()
             self._embedded += stage == 0

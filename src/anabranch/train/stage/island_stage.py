@@ -94,12 +94,17 @@ class IslandStage:
         """Take the inner step with the gradients of all its microbatches."""
         if self._backwards < self._count:
             raise OutOfOrder(f"backward passes are done of {self._backwards} microbatches of {self._count}")
-        if self._rows is not self._island.gradient:
-            self._island.gradient.add_(self._rows)
-            self._rows.zero_()
+        self.gradient()
         self._island.step(self._loss)
         self._heads, self._backwards, self._loss = 0, 0, 0.0
         self._leaves = self._island.leaves()
+
+    def gradient(self) -> Tensor:
+        """Gradient of the microbatches so far, flat."""
+        if self._rows is not self._island.gradient:
+            self._island.gradient.add_(self._rows)
+            self._rows.zero_()
+        return self._island.gradient
 
     def close(self) -> Contribution:
         """Contribution of this stage to the round, after its inner steps."""
