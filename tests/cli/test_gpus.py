@@ -131,6 +131,20 @@ def test_a_stage_must_fit_the_memory_of_its_devices(gpus_with_memory: dict[int, 
         check_fit(run, model)
 
 
+@pytest.mark.parametrize(("rules", "more"), [({}, 28), ({"round.first_moment": "keep"}, 44)])
+def test_an_island_must_fit_beside_its_stage(
+    gpus_with_memory: dict[int, int], rules: dict[str, object], more: int
+) -> None:
+    """An inner copy with moments, gradient and what is made when it closes; moments that are carried."""
+    run, model = large_run("cuda:0")
+    run = with_changes(run, {"round.slots": 2, "batch.microbatches": 4, **rules})
+    gpus_with_memory[0] = block_parameters(model) * 9 * 24
+    with pytest.raises(UserError, match=r"its 8 blocks"):
+        check_fit(run, model)
+    gpus_with_memory[0] = block_parameters(model) * (8 * (24 + more) + 5)
+    check_fit(run, model)
+
+
 def test_the_device_with_least_room_limits_the_microbatches(gpus_with_memory: dict[int, int]) -> None:
     run, model = large_run("cuda:0,cuda:1")
     both = measured_capacity(run, model)

@@ -237,8 +237,8 @@ class IterationSection:
 
 @dataclass(frozen=True)
 class RoundSection:
-    """Islands: machines that each take several optimizer steps by themselves, and agree in rounds. Needs
-    pipeline.stages = 0."""
+    """Islands, which each take several optimizer steps by themselves and agree in rounds: machines that hold
+    the whole model (pipeline.stages = 0), or crews of one relay of each stage and a data node."""
 
     slots: Natural = 0
     """Most islands that work at one time; must divide batch.microbatches, of which each has its share. 0 =
@@ -277,7 +277,8 @@ class RoundSection:
     """Groups of tensors that have their turns in the rounds, one in each; needs unsent = "local" and
     first_moment = "keep"."""
     overlap: Natural = 0
-    """Inner steps of the next round that an island takes before it needs the result of this one."""
+    """Inner steps of the next round that an island takes before it needs the result of this one; only where
+    an island is one machine."""
     mix: Decay = 0.0
     """Share of its own weights that an island keeps where it takes a result (with `fragments` or
     `overlap`)."""

@@ -182,6 +182,7 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
     blocks of the largest stage and one microbatch. Called before anything is fetched."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.model.sizes import block_parameters, end_parameters
+    from anabranch.train.stage.inner_steps import island_vectors
     from anabranch.train.stage.protocol_inputs import trained_parameters
     from anabranch.train.stage.run_objects import master_dtype
 
@@ -190,6 +191,8 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
     sums = 8 if run.run.reduction == "exact" else master
     # Weights, two moments, a reduced gradient, and where they are narrower the weights to compute with.
     each = 4 * master + sums + (width if width < master else 0)
+    if islands := island_vectors(run):
+        each += islands * master + (width if width < master else 0)
     trained = trained_parameters(run, model)
     block, ends = trained.block * each + _held_bytes(run, model), trained.end * each
     if run.lora.rank:

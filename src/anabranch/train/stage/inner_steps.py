@@ -21,7 +21,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import selected
-from anabranch.train.islands.slot_state import Moments, SlotState
+from anabranch.train.islands.slot_state import KEPT, Moments, SlotState
 from anabranch.train.model.interface import DTYPES, Model
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.linear import PlainWeights
@@ -39,6 +39,21 @@ def taken(run: RunConfig, steps: int) -> int:
     """Number of inner steps that a slot needs tokens for in a round: its `steps`, and those of the next round
     that its machine begins while the contribution is still being sent (`round.overlap`)."""
     return steps + run.round.overlap
+
+
+#: Vectors of an island when it closes: weights, two moments, gradient, change, its weighted copy, and what is
+#: sent.
+_CLOSING = 7
+
+
+def island_vectors(run: RunConfig) -> int:
+    """Vectors of a stage's size that an island takes at one time beside the stage's state, at the most; 0 in
+    a run without rounds."""
+    part, rounds = run.round, rounds_of(run)
+    if not part.slots:
+        return 0
+    carried = 2 * (part.first_moment == "keep") + (part.unsent != "drop") + rounds.merges + (part.mix > 0)
+    return _CLOSING + KEPT * carried
 
 
 def inner_place(run: RunConfig, slot: int, step: int, number: int) -> tuple[int, int]:

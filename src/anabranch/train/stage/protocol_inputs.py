@@ -116,7 +116,8 @@ def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Bytes of an island's contribution to a round, and of the result, on the wire; 0 without islands."""
+    """Bytes of an island's contribution to a round, and of the result, of all stages together, on the wire; 0
+    without islands."""
     if not run.round.slots:
         return 0.0, 0.0
     of_sum = SCALED_BYTES.get(BITS[run.round.contributions], SUM_WIRE_BYTES)
