@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -174,7 +175,7 @@ def test_cut_links_lose_no_inner_step() -> None:
     def cut(node: Node) -> None:
         for crew in {slot.crew for slot in node.peer.ctx.run.plan(node.peer.committed + 1)}:
             around = (*crew, crew[0])
-            for one, other in zip(around, around[1:], strict=False):
+            for one, other in pairwise(around):
                 if world.clock.now and world.cut(one, other, 0.0):
                     cuts.append(world.clock.now)
 
