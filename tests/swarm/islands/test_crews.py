@@ -14,7 +14,8 @@ import pytest
 from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.log.records import STRANDED
+from anabranch.protocol.interface.tasks import InnerBackward, InnerHead, Payload, Result, Task
+from anabranch.protocol.log.records import STRANDED, overflowed
 from anabranch.protocol.rounds.plan import filled
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -164,6 +165,47 @@ def test_a_round_without_any_crew_is_skipped() -> None:
     assert skipped == [6] and history.commits[5].witness.tensor == STRANDED  # type: ignore[union-attr]
     assert history.t == 8 and counts(world) == [1, 1, 1, 0, 1, 1]
     assert history.plans[7][0].first == history.plans[6][0].first
+
+
+@pytest.mark.parametrize("finder", ["d0", "d1", "r2.1"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_an_overflow_that_a_crew_reports_costs_its_slot_alone(finder: str, slots: int) -> None:
+    """Also if the leader of the log is of the crew: inputs of one guest skip no round of the others."""
+    run = crew_run(slots=slots)
+    world = world_of(run)
+    spoilt = list[str]()
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if node.id == finder and node.peer.committed == 3 and not spoilt:
+            spoilt.append(node.id)
+            overflowing(node, 5)
+
+    world.watchers.append(watch)
+    world.run(until_s=2000)
+    history = world.history()
+    with_finder = [slot for slot in history.plans[5] if finder in slot.crew]
+    skipped = [commit.t for commit in history.commits if commit.witness is not None]
+    if not with_finder:
+        assert slots == 1 and skipped == []  # it has no part in the only crew
+    elif slots == 1:
+        assert skipped == [5] and overflowed(history.commits[4])
+    else:
+        assert skipped == [] and counts(world)[2] == 1
+        check_replayed(run, world)
+
+
+def overflowing(node: Node, t: int) -> None:
+    """Make the worker of a peer find an overflow in the inner steps of round t."""
+    computer = node.computer
+    assert computer is not None
+    run = computer.run
+
+    def spoilt(task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+        if isinstance(task, InnerBackward | InnerHead) and task.t == t:
+            return Result(overflow="activation")
+        return run(task, inputs)
+
+    computer.run = spoilt  # type: ignore[method-assign]
 
 
 def test_cut_links_lose_no_inner_step() -> None:

@@ -327,6 +327,10 @@ class IslandRounds:
         slots, ready = sets_of(current.slots).active, self._ready(current)
         if not slots or ready or len(self._hopeless(current, ready) | current.dropped) < len(slots):
             return None
+        for (stage, slot), found in current.witnesses.items():
+            for peer in found if current.of_crews else ():
+                if (stage, peer) in current.slots[slot].seats():
+                    return Witness(peer, stage, slot, found[peer])
         text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
         self.ctx.outbox.note("note", text=text)
         return Witness(self.ctx.me, 1, slots[0], STRANDED)
@@ -348,16 +352,19 @@ class IslandRounds:
 
     def _left(self, current: Round) -> frozenset[int]:
         """Slots of whose crew a machine does not serve from before this round on: it left, or left and came
-        back. It lost what it had computed of the slot. Of pipeline islands also slots without a crew."""
+        back. It lost what it had computed of the slot. Of pipeline islands also slots without a crew, and
+        those of which a machine of the crew reported an overflow: the crew does not go on."""
         membership, plan = self.ctx.run.membership, current.slots
-        if current.left[0] != membership.version:
+        of = membership.version, sum(map(len, current.witnesses.values()))
+        if current.left[0] != of:
             crews, left = self.ctx.run.settings.rounds.pipeline, set[int]()
             for slot in active(plan):
                 seats = plan[slot].seats()
                 there = all(membership.is_live(peer, stage, current.t - 1) for stage, peer in seats)
-                if not there or (crews and not seats):
+                spoilt = any(peer in current.witnesses.get((stage, slot), ()) for stage, peer in seats)
+                if not there or (crews and (spoilt or not seats)):
                     left.add(slot)
-            current.left = membership.version, frozenset(left)
+            current.left = of, frozenset(left)
         return current.left[1]
 
     def deadline(self, current: Round) -> float:

@@ -121,8 +121,8 @@ class Reports:
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
         """Enter a report that a tensor is not finite or out of range; once enough replicas or the coordinator
-        itself report it, and not with inputs of one relay alone, the step is skipped. Returns why the report
-        is refused, or None."""
+        itself report it, and not with inputs of one relay alone, the step is skipped; a round of pipeline
+        islands only if it has no other slot. Returns why the report is refused, or None."""
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"
@@ -142,6 +142,8 @@ class Reports:
         serving = self.ctx.run.membership.live(stage, current.t)
         heard = [other for other in found if other in serving]
         enough = peer == self.ctx.me or len(heard) >= self._needed(serving)
+        if current.of_crews:
+            return None  # the slot is lost, and the round goes on without it (`island_rounds`)
         if enough and not self._one_source(current, stage, index):
             current.witness = Witness(peer=heard[0], stage=stage, index=index, tensor=found[heard[0]])
         return None
@@ -171,7 +173,7 @@ class Reports:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
         that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
         it back, or by granting no credit for it."""
-        if current.witness is not None or current.stalls < UNANSWERED_STALLS:
+        if current.witness is not None or current.stalls < UNANSWERED_STALLS or current.of_crews:
             return
         for (stage, index), found in current.witnesses.items():
             serving = self.ctx.run.membership.live(stage, current.t)

@@ -115,9 +115,14 @@ class Round:
     """Stage -> units that its reduce counts."""
     late_look: tuple[object, ...] = ()
     """Inputs of the last decision on late slots, if that decided nothing."""
-    left: tuple[int, frozenset[int]] = (-1, frozenset())
-    """Slots whose machine left, and the membership version for which that was worked out."""
+    left: tuple[tuple[int, int], frozenset[int]] = (-1, -1), frozenset()
+    """Slots that are lost, after the membership version and number of overflows that they follow from."""
     _counts: tuple[frozenset[int], dict[int, frozenset[int]]] = (frozenset(), {})
+
+    @property
+    def of_crews(self) -> bool:
+        """True for a round of pipeline islands whose plan names their crews."""
+        return any(slot.others for slot in self.slots)
 
     def counts(self, stage: int) -> frozenset[int]:
         """Units of the round that count at a stage: those of slots that were not dropped."""

@@ -159,8 +159,7 @@ class ModelledWorld(LinedWorld):
 
     def _slot_s(self, machine: Machine, stage: int, task: Task) -> float:
         """Seconds of a task on a slot of a pipeline island (`_of_slot`)."""
-        adds = isinstance(task, tasks.WeightGradient | tasks.Recount)
-        if adds and stage == 0 and not task.unit % 2:
+        if isinstance(task, tasks.WeightGradient | tasks.Recount) and stage == 0 and not task.unit % 2:
             return 0.0  # the embedding's unit has the contribution of the whole stage
         return machine.slot_s(stage, type(task))
 
