@@ -19,6 +19,7 @@ ISLANDS: dict[str, Any] = {
     "pipeline__stages": 0, "fleet__relays_per_stage": (2,), "batch__microbatches": 4, "steps": 10,
     "round__slots": 2, "round__steps": 2, "round__start": 0.2, "checkpoint__every": 2,
 }  # fmt: skip
+CREWS = {**ISLANDS, "pipeline__stages": 2, "fleet__relays_per_stage": (2, 2), "wire__gradients": "int8"}
 SPARSE = {"round__select": "largest", "round__unsent": "feedback", "round__late": "carry"}
 
 
@@ -72,3 +73,18 @@ def test_a_range_does_not_begin_at_a_checkpoint_of_another_step(plain: RunDirect
     change_stage(copy, begun, 0, lambda tensors, metadata: metadata.update(t="99"))
     with pytest.raises(UserError, match="stage 0 has the state after step 99 and"):
         verify(copy.path, rounds=(5, 6))
+
+
+@pytest.mark.slow
+def test_rounds_of_crews_are_replayed_by_two_processes(tmp_path: Path) -> None:
+    """Each stage carries its own part of a slot."""
+    run = make_run(tmp_path, small_run(**CREWS, round__first_moment="keep"), (2, 2))
+    report = verify(run.path, jobs=2)
+    assert report.holds and report.steps == 6
+    copy = copy_of(run, tmp_path / "copies")
+
+    def spoil(commit: Commit) -> Commit:
+        return msgspec.structs.replace(commit, loss_sums=(commit.loss_sums[0], commit.loss_sums[1] + 1e-9))
+
+    change_step(copy, 5, spoil)
+    assert "step 5" in verify(copy.path).first

@@ -38,7 +38,7 @@ class ParallelStepper:
         self._microbatches = range(microbatches)
 
     def step(self, t: int) -> StepRecord:
-        self._send("share", (t, dict(self.reference.slots), dict(self.reference.late)))
+        self._send("share", self._round(t))
         share = self.reference.share(t, _own(self.reference, t, self._microbatches, 0, len(self._pipes) + 1))
         self.reference.remember_late(t, _of_rank(self.reference.late, 0, len(self._pipes) + 1))
         for pipe in self._pipes:
@@ -47,10 +47,24 @@ class ParallelStepper:
         return self.reference.step(share)
 
     def skip(self, t: int) -> StepRecord:
-        self._send("skip", t)
+        self._send("skip", self._round(t))
+        self.reference.remember_late(t, _of_rank(self.reference.late, 0, len(self._pipes) + 1))
         return self.reference.skip(Share(t, []))
 
-    def _send(self, order: str, content: int | tuple[int, Slots, Slots] | PackedShare) -> None:
+    def witnesses(self, t: int, index: int) -> frozenset[Witness]:
+        """See `Stepper`: in a round by the process that has the state which the slot carries."""
+        rank = index % (len(self._pipes) + 1) if self.reference.is_round(t) else 0
+        if not rank:
+            return self.reference.witnesses(t, index)
+        self._pipes[rank - 1].send(("witnesses", self._round(t, index)))
+        found: frozenset[Witness] = _receive(self._pipes[rank - 1])
+        return found
+
+    def _round(self, t: int, index: int = 0) -> tuple[int, Slots, Slots, int]:
+        """Content of an order about iteration t, or about its microbatch or slot `index`."""
+        return t, dict(self.reference.slots), dict(self.reference.late), index
+
+    def _send(self, order: str, content: tuple[int, Slots, Slots, int] | PackedShare) -> None:
         for pipe in self._pipes:
             pipe.send((order, content))
 
@@ -90,8 +104,8 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
-    """Main function of a worker process: send its numerics class, then do the orders "share", "step" and
-    "skip" of the first process until the pipe closes."""
+    """Main function of a worker process: send its numerics class, then do the orders of the first process
+    (`do_order`) until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the first process, whose end closes the pipe
     inputs = open_inputs(Path(run_dir))
     batch = inputs.run.batch
@@ -102,15 +116,29 @@ def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
             order, content = pipe.recv()
         except EOFError:
             return
-        if order == "share":
-            t, reference.slots, reference.late = content
-            share = reference.share(t, _own(reference, t, range(batch.microbatches), rank, jobs))
-            reference.remember_late(t, _of_rank(reference.late, rank, jobs))
-            pipe.send(_packed(share))
-        elif order == "step":
-            reference.step(_unpacked(reference.t + 1, content, reference))
-        else:
-            reference.skip(Share(content, []))
+        if (answer := do_order(reference, batch.microbatches, rank, jobs, order, content)) is not None:
+            pipe.send(answer)
+
+
+def do_order(
+    reference: Reference, microbatches: int, rank: int, jobs: int, order: str, content: Any
+) -> PackedShare | frozenset[Witness] | None:
+    """Do an order of the first process, as process `rank` of `jobs`; returns the answer to send, None if
+    there is none. order: "share", "witnesses", "step" or "skip"."""
+    if order == "step":
+        reference.step(_unpacked(reference.t + 1, content, reference))
+        return None
+    t, reference.slots, reference.late, index = content
+    if order == "witnesses":
+        return reference.witnesses(t, index)
+    share = Share(t, [])
+    if order == "share":
+        share = reference.share(t, _own(reference, t, range(microbatches), rank, jobs))
+    reference.remember_late(t, _of_rank(reference.late, rank, jobs))
+    if order == "share":
+        return _packed(share)
+    reference.skip(share)
+    return None
 
 
 def _own(reference: Reference, t: int, microbatches: range, rank: int, jobs: int) -> list[int]:

@@ -23,6 +23,10 @@ class Stepper(Protocol):
 
     def skip(self, t: int) -> StepRecord: ...
 
+    def witnesses(self, t: int, index: int) -> frozenset[Witness]:
+        """All overflows of microbatch, or slot, `index` of the next iteration t (`Reference.witnesses`)."""
+        ...
+
 
 class SequentialStepper:
     """Stepper that computes in this process alone. order: see `Order`."""
@@ -37,7 +41,11 @@ class SequentialStepper:
         return self.reference.step(share)
 
     def skip(self, t: int) -> StepRecord:
+        self.reference.remember_late(t, sorted(self.reference.late))
         return self.reference.skip(Share(t, []))
+
+    def witnesses(self, t: int, index: int) -> frozenset[Witness]:
+        return self.reference.witnesses(t, index)
 
 
 class Observer(Protocol):
@@ -88,7 +96,7 @@ def replay(
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
             if commit.witness is not None and commit.witness.tensor != STRANDED:
-                found = reference.witnesses(commit.t, commit.witness.index)
+                found = stepper.witnesses(commit.t, commit.witness.index)
             record = stepper.skip(commit.t)
             for observer in observers:
                 observer.skipped(commit, record, found)

@@ -30,6 +30,7 @@ from anabranch.observe.events import (
     Suspected,
 )
 from anabranch.protocol.consensus.log_replay import LogReplay
+from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Control, Entry, NoOp, StageCommit, Voters, encode_entry
 
 
@@ -301,3 +302,23 @@ def test_the_run_of_a_storm(tmp_path: Path) -> None:
 def test_what_makes_no_storm_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_inner_steps_of_a_crew_are_in_the_ledger_each_once(tmp_path: Path) -> None:
+    """The data node's work is of its slot's units at stage 0, a relay's of the slot."""
+    each = [
+        tasks.InnerForward(3, 1, 5, 0),
+        tasks.InnerHead(3, 1, 5, 0),
+        tasks.InnerBackward(3, 1, 5, 1),
+        tasks.InnerStep(3, 1, 5),
+    ]
+    found = {}
+    for stage in (0, 2):
+        kept = ledger.Ledger(tmp_path / f"{stage}.jsonl")
+        for task in each:
+            kept.add(task, stage, 4, 1.0)
+        entries = ledger.read_ledger(tmp_path / f"{stage}.jsonl")
+        found[stage] = [(entry.unit, entry.kind) for entry in entries]
+    kinds = ["InnerForward 5.0", "InnerHead 5.0", "InnerBackward 5.1", "InnerStep 5"]
+    assert found[0] == list(zip((3, 2, 3, 3), kinds, strict=True))
+    assert found[2][0] == (1, kinds[0]) and found[2][2:] == [(1, kinds[2]), (1, kinds[3])]

@@ -12,7 +12,7 @@ from anabranch.config import RunConfig
 from anabranch.train.reference.independent import IndependentReference
 from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.run_objects import token_ids
-from support.small_training import MadeUpBatches, SmallSwarm, small_model, small_run
+from support.small_training import MadeUpBatches, SmallSwarm, small_model, small_run, with_section
 
 transformers = pytest.importorskip("transformers")
 FAMILY: dict[str, dict[str, Any]] = {
@@ -78,4 +78,7 @@ def test_gradients_are_those_of_transformers(architecture: str) -> None:
 def test_the_independent_implementation_refuses_what_it_lacks() -> None:
     run = run_of("qwen2")
     with pytest.raises(ValueError, match="has llama and gpt only, not qwen2"):
+        IndependentReference(run, small_model(run), MadeUpBatches(run), {})
+    run = with_section(small_run(), "round", slots=1)
+    with pytest.raises(ValueError, match="has no islands"):
         IndependentReference(run, small_model(run), MadeUpBatches(run), {})

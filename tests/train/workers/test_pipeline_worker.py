@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from anabranch.audit.parallel_replay import ParallelStepper, do_order
+from anabranch.audit.replay import SequentialStepper
 from anabranch.config import PipelineSection, RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Result, embed_unit, head_unit
@@ -91,6 +94,52 @@ def test_each_stage_carries_its_part_of_a_slot(rules: dict[str, Any]) -> None:
     reference.remember_late(t + 1, [1])
     check(swarm, reference, t + 1, {0: Slot(2, 3, carried=t * carries)})
     check(swarm, reference, t + 2, {0: Slot(5, 1), 1: Slot(5, 3, carried=t + 1, late=2)})
+
+
+def test_a_skipped_round_leaves_the_states_of_its_slots() -> None:
+    """The round was skipped for slot 0; slot 1 merges its contribution in the next one, and is replayed."""
+    swarm, reference, t = beginning(island_run(first_moment="keep"))
+    plan = Slot(0, 2)
+    swarm.take_part(t, {1: plan})
+    swarm.skip(t)
+    reference.slots, reference.late = {0: plan, 1: plan}, {1: plan}
+    SequentialStepper(reference, lambda t: ()).skip(t)
+    check(swarm, reference, t + 1, {1: Slot(2, 1, carried=t, late=2)})
+
+
+class OtherProcess:
+    """End of a pipe to a process of a replay, which is in this process here."""
+
+    def __init__(self, reference: Reference, microbatches: int) -> None:
+        self._of = reference, microbatches, 1, 2
+        self._answers: list[object] = []
+
+    def send(self, message: tuple[str, object]) -> None:
+        self._answers.append(do_order(*self._of, *pickle.loads(pickle.dumps(message))))
+
+    def recv(self) -> object:
+        return self._answers.pop()
+
+
+def test_processes_that_share_a_replay_find_the_overflows_of_each_others_slots() -> None:
+    """The state that slot 1 carries is in the second process, which has to look for its overflow."""
+    run = island_run(first_moment="keep")
+    _, alone, t = beginning(run)
+    (_, first, _), (_, second, _) = beginning(run), beginning(run)
+    stepper = ParallelStepper(first, 6, [cast("Any", OtherProcess(second, 6))])
+    for reference in (alone, first, second):
+        reference.slots = {0: Slot(0, 1), 1: Slot(0, 2)}
+    assert stepper.step(t) == SequentialStepper(alone, lambda t: ()).step(t)
+    for reference in (alone, first, second):
+        reference.slots = {0: Slot(1, 1, carried=t), 1: Slot(2, 2, carried=t)}
+        layout = reference.states[0].layout
+        layout.view(reference.states[0].weights, "model.norm.weight").fill_(3e38)
+    found = stepper.witnesses(t + 1, 1)
+    assert (0, "loss") in found and found == alone.witnesses(t + 1, 1)
+    assert stepper.witnesses(t + 1, 0) == alone.witnesses(t + 1, 0)
+    first.late = alone.late = {1: Slot(2, 2, carried=t)}
+    assert stepper.skip(t + 1).fingerprints == SequentialStepper(alone, lambda t: ()).skip(t + 1).fingerprints
+    assert second.t == t + 1
 
 
 def test_synchronous_steps_and_held_out_windows_around_the_rounds() -> None:

@@ -17,6 +17,8 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Task, embed_unit, full_cover, head_unit
 
 LEDGER_VARIABLE = "ANABRANCH_LEDGER"
+#: Tasks on inner steps, of which a slot has many.
+INNER = (tasks.InnerForward, tasks.InnerHead, tasks.InnerBackward, tasks.InnerStep)
 
 
 def ledger_of(directory: RunDirectory, name: str) -> Path:
@@ -26,7 +28,8 @@ def ledger_of(directory: RunDirectory, name: str) -> Path:
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
     """Compute task on the unit `unit` (numbered as in `full_cover`) in iteration t at `stage`, which took
-    `seconds` until the Unix time `at`. kind: type of the task."""
+    `seconds` until the Unix time `at`. kind: type of the task, and on an inner step its numbers
+    ("InnerForward 5.0": microbatch 0 of inner step 5)."""
 
     at: float
     t: int
@@ -49,9 +52,11 @@ class Ledger:
         return cls(Path(path)) if path else None
 
     def add(self, task: Task, stage: int, microbatches: int, seconds: float) -> None:
-        unit = _unit_of(task)
+        unit, kind = _unit_of(task, stage), type(task).__name__
         if unit in full_cover(stage, microbatches):
-            entry = Entry(time.time(), task.t, stage, unit, type(task).__name__, seconds)
+            if isinstance(task, INNER):
+                kind += f" {task.step}" + ("" if isinstance(task, tasks.InnerStep) else f".{task.number}")
+            entry = Entry(time.time(), task.t, stage, unit, kind, seconds)
             self._file.write(msgspec.json.encode(entry) + b"\n")
 
 
@@ -63,9 +68,14 @@ def read_ledger(path: Path) -> list[Entry]:
     return [msgspec.json.decode(line, type=Entry) for line in lines]
 
 
-def _unit_of(task: Task) -> int:
-    """Number of the microbatch (in the numbering of `full_cover`) that a task works on; -1 if on none."""
+def _unit_of(task: Task, stage: int) -> int:
+    """Number of the microbatch or slot (in the numbering of `full_cover`) that a task works on at `stage`; -1
+    if on none."""
     match task:
+        case tasks.InnerForward(_, index) | tasks.InnerBackward(_, index) | tasks.InnerStep(_, index):
+            return index if stage else embed_unit(index)
+        case tasks.InnerHead(_, index):
+            return head_unit(index)
         case tasks.Embed(_, index):
             return embed_unit(index)
         case tasks.Head(_, index, True):

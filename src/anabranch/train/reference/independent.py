@@ -259,7 +259,8 @@ class IndependentReference:
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
         """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for what
-        is lacking here: models but llama and gpt, optimizers but AdamW, adapters, codecs in a subspace."""
+        is lacking here: models but llama and gpt, optimizers but AdamW, adapters, codecs in a subspace,
+        rounds of islands."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(
@@ -270,6 +271,8 @@ class IndependentReference:
             raise ConfigError("the independent implementation has AdamW only: verify without --independent")
         if run.lora.rank:
             raise ConfigError("the independent implementation has no adapters: verify without --independent")
+        if run.round.slots:
+            raise ConfigError("the independent implementation has no islands: verify without --independent")
         if model.subspace and (run.wire.activations, run.wire.gradients) != ("none", "none"):
             raise ConfigError(
                 "the independent implementation has no codecs within a subspace: verify without --independent"
