@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from msgspec import structs
@@ -13,6 +14,7 @@ from msgspec import structs
 from anabranch.cli.main import main
 from anabranch.executors import Processes
 from anabranch.protocol.log.records import Commit, decode_entry
+from anabranch.protocol.rounds.plan import slots_of
 from anabranch.sim.fuzz.fault_kinds import PROFILES, matrix_cells
 from anabranch.sim.fuzz.narrative import story
 from anabranch.sim.fuzz.runner import run_seed, run_seeds
@@ -58,6 +60,25 @@ def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
 def test_a_founder_and_strangers_who_know_it_alone_do_not_ask_each_other_for_ever() -> None:
     """No process knows more than its ticket, the addresses of the data nodes (I4)."""
     assert not run_seed(56, "tickets").violation
+
+
+def test_seeds_of_pipeline_islands_with_counted_slots() -> None:
+    """Crews of at least two relays and a data node fill slots, several in a round, under faults."""
+    drawn = (draw(seed, "crews") for seed in range(60))
+    several = (each for each in drawn if each.settings.rounds.pipeline and each.settings.rounds.slots > 1)
+    cheap = [each for each in several if 6 <= len(each.machines) <= 10][:5]
+    counts = Counter[int]()
+    for each in cheap:
+        trial = SeedTrial(each)
+        assert not trial.run().violation, each.seed
+        history = trial.world.history()
+        for commit in history.commits:
+            plan = history.plans.get(commit.t, ())
+            assert all(len(slot.crew) == each.settings.stages + 1 for slot in plan if slot.peer)
+            if plan and commit.verdict == "step":
+                counts[len(slots_of(plan, commit))] += 1
+    assert len(cheap) == 5
+    assert min(counts[1], counts[2]) >= 5, counts
 
 
 def test_rounds_of_several_stages_complete() -> None:

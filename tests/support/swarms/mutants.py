@@ -62,6 +62,7 @@ from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.pipeline.claims import Claims
 from anabranch.protocol.pipeline.credits import Credit, Grant, SlotLedger
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
+from anabranch.protocol.pipeline.island_steps import CrewPass
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 from anabranch.protocol.pipeline.repair import Repairs
@@ -79,6 +80,7 @@ from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
 from anabranch.sim.network.fair_share import Traffic, _Lane
+from anabranch.sim.workers.integer_slots import IslandSlots
 from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
@@ -836,7 +838,47 @@ def stale_outer_state(patch: Patch) -> None:
     patch.setattr(IntegerWorker, "_weights", stale)
 
 
+def inner_microbatch_left_out(patch: Patch) -> None:
+    """All machines of a crew agree that an inner step has a microbatch less than it has."""
+
+    def shorter(self: CrewPass, count: int) -> None:
+        self.__dict__["fewer"] = max(1, count - 1)
+
+    fewer = property(lambda self: self.__dict__["fewer"], shorter)
+    patch.setattr(CrewPass, "count", fewer, raising=False)
+
+
+def island_of_a_stale_state(patch: Patch) -> None:
+    """A pipeline island begins at one of its stages from the state before the last outer step."""
+    go_on, begin = IntegerWorker._go_on, IslandSlots._begin
+    before: dict[int, int] = {}
+
+    def noted(self: IntegerWorker, t: int, state: int) -> None:
+        before[id(self._islands)] = self.state
+        go_on(self, t, state)
+
+    def stale(self: IslandSlots, task: Any, state: int, x: int) -> Result:
+        return begin(self, task, before.get(id(self), state) if self._stage == 2 else state, x)
+
+    patch.setattr(IntegerWorker, "_go_on", noted)
+    patch.setattr(IslandSlots, "_begin", stale)
+
+
+def inner_activations_exchanged(patch: Patch) -> None:
+    """A relay takes the first two activations of an inner step for each other's."""
+    take = CrewPass.on_activation
+
+    def exchanged(self: CrewPass, peer: str, step: int, number: int, payload: Payload) -> str | None:
+        number = 1 - number if not self._is_source and self.count > 1 and number < 2 else number
+        return take(self, peer, step, number, payload)
+
+    patch.setattr(CrewPass, "on_activation", exchanged)
+
+
 MUTANTS: dict[str, Mutant] = {
+    "a microbatch of inner steps left out": Mutant(inner_microbatch_left_out, "crews", ("I3",)),
+    "an island of a stale state": Mutant(island_of_a_stale_state, "crews", ("I3",)),
+    "activations of inner steps exchanged": Mutant(inner_activations_exchanged, "crews", ("I3",)),
     "backward on other weights": Mutant(backward_on_other_weights, "delayed", ("I3",)),
     "weights predicted at one end": Mutant(predicted_at_one_end_only, "delayed", ("I3",)),
     "claims of two iterations": Mutant(claims_of_two_iterations, "delayed", ("I1", "I3", "I4")),

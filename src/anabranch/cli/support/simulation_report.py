@@ -59,11 +59,9 @@ def heading(fleet: Fleet) -> str:
 def _arranged(scenario: Scenario) -> str:
     """Stages of a scenario, or its islands, in words."""
     model, part = scenario.model, scenario.round
-    if model.stages:
-        return f"over {model.stages} stages"
-    if not part.slots:
-        return "with the whole model each"
-    return f"with the whole model each, at most {part.slots} islands of {part.steps} steps a round"
+    machines = f"over {model.stages} stages" if model.stages else "with the whole model each"
+    islands = f", at most {part.slots} islands of {part.steps} steps a round"
+    return machines + islands * (part.slots > 0)
 
 
 def churn_of(scenario: Scenario) -> str:
