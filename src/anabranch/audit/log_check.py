@@ -28,7 +28,7 @@ from anabranch.protocol.log.records import (
 )
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.reduce.coverage import plausible
-from anabranch.protocol.rounds.plan import Plan, active, counted, next_plan_problem, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, filled, next_plan_problem, units_of
 
 
 @dataclass
@@ -215,8 +215,9 @@ class _LogChecker:
             elif not 0 <= commit.witness.index < genesis.microbatches:
                 self._expect(False, f"is skipped for microbatch {commit.witness.index}, which does not exist")
             elif commit.witness.tensor == STRANDED:
-                # For want of machines: nobody could fill any of the slots.
-                stranded = any(self._is_lost(slots[k], commit.t) for k in active(slots))  # others were late
+                # For want of machines: nobody could fill some of the slots, and the others were late. That
+                # crews were late is the leader's word.
+                stranded = any(self._is_lost(slots[k], commit.t) for k in active(slots)) or genesis.stages > 1
                 self._expect(stranded, "is skipped for want of machines, but its slots could be filled")
             if commit.t - 1 in self.states:
                 self.states[commit.t] = self.states[commit.t - 1]
@@ -234,8 +235,12 @@ class _LogChecker:
         for stage, entry in enumerate(commit.stages):
             self._check_owners(commit.t, stage, entry, microbatches, slots)
         if slots and len(commit.stages) > 1:
-            data, islands = counted(commit.stages[0].owners[::2]), counted(commit.stages[1].owners)
-            self._expect(set(data) == set(islands), "the slots of its stages differ")
+            data, *islands = commit.stages[0].owners[::2], *(part.owners for part in commit.stages[1:])
+            same = all(set(counted(data)) == set(counted(owners)) for owners in islands)
+            self._expect(same, "the slots of its stages differ")
+            if same and genesis.stages > 1:
+                crews = all(slots[k].crew == crew for k, crew in filled(commit.stages).items())
+                self._expect(crews, "a slot counts of another crew than that of its plan")
 
     def _is_lost(self, slot: Slot, t: int) -> bool:
         """True if nobody could fill a slot in round t: its machine left with what it carried, or one of a

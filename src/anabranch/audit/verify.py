@@ -206,7 +206,7 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
     if history.t != len(history.commits) or any(t != c.t for t, c in enumerate(history.commits, start=1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")
     for t in range(1, history.t + 1):
-        if wrong := plan_problem(rounds_of(run), t, history.plans.get(t, ())):
+        if wrong := plan_problem(rounds_of(run), t, history.plans.get(t, ()), run.pipeline.relay_stages):
             raise UserError(f"{inputs.directory.log}: step {t} cannot be taken again: {wrong}")
 
 

@@ -380,8 +380,8 @@ def _pipeline_islands_problem(config: RunConfig) -> str:
         return 'wire.reduce does not work with round.slots: set it to "exact" (see round.contributions)'
     if config.pipeline.stages == 1:
         return "round.slots works with pipeline.stages = 0 (an island is one machine) or with 2 and more"
-    if config.round.late == "wait":
-        return 'round.late = "wait" is for islands of one machine: set it to "drop" or "carry"'
+    if config.round.late != "drop":
+        return f'round.late = "{config.round.late}" is for islands of one machine: set it to "drop"'
     if config.round.overlap:
         return "round.overlap is for islands of one machine: set pipeline.stages or round.overlap to 0"
     return ""

@@ -88,7 +88,7 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
     ("changes", "kill_at"),
     [
         ({"wire__activations": "int8", "wire__gradients": "int8"}, 6),
-        pytest.param({"round__first_moment": "keep", "round__late": "carry"}, 4, marks=pytest.mark.soak),
+        pytest.param({"round__first_moment": "keep"}, 4, marks=pytest.mark.soak),
         pytest.param({"pipeline__stages": 3, "model__blocks": 3}, 1, marks=pytest.mark.soak),
     ],
 )

@@ -17,24 +17,25 @@ def test_complete_slots_are_those_whose_units_are_all_claimed(seed: int) -> None
     draw = random.Random(seed)
     plan = tuple(Slot(0, draw.randrange(3), f"r{slot}") for slot in range(12))
     current = Round(3, "base", 0.0, slots=plan)
+    stages = draw.choice([1, 3])
     for _ in range(60):
-        stage, peer = draw.randrange(2), draw.choice("abcd")
+        stage, peer = draw.randrange(stages + 1), draw.choice("abcd")
         if draw.random() < 0.1:
             for claims in current.claims.values():
                 claims.pop(peer, None)
-            current.recount()
+            current.recount(stages)
         else:
             cover = sorted(sets_of(plan).cover(stage))
             units = frozenset(draw.sample(cover, draw.randrange(min(6, len(cover)))))
             claims = current.claims.setdefault(stage, {})
             known = claims.get(peer, frozenset())
-            current.took(stage, units - known)
+            current.took(stage, units - known, stages)
             claims[peer] = known | units
-        held = {stage: frozenset().union(*current.claims.get(stage, {}).values()) for stage in (0, 1)}
+        held = {stage: frozenset().union(*current.claims.get(stage, {}).values()) for stage in range(stages + 1)}
         ready = {k for k in active(plan) if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
         assert current.complete == ready
         current.dropped = frozenset(draw.sample(active(plan), draw.randrange(3)))
-        for stage in (0, 1):
+        for stage in range(stages + 1):
             assert current.counts(stage) == units_of(stage, set(active(plan)) - current.dropped)
 
 

@@ -126,7 +126,7 @@ class RunView:
         Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
         slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
-        wrong = plan_problem(self.settings.rounds, t, slots)
+        wrong = plan_problem(self.settings.rounds, t, slots, self.settings.stages)
         if slots and not wrong:
             self._plans[t] = slots
         self._next = t

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import STRANDED, Commit, Crew, Slot, Witness
+from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Slot, Witness
 from anabranch.protocol.rounds.plan import (
     Plan,
     active,
     counted,
     crews_of,
     even_plan,
-    filled,
     next_plan,
     sets_of,
 )
@@ -42,6 +41,9 @@ REMEMBERED = 50
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
+#: Least expected time (s) of a round of pipeline islands in whose deadline is believed: before the first
+#: round nobody knows what their lines take. Plain choice.
+CREW_S = 20.0
 #: Shortest time (s) that a slot is believed to take; a plain choice.
 SHORTEST_S = 1e-3
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
@@ -52,6 +54,9 @@ _WORK = (
     *("Forward", "InputGradient", "WeightGradient", "Recount"),
     *("InnerForward", "InnerBackward", "InnerStep"),
 )
+
+
+_Prompt = Callable[[str], bool]
 
 
 class IslandRounds:
@@ -73,6 +78,8 @@ class IslandRounds:
         """Slot -> rounds running in which it overflowed and did not count."""
         self._crew_rates: dict[Crew, float] = {}
         """Crew of the last round -> inner steps per second, as measured there."""
+        self._opened = 0
+        """Iteration that this leader opened when it had committed the one before; 0: it took over since."""
         self._done_at: dict[int, float] = {}
         """Slot of the open round -> time (s) at which it was complete; only of pipeline islands."""
         self._units: Mapping[str, int] = {}
@@ -92,6 +99,7 @@ class IslandRounds:
         this leader's round of it, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
+        self._opened = record.t + 1 if current is not None else 0
         self._units = {}
         if len(record.stages) > 1:
             plan, units = self.ctx.run.plan(record.t), Counter[str]()
@@ -102,7 +110,6 @@ class IslandRounds:
             self._units = units
             if plan and current is not None and current.t == record.t:
                 self._warn(current, counted(record.stages[1].owners))
-                self._measure_crews(current, record)
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
@@ -127,33 +134,35 @@ class IslandRounds:
             if len(self._rates) > RATES_KEPT:
                 del self._rates[next(iter(self._rates))]
 
-    def _measure_crews(self, current: Round, record: Commit) -> None:
+    def _measure_crews(self, current: Round, accepted: Mapping[int, Crew]) -> None:
         """Measure the speeds of crews by the time from the opening of a round to their slots' claims, their
         lines included. One that was too late counts as half as quick as if it had been done now, so that it
-        gets fewer steps until it is in time. Crews of former rounds are forgotten."""
-        if not self.ctx.run.settings.rounds.pipeline:
+        gets fewer steps until it is in time. A leader that took over within the round measures nothing.
+        Crews of former rounds are forgotten."""
+        done_at, self._done_at = self._done_at, {}
+        if self._opened != current.t:
             return
-        counts, before = filled(record.stages), self._crew_rates
-        self._crew_rates = {}
+        before, self._crew_rates = self._crew_rates, {}
         for number in active(current.slots):
-            slot, done_at = current.slots[number], self._done_at.get(number, self.ctx.clock.now)
-            rate = slot.steps / max(done_at - current.opened_at, SHORTEST_S)
-            if number in counts:
+            slot, at = current.slots[number], done_at.get(number, self.ctx.clock.now)
+            rate = slot.steps / max(at - current.opened_at, SHORTEST_S)
+            if number in accepted:
                 self._crew_rates[slot.crew] = rate
-            elif slot.crew:
+            elif slot.crew and number not in self._left(current):
                 self._crew_rates[slot.crew] = min(rate, before.get(slot.crew, rate)) / 2.0
-        self._done_at.clear()
 
-    def _crews(self, plan: Plan, t: int, prompt: Callable[[str], bool]) -> dict[Crew, float]:
-        """Crews for the next round, with their inner steps per second. A new crew is as quick as its slowest
-        machine computes, divided by what measured crews lose to their lines. plan: of the round before."""
+    def _crews(self, plan: Plan, accepted: Collection[int], t: int, prompt: _Prompt) -> dict[Crew, float]:
+        """Crews for round t, with their inner steps per second. A new crew is as quick as its slowest machine
+        computes, divided by what measured crews lose to their lines. plan, accepted: of the round before, and
+        its slots that count. prompt: tells which machines can begin in time."""
         membership, going = self.ctx.run.membership, set(self._admission.going())
         rates = []
         for stage in range(1, self.ctx.run.settings.stages + 1):
             live = [peer for peer in membership.live(stage, t) if peer not in going]
             rates.append({peer: self._rate(peer) for peer in list(filter(prompt, live)) or live})
         data_nodes = [peer for peer in membership.live(0, t) if peer not in going]
-        known, crews = self._crew_rates, crews_of(plan, rates, list(filter(prompt, data_nodes)) or data_nodes)
+        data_nodes = list(filter(prompt, data_nodes)) or data_nodes
+        known, crews = self._crew_rates, crews_of(plan, accepted, rates, data_nodes, t)
         computed = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
         shares = sorted(known[crew] / computed[crew] for crew in crews if crew in known)
         usual = shares[len(shares) // 2] if shares else 1.0
@@ -182,7 +191,8 @@ class IslandRounds:
             return ()
         before = current.slots or even_plan(rounds)
         if rounds.pipeline:
-            crews = self._crews(before, t, lambda peer: self._is_prompt(peer, current.t))
+            self._measure_crews(current, accepted)
+            crews = self._crews(before, accepted, t, lambda peer: self._is_prompt(peer, current.t))
             return next_plan(before, accepted, rounds, crews, current.t)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
@@ -241,7 +251,11 @@ class IslandRounds:
         share = min(1.0, len(ready) / (READY * there)) if there else 0.0
         if share > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
-        if not ready or len(ready) + len(current.dropped) == len(slots):
+        if len(ready) + len(current.dropped) == len(slots):
+            return
+        if not ready:
+            if current.of_crews and self.ctx.clock.now >= self.deadline(current):
+                self._drop(current, slots - current.dropped)
             return
         version, over = self.ctx.run.membership.version, self.ctx.clock.now >= self.deadline(current)
         look = (len(ready), len(current.dropped), version, self._admission.absent.silent(), over)
@@ -328,10 +342,12 @@ class IslandRounds:
         if not slots or ready or len(self._hopeless(current, ready) | current.dropped) < len(slots):
             return None
         for (stage, slot), found in current.witnesses.items():
-            for peer in found if current.of_crews else ():
-                if (stage, peer) in current.slots[slot].seats():
-                    return Witness(peer, stage, slot, found[peer])
+            for peer, tensor in found.items():
+                if tensor != GIVEN_UP and current.has_seat(peer, stage, slot) and current.of_crews:
+                    return Witness(peer, stage, slot, tensor)
         text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
+        if current.of_crews:
+            text = f"all crews of round {current.t} lost a machine, gave up or were too late: it is skipped"
         self.ctx.outbox.note("note", text=text)
         return Witness(self.ctx.me, 1, slots[0], STRANDED)
 
@@ -371,6 +387,9 @@ class IslandRounds:
         """Time (s) from which slots that are not ready are late, or in a run that waits for late slots their
         machines are removed; infinite if that is not known yet."""
         rounds = self.ctx.run.settings.rounds
+        if current.of_crews and not self._ready(current) and current.dropped != sets_of(current.slots).slots:
+            begun_at = max(current.opened_at, current.progress_at)
+            return begun_at + OVERDUE * max(self._longest_s(current), CREW_S)
         if not current.slots or current.ready_at == math.inf:
             return math.inf
         if not rounds.drops:

@@ -51,6 +51,9 @@ class Reports:
         if current is None:
             return None
         units = frozenset(message.units) & self.ctx.run.cover(message.stage, current.t)
+        slots = {unit if message.stage else unit // 2 for unit in units}
+        if current.of_crews and not all(current.has_seat(peer, message.stage, slot) for slot in slots):
+            return "units of slots that another crew fills"
         wrong = self._contradiction(current, message, units)
         if wrong is not None:
             return wrong
@@ -130,6 +133,9 @@ class Reports:
         current = self.tip.current(peer, stage, message.fence.t, message.fence.base)
         if current is None or current.witness is not None:
             return None
+        of_crew = current.of_crews and index < settings.microbatches
+        if of_crew and not current.has_seat(peer, stage, index):
+            return f"no slot {index} that it fills"
         found = current.witnesses.setdefault((stage, index), {})
         if peer not in found:
             # The first report is news; one microbatch after the other could put a stall off for hours.
@@ -142,7 +148,7 @@ class Reports:
         serving = self.ctx.run.membership.live(stage, current.t)
         heard = [other for other in found if other in serving]
         enough = peer == self.ctx.me or len(heard) >= self._needed(serving)
-        if current.of_crews:
+        if of_crew:
             return None  # the slot is lost, and the round goes on without it (`island_rounds`)
         if enough and not self._one_source(current, stage, index):
             current.witness = Witness(peer=heard[0], stage=stage, index=index, tensor=found[heard[0]])
@@ -173,9 +179,11 @@ class Reports:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
         that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
         it back, or by granting no credit for it."""
-        if current.witness is not None or current.stalls < UNANSWERED_STALLS or current.of_crews:
+        if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
+            if current.of_crews and index < self.ctx.run.settings.microbatches:
+                continue
             serving = self.ctx.run.membership.live(stage, current.t)
             first = next((peer for peer in found if peer in serving), None)
             units = {index} if stage else {head_unit(index), embed_unit(index)}

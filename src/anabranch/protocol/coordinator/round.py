@@ -124,6 +124,10 @@ class Round:
         """True for a round of pipeline islands whose plan names their crews."""
         return any(slot.others for slot in self.slots)
 
+    def has_seat(self, peer: str, stage: int, slot: int) -> bool:
+        """True if a peer fills a slot of the round at a stage, by its plan."""
+        return slot < len(self.slots) and (stage, peer) in self.slots[slot].seats()
+
     def counts(self, stage: int) -> frozenset[int]:
         """Units of the round that count at a stage: those of slots that were not dropped."""
         if not self.dropped:

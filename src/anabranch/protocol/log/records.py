@@ -157,8 +157,11 @@ class Evaluation(msgspec.Struct, frozen=True):
     tokens: int
 
 
-#: Witness.tensor of a round that is skipped since the machines of all its slots left, with what they carried.
+#: Witness.tensor of a round that is skipped since nobody fills any of its slots: their machines left with
+#: what they carried, or their crews lost a machine or were too late.
 STRANDED = "state of slots"
+#: Overflow.tensor by which a machine says that its crew does not go on with a slot, as a task of it failed.
+GIVEN_UP = "slot"
 
 
 class Witness(msgspec.Struct, frozen=True):

@@ -113,7 +113,8 @@ class CallBack(FencedMessage, frozen=True, tag=85):
 
 class Overflow(FencedMessage, frozen=True, tag=9):
     """Report that computing microbatch `index` at `stage` gave a non-finite or out-of-range value. tensor:
-    name of the value. sender: peer that sent the last input, "" if there was none."""
+    name of the value, or `GIVEN_UP` for a slot with which a crew does not go on. sender: peer that sent the
+    last input, "" if there was none."""
 
     stage: StageNumber
     index: Index

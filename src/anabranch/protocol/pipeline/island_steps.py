@@ -22,7 +22,7 @@ from anabranch.protocol.interface.tasks import (
     Payload,
     Result,
 )
-from anabranch.protocol.log.records import Slot
+from anabranch.protocol.log.records import GIVEN_UP, Slot
 from anabranch.protocol.messages import InnerActivation, InnerGradient
 from anabranch.protocol.pipeline.claims import Claims
 
@@ -84,7 +84,7 @@ class CrewPass:
         self.step, self._last = slot.first + 1, slot.first + slot.steps
         self._most = min(self.count, *map(self._capacity, slot.crew[:-1]))
         self._sent: dict[int, Payload] = {}
-        """Microbatch of the step -> activation that this peer sent on, until the step ends."""
+        """Microbatch of the step -> activation that this peer sent on, until its gradient's turn."""
         self._begun: set[int] = set()
         """Microbatches whose forward task (at the data node: head) is submitted."""
         self._activations: dict[tuple[int, int], Payload] = {}
@@ -130,14 +130,30 @@ class CrewPass:
         before is answered again if its gradient was sent: that may be lost with a link."""
         if peer != self.upstream or not 0 <= number < self.count:
             return f"no activation of microbatch {number} of slot {self.index} is expected from this peer"
+        self._forget_answers(step, number - self._most)
         if (answer := self._answers.get((step, number))) is not None:
             self._answer(step, number, answer)
-        elif step not in (self.step, self.step + 1):
-            return f"inner step {step} of slot {self.index} is not open, but {self.step}"
+        elif not self._is_due(step, number):
+            return f"microbatch {number} of inner step {step} of slot {self.index} is not its turn"
         elif step > self.step or not (number in self._begun if not self._is_source else number < self._heads):
             self._activations.setdefault((step, number), payload)
             self._take_activations()
         return None
+
+    def _is_due(self, step: int, number: int) -> bool:
+        """True if the data node may have sent a microbatch: it has no more in flight than the crew can hold,
+        and begins a step after the last gradient of the one before."""
+        over = self._backwards == self.count
+        begun = self._backwards if step == self.step else 0
+        return number < begun + self._most and (step == self.step or (over and step == self.step + 1))
+
+    def _forget_answers(self, step: int, last: int) -> None:
+        """Drop the gradients sent back that the machine before has used: those of earlier steps than `step`,
+        and of that one up to number `last`."""
+        if step in (self.step, self.step + 1):
+            self._answers = {
+                of: answer for of, answer in self._answers.items() if of[0] >= step and (of[0], last) < of
+            }
 
     def _take_activations(self) -> None:
         """Submit the tasks of activations that came and whose turn it is."""
@@ -164,6 +180,7 @@ class CrewPass:
         self._gradients.setdefault(number, payload)
         while (due := self._gradients.pop(self._backwards, None)) is not None:
             number, self._backwards = self._backwards, self._backwards + 1
+            del self._sent[number]
             task = InnerBackward(self._all.t, self.index, self.step, number)
             self._submit(TaskPriority.GRADIENT, task, (due,), partial(self._backward_done, number))
         if self._is_source:
@@ -218,20 +235,18 @@ class CrewPass:
             self.ctx.tasks.submit(rank, task, inputs, then, self.index)
 
     def _is_good(self, result: Result, sender: str) -> bool:
-        """True if a task succeeded. Otherwise this peer goes on with the slot no more, so that the leader
-        drops it, and an overflow is reported. sender: of the task's input."""
+        """True if a task succeeded. Otherwise this peer goes on with the slot no more, and reports that, so
+        that the leader drops it. sender: of the task's input."""
         if self._failed:
             return False
         if result.error:
             self.ctx.outbox.refuse(sender, "InnerActivation", result.error)
-        elif self._all.claims.in_range(self.index, result, sender):
-            return True
-        self._failed = True
-        return False
+            result = Result(overflow=GIVEN_UP)
+        self._failed = not self._all.claims.in_range(self.index, result, sender)
+        return not self._failed
 
     def link_up(self, peer: str) -> None:
         """Send the machine after this one the activations again whose gradients have not come."""
         if peer == self.downstream:
-            for number in sorted(self._sent):
-                if number >= self._backwards and number not in self._gradients:
-                    self._send_on(number)
+            for number in sorted(self._sent.keys() - self._gradients.keys()):
+                self._send_on(number)

@@ -165,7 +165,7 @@ class Iteration:
         """
         if payload is None:
             return "forward without its activation"
-        if (refusal := self._misfit(message)) is not None:
+        if (refusal := self._misfit(message) or self._stranger(peer, message.index)) is not None:
             return refusal
         received = self._received_transmissions[peer, message.index]
         if message.way in received:
@@ -211,6 +211,14 @@ class Iteration:
         else:
             self._begin(unit)
         return None
+
+    def _stranger(self, peer: str, index: int) -> str | None:
+        """Reason why a peer cannot send or ask for a slot of a round of pipeline islands, or None: it is not
+        the machine of the stage before in the slot's crew."""
+        crew = self.source.slot(index).crew if self.ctx.run.settings.rounds.pipeline else ()
+        if not crew or crew[self.ctx.run.previous_stage() - 1] == peer:
+            return None
+        return f"slot {index} comes from another peer of its crew"
 
     def _misfit(self, message: Forward) -> str | None:
         """Reason why a forward does not fit this iteration and stage, or None."""
@@ -431,13 +439,17 @@ class Iteration:
 
     # --- questions and recall ----------------------------------------------------------------
 
-    def on_want(self, peer: str, message: Want) -> None:
+    def on_want(self, peer: str, message: Want) -> str | None:
         """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
-        the gradient once it is ready. A spoilt one is not here for another peer than its sender."""
+        the gradient once it is ready. A spoilt one is not here for another peer than its sender. Returns why
+        the question is refused, or None."""
+        if (refusal := self._stranger(peer, message.index)) is not None:
+            return refusal
         known = self.units.get(message.index)
         if known is not None and known.spoilt and peer != known.sender:
             known = None
         self.replies.on_want(known, peer, message)
+        return None
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
         """Give up at most `message.most` microbatches of the upstream `peer` on which no task runs yet: it

@@ -115,23 +115,39 @@ def freed(plan: Plan) -> Plan:
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
-def crews_of(plan: Plan, rates: Sequence[Mapping[str, float]], data_nodes: Collection[str]) -> list[Crew]:
-    """Crews of the next round: as many as the smallest relay stage has machines. Crews of `plan` of which
-    every machine is left stay together; the other relays are put together by speed, the quickest of each
-    stage first, each time with a data node that has the fewest crews. rates: of each relay stage, machine ->
-    its speed. data_nodes: those that are left; [] without any."""
+def crews_of(
+    plan: Plan,
+    accepted: Collection[int],
+    rates: Sequence[Mapping[str, float]],
+    data_nodes: Collection[str],
+    t: int,
+) -> list[Crew]:
+    """Crews of round t: as many as the smallest relay stage has machines. Crews whose slots counted in the
+    round before and of which every machine is left stay together. The other relays are put together by speed,
+    the quickest of each stage first, each time with a data node that has the fewest crews. Relays of crews
+    that failed though nobody left come last, those of stage s moved on by (s - 1) · t places: one of them may
+    be why. plan, accepted: of the round before, and its slots that count. rates: of each relay stage, machine
+    -> its speed. data_nodes: those that are left; [] without any."""
     left = [*rates, data_nodes]
-    kept = [slot.crew for slot in plan if slot.steps and len(slot.crew) == len(left)]
-    kept = [crew for crew in kept if all(peer in there for peer, there in zip(crew, left, strict=True))]
-    taken = {peer for crew in kept for peer in crew[:-1]}
-    free = [sorted((-rate, peer) for peer, rate in of.items() if peer not in taken) for of in rates]
+    whole = [k for k, slot in enumerate(plan) if slot.steps and len(slot.crew) == len(left)]
+    whole = [k for k in whole if all(p in there for p, there in zip(plan[k].crew, left, strict=True))]
+    crews = [plan[k].crew for k in whole if k in accepted]
+    taken = {peer for crew in crews for peer in crew[:-1]}
+    failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]}
+    free = []
+    for place, of in enumerate(rates):
+        by_speed = [peer for _, peer in sorted((-rate, peer) for peer, rate in of.items())]
+        last = [peer for peer in by_speed if peer in failed]
+        moved = place * t % max(1, len(last))
+        first = [peer for peer in by_speed if peer not in failed | taken]
+        free.append([*first, *last[moved:], *last[:moved]])
     busy = Counter({peer: 0 for peer in sorted(data_nodes)})
-    busy.update(crew[-1] for crew in kept)
-    for relays in zip(*([peer for _, peer in quickest] for quickest in free), strict=False) if busy else ():
+    busy.update(crew[-1] for crew in crews)
+    for relays in zip(*free, strict=False) if busy else ():
         source = min(busy, key=busy.__getitem__)
         busy[source] += 1
-        kept.append((*relays, source))
-    return kept
+        crews.append((*relays, source))
+    return crews
 
 
 def next_plan(
@@ -219,9 +235,9 @@ def _owners(around: Sequence[tuple[Crew, Sequence[int]]], slot: int) -> Crew:
     return tuple(members[owner] for members, owner in owners if 0 <= owner < len(members))
 
 
-def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
+def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
     """Reason why no honest leader plans iteration t so, "" if one might. A replay of the log checks each plan
-    before it allocates memory for it."""
+    before it allocates memory for it. stages: number of relay stages."""
     if not rounds.has(t):
         return "it has a plan, but is no round" if plan else ""
     if len(plan) != rounds.slots or not active(plan):
@@ -231,10 +247,12 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
         return f"a slot of its plan has more than {most} inner steps, or counts more than all rounds had"
     if any(not 0 <= slot.late <= min(slot.first, most) for slot in plan):
         return f"a slot of its plan merges more than {most} late inner steps"
-    if any(slot.others and not (rounds.pipeline and slot.peer) for slot in plan):
-        return "a slot of its plan has a crew, but its islands are single machines"
-    if any(slot.peer and len(slot.others) < 2 for slot in plan) and rounds.pipeline:
-        return "a slot of its plan has a crew that lacks a stage"
+    crews = [slot.crew for slot in plan if slot.crew]
+    if any(len(crew) != (stages + 1 if rounds.pipeline else 1) for crew in crews):
+        return "a slot of its plan has a crew of another number of machines than stages"
+    relays = [peer for crew in crews for peer in crew[:stages]]
+    if rounds.pipeline and len(set(relays)) < len(relays):
+        return "a relay has two seats in the crews of its plan"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""
