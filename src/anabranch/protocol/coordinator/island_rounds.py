@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import cache
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
 from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Slot, Witness
+from anabranch.protocol.placement.crew_search import CrewTimes, quicker
 from anabranch.protocol.rounds.plan import (
     Plan,
     active,
@@ -152,9 +154,9 @@ class IslandRounds:
                 self._crew_rates[slot.crew] = min(rate, before.get(slot.crew, rate)) / 2.0
 
     def _crews(self, plan: Plan, accepted: Collection[int], t: int, prompt: _Prompt) -> dict[Crew, float]:
-        """Crews for round t, with their inner steps per second. A new crew is as quick as its slowest machine
-        computes, divided by what measured crews lose to their lines. plan, accepted: of the round before, and
-        its slots that count. prompt: tells which machines can begin in time."""
+        """Crews for round t, with their inner steps per second. A new crew is as quick as estimated by its
+        machines and latencies, times what measured crews are of their estimates. plan, accepted: of the round
+        before, and its slots that count. prompt: tells which machines can begin in time."""
         membership, going = self.ctx.run.membership, set(self._admission.going())
         rates = []
         for stage in range(1, self.ctx.run.settings.stages + 1):
@@ -163,10 +165,30 @@ class IslandRounds:
         data_nodes = [peer for peer in membership.live(0, t) if peer not in going]
         data_nodes = list(filter(prompt, data_nodes)) or data_nodes
         known, crews = self._crew_rates, crews_of(plan, accepted, rates, data_nodes, t)
-        computed = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
-        shares = sorted(known[crew] / computed[crew] for crew in crews if crew in known)
+        estimated = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
+        if (times := self._crew_times(crews)) is not None:
+            kept = {slot.crew for slot in plan}
+            new = quicker([crew for crew in crews if crew not in kept], times)
+            crews = [*filter(kept.__contains__, crews), *new]
+            estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
+        shares = sorted(known[crew] / estimated[crew] for crew in crews if crew in known)
         usual = shares[len(shares) // 2] if shares else 1.0
-        return {crew: known.get(crew, usual * computed[crew]) for crew in crews}
+        return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
+
+    def _crew_times(self, crews: Sequence[Crew]) -> CrewTimes | None:
+        """Estimates of what crews of these machines take; None while no latency between them is known."""
+        members = self.ctx.run.membership.members
+        peers = {peer for crew in crews for peer in crew}
+        latency_s = self._admission.ways.latencies({peer: members[peer].region for peer in peers})
+        if latency_s is None:
+            return None
+        relays = [peer for peer in peers if members[peer].stage]
+        return CrewTimes(
+            self._of_inner_step,
+            {peer: 1.0 / (self._rate(peer) * self._of_inner_step) for peer in relays},
+            {peer: members[peer].capacity for peer in relays},
+            cache(latency_s),
+        )
 
     def _slot_rate(self, slot: Slot) -> float:
         """Inner steps per second of a slot that is bound to a crew of members."""

@@ -84,17 +84,16 @@ class LinkMeasurements:
         yield self._bandwidth_bps.get(peer, {}).values()
         yield [measured[peer] for measured in self._bandwidth_bps.values() if peer in measured]
 
+    def latencies(self, regions: Mapping[str, str]) -> Callable[[str, str], float] | None:
+        """Make the function (sender, receiver) -> estimated latency (s), for the peers in `regions` (peer ->
+        region); None while none between them is measured."""
+        measured = _among(self._latency_s, regions)
+        return _estimator(measured, regions, same_region=min) if measured else None
+
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], LinkEstimate] | None:
         """Make the function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer ->
         region); None while not one latency or not one bandwidth between them is measured."""
-        latencies, rates = (
-            {
-                (sender, receiver): value
-                for sender, measured in table.items() if sender in regions
-                for receiver, value in measured.items() if receiver in regions
-            }
-            for table in (self._latency_s, self._bandwidth_bps)
-        )
+        latencies, rates = _among(self._latency_s, regions), _among(self._bandwidth_bps, regions)
         if not latencies or not rates:
             return None
         latency_s = _estimator(latencies, regions, same_region=min)
@@ -111,6 +110,19 @@ class LinkMeasurements:
             return LinkEstimate(latency_s(sender, receiver), found_bps)
 
         return link
+
+
+def _among(
+    table: Mapping[str, Mapping[str, float]], peers: Collection[str]
+) -> dict[tuple[str, str], float]:
+    """(Sender, receiver) -> measured value, of links between these peers."""
+    return {
+        (sender, receiver): value
+        for sender, measured in table.items()
+        if sender in peers
+        for receiver, value in measured.items()
+        if receiver in peers
+    }
 
 
 def _estimator(
