@@ -47,6 +47,8 @@ SECOND_BYTES = MASTER_BYTES + SUM_BYTES
 #: Bytes of a parameter for a pipeline island: its own weights, their gradient, and Adam's two moments (fp32).
 #: The committed state is beside them, with the outer momentum in place of the first moment.
 ISLAND_BYTES = STATE_BYTES + GRADIENT_BYTES
+#: Bytes of a parameter that it needs in place of these, and of activations, when it ends, with its change.
+CLOSING_BYTES = 28
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
 #: each 64 values (`net.packing`).
@@ -194,6 +196,12 @@ class Workload:
         second = SECOND_BYTES * self.delayed
         islands = ISLAND_BYTES * (min(1, self.ends) if stage else self.ends)
         return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second + islands)
+
+    def closing_bytes(self, stage: int) -> int:
+        """Bytes of a stage when a pipeline island ends its slot there, which holds no activations then; at a
+        data node one ends while the others are open. 0 without pipeline islands."""
+        more = (CLOSING_BYTES - ISLAND_BYTES) * self.parameters(stage)
+        return self.step_bytes(stage) + more if self.ends else 0
 
     @property
     def block_bytes(self) -> int:
@@ -367,6 +375,8 @@ class Machine:
         # Embedding and head of a whole model are on the first device.
         ends, all_of_it = end_parameters(work.model) if work.whole else 0, max(1, work.parameters(stage))
         part = (ends + (all_of_it - ends) * share) / all_of_it if stage else 1.0
+        if work.closing_bytes(stage) * part + work.fixed_bytes > self.device.memory_bytes:
+            return 0
         left = self.device.memory_bytes - work.step_bytes(stage) * part - work.fixed_bytes
         return max(0, int(left // max(1, work.kept_bytes(stage) * share if stage else work.input_bytes)))
 
