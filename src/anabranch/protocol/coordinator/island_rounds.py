@@ -167,9 +167,12 @@ class IslandRounds:
         known, crews = self._crew_rates, crews_of(plan, accepted, rates, data_nodes, t)
         estimated = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
         if (times := self._crew_times(crews)) is not None:
-            kept = {slot.crew for slot in plan}
-            new = quicker([crew for crew in crews if crew not in kept], times)
-            crews = [*filter(kept.__contains__, crews), *new]
+            # Relays of a crew that failed though nobody left are put together by turns.
+            there, kept = set(data_nodes).union(*rates), {slot.crew for slot in plan}
+            failed = [slot.crew[:-1] for k, slot in enumerate(plan) if k not in accepted]
+            by_turns = {peer for crew in failed if there.issuperset(crew) for peer in crew}
+            new = [crew for crew in crews if crew not in kept and by_turns.isdisjoint(crew)]
+            crews = [*(crew for crew in crews if crew not in new), *quicker(new, times)]
             estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
         shares = sorted(known[crew] / estimated[crew] for crew in crews if crew in known)
         usual = shares[len(shares) // 2] if shares else 1.0
