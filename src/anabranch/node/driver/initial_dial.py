@@ -91,7 +91,8 @@ class InitialDial:
 
     def watch(self, live_peer: LivePeer, event: ev.Event) -> None:
         """Plan the next dial, or stop the peer, when the link to the data node is lost or a dial of it
-        failed; reset the back-off when the link is up. Called after each event of the peer."""
+        failed; reset the back-off when the link is up; when the run first names further peers, try the ways
+        to them. Called after each event of the peer."""
         match event:
             case ev.LinkUp(peer) if peer == self._leader:
                 if self._lost_at is not None or not self.reached:
