@@ -167,8 +167,8 @@ class Static(Policy):
 
 
 class Planned(Greedy):
-    """Policy `gwtf`: of the free peers below their plan, the one with the smallest share of its planned
-    microbatches outstanding. If no free peer is below its plan: as `greedy`."""
+    """Policy `gwtf`: of the free peers with fewer microbatches outstanding than planned, the one with the
+    smallest ratio of the two. If there is none: as `greedy`."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

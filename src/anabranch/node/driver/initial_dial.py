@@ -114,8 +114,8 @@ class InitialDial:
             self._trying.cancel()
 
     def _run_over(self, reason: str) -> bool:
-        """True if the data node closed its link because the run is over, and this machine is no member, who
-        learns that from the log."""
+        """True if the data node closed its link because the run is over, and this machine is not a member (a
+        member learns that from the log)."""
         context = self._live.peer.ctx
         return says_run_over(reason) and context.me not in context.run.membership.members
 
