@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from anabranch.train.codec import codecs
 from anabranch.train.codec.codecs import (
     LARGEST,
     SMALLEST_SCALE,
@@ -224,15 +225,36 @@ def test_draws_by_hand() -> None:
         return word ^ (word >> 16)
 
     key = draw_key("wire", 7, 1, 2, 3)
-    found = dither(key, 10, 51, torch.device("cpu")).tolist()
-    for number, draw in enumerate(found, start=10):
-        word = mixed((number // 2) ^ (key & 0xFFFFFFFF)) ^ (key >> 32)
-        half = word >> 16 if number % 2 else word & 0xFFFF
-        signed = half - 65536 if half > 32767 else half
-        assert draw == (signed + 0.5) / 65536 + 0.5
+    for first in (10, 131072 - 10, 131072, 3 * 131072 + 8):
+        found = dither(key, first, 51, torch.device("cpu")).tolist()
+        assert len(found) == 51
+        for number, draw in enumerate(found, start=first):
+            word = mixed((number // 2) ^ (key & 0xFFFFFFFF)) ^ (key >> 32)
+            half = word >> 16 if number % 2 else word & 0xFFFF
+            signed = half - 65536 if half > 32767 else half
+            assert draw == (signed + 0.5) / 65536 + 0.5
     many = dither(key, 0, 1 << 16, torch.device("cpu"))
     assert 0.0 < float(many.min()) < 1e-3 < 0.999 < float(many.max()) < 1.0
     assert float(many.mean()) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("draw", [2.0**-17, 1.0 - 2.0**-17])
+def test_no_draw_leaves_the_range(
+    name: str, dtype: torch.dtype, draw: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Largest magnitudes of a block near a multiple of each scale, with the least and the greatest draw:
+    a step beyond the range would come back with another sign."""
+    monkeypatch.setattr(codecs, "dither", lambda key, first, count, device: torch.full((count,), draw))
+    levels = {"int8": 127, "int4": 7}[name]
+    around = 1.0 + torch.arange(-8, 9, dtype=torch.float64) * 2.0**-25
+    largest = ((1.0 + torch.arange(128) / 128)[:, None] * levels * around).to(dtype).view(-1, 1)
+    x = torch.cat((largest, -largest, torch.zeros(len(largest), 62, dtype=dtype)), 1)
+    codec = codec_named(name, 64)
+    assert codec is not None
+    back = codec.decode(codec.encode(x, 1), x.shape, dtype)
+    assert float(((back - x).abs()[:, :2] / largest).max()) < 1.1 / levels
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,8 +27,10 @@ LARGEST = math.ldexp(1.0, 126)
 #: Smallest scale, the smallest normal number of bf16. A block with a smaller one is encoded as zeros, so that
 #: no device that flushes subnormal numbers can differ.
 SMALLEST_SCALE = math.ldexp(1.0, -126)
-#: Elements handled at a time, so that intermediate results stay in the cache. No bit depends on it.
-TOGETHER = 1 << 16
+#: Elements handled at a time: few enough that intermediate results (2 MiB each) stay in the last cache, and
+#: enough that operations take longer than their calls. On a busy core stochastic int8 took 0.19 of the line's
+#: time (`benchmarks.wire.codecs`) with 2^16, 0.12 with 2^17, 0.09 with 2^18 to 2^20. No bit depends on it.
+TOGETHER = 1 << 19
 #: Bytes of the widest number that a payload holds: bf16 and fp16.
 _WIDEST = 2
 
@@ -156,16 +158,16 @@ class BlockCodec:
         scale = torch.where(scale < SMALLEST_SCALE, torch.zeros_like(scale), scale)
         scales.copy_(scale)
         divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # x / inf = 0
-        ratio = values / divisor[:, None]
         if key is None:
-            ratio.round_()
+            ratio = (values / divisor[:, None]).round_()
         else:
-            ratio.add_(dither(key, first, ratio.numel(), ratio.device).view_as(ratio)).floor_()
-            ratio.clamp_(-self._levels, self._levels)
-        steps = ratio.to(torch.int8)
+            # At most `levels` in magnitude: the scale is rounded upward, and no draw is 0 or 1.
+            draws = dither(key, first, values.numel(), values.device).view_as(values).to(values.dtype)
+            ratio = draws.addcdiv_(values, divisor[:, None]).floor_()
         if self._bits == 8:
-            packed.copy_(steps.view(torch.uint8))
+            packed.view(torch.int8).copy_(ratio)
         else:
+            steps = ratio.to(torch.int8)
             unsigned = steps.add_(8).view(torch.uint8)
             half = self._block // 2
             torch.bitwise_or(unsigned[:, :half], unsigned[:, half:] << 4, out=packed)
