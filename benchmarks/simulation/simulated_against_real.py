@@ -12,10 +12,13 @@ than a tenth of their mean (standard deviation, before and after the crash apart
 Real runs are kept in build/sim-vs-real and taken from there: a benchmark that was stopped goes on, and a
 changed simulator is judged by the same runs.
 
-With --thin all lines have a hundredth of the rates (3 to 12 Mbit/s). The calibrated swarm is judged with int8
-cuts and with two iterations in flight there, and the number is the share of the rates that payloads get. On
-quick lines two iterations in flight would need more than all of two cores, and every simulated machine has
-its own. Begin with `--thin --steps 16 --warm-up 6`: these iterations take five times as long.
+With --thin all lines have 1/300 of the rates (1 to 4 Mbit/s), so that an iteration waits for bytes and other
+work on the machine matters little. The swarm is calibrated without codec, delay and snapshots; it is judged
+with int8 cuts, with two iterations in flight, and without codec and in either way with snapshots. Each run is
+compared with a simulation that has the seconds of its own tasks, and the number is the share of the rates
+that payloads get. On quick lines two iterations in flight would need more than all of two cores, and every
+simulated machine has its own. Begin with `--thin --steps 17 --warm-up 5`: seventeen minutes for each
+repetition of all.
 
 Batches are large enough that every replica is worth a part of them: with six microbatches all go one way, and
 which, of two about as long, is a matter of chance.
@@ -68,7 +71,7 @@ TRIPS, HALVED = (0.05, 1.0), 9
 #: Shares of the lines' rates that are tried on thin lines, and the pacing there: the one that was calibrated
 #: on quick lines (docs/results/sim-vs-real.md).
 CARRIED, THIN_TRIPS = (0.4, 1.0), 0.66
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 #: Real runs that were made.
 FOLDER = harness.CACHE / "sim-vs-real"
 SEEDS = 3
@@ -76,6 +79,9 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Setting:
+    """Swarm. relays: replicas of each stage. crash: VICTIM is killed. rates: factor on the lines' rates.
+    snapshots: iterations between them (0: the run file's rule). copies: of each (0: no snapshots)."""
+
     name: str
     relays: tuple[int, ...]
     microbatches: int
@@ -83,6 +89,13 @@ class Setting:
     codec: str = "none"
     delay: int = 0
     rates: float = 1.0
+    snapshots: int = 0
+    copies: int = 2
+
+    @property
+    def period(self) -> int:
+        """Iterations after which those of a thin swarm repeat themselves: two in flight take turns."""
+        return (self.snapshots if self.copies else 0) or 1 + self.delay
 
     def profile(self, carried: float = 1.0) -> Profile:
         """Network: the ten regions, with `rates` times the rates, of which payloads get a share."""
@@ -93,17 +106,21 @@ class Setting:
 
 
 CALIBRATION = Setting("two stages of two", (2, 2), 24)
-#: Factor on the rates of the thin lines.
-THINNER = 1 / 100
 JUDGED = (
     Setting("three stages, 2 1 2", (2, 1, 2), 24),
     Setting("two stages of three", (3, 3), 36),
     Setting("two stages of two, a relay killed", (2, 2), 24, crash=True),
 )
+#: Factor on the rates of the thin lines.
+THINNER = 1 / 300
+_THIN = Setting("thin lines", (2, 2), 16, rates=THINNER, copies=0)
+_KEPT = replace(_THIN, name="thin lines, snapshots", copies=2, snapshots=6)
 THIN = (
-    Setting("thin lines", (2, 2), 24, rates=THINNER),
-    Setting("thin lines, int8 cuts", (2, 2), 24, codec="int8", rates=THINNER),
-    Setting("thin lines, delay 1", (2, 2), 24, delay=1, rates=THINNER),
+    _THIN,
+    replace(_THIN, name="thin lines, int8 cuts", codec="int8"),
+    replace(_THIN, name="thin lines, delay 1", delay=1),
+    _KEPT,
+    replace(_KEPT, name="thin lines, delay 1, snapshots", delay=1),
 )
 
 
@@ -116,6 +133,7 @@ def run_of(setting: Setting, steps: int, texts: Path) -> RunConfig:
         "fleet.relays_per_stage": list(setting.relays), "fleet.minimum": min(setting.relays),
         "evaluation.every": 0, "checkpoint.every": 1000, "compute.device": "cpu",
         "wire.activations": setting.codec, "wire.gradients": setting.codec, "iteration.delay": setting.delay,
+        "snapshots.every": setting.snapshots, "snapshots.copies": setting.copies,
     })  # fmt: skip
 
 
@@ -198,7 +216,10 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
     scenario = Scenario(
         setting.name, model, FleetPart(), (), NetworkPart(burst_trips=known.burst_trips),
         ChurnPart(spare_last=False), wire=WirePart(setting.codec, setting.codec),
-        run=RunPart(steps, warm_up, delay=setting.delay),
+        run=RunPart(
+            steps, warm_up, delay=setting.delay,
+            snapshot_every=setting.snapshots, snapshot_copies=setting.copies,
+        ),
     )  # fmt: skip
     machines = []
     for name, stage in names.items():
@@ -261,8 +282,12 @@ def calibrate(
 
 def spread(took: Sequence[float], setting: Setting) -> float:
     """Standard deviation over mean of the counted iterations. Those before a crash and those after it, with a
-    relay less, deviate from a mean of their own each; that of the crash is apart."""
-    phases = [took[:AFTER], took[AFTER + 1 :]] if setting.crash else [took]
+    relay less, deviate from a mean of their own each; that of the crash is apart. So do those at each place
+    in a period of thin lines."""
+    period = setting.period if setting.rates < 1.0 else 1
+    phases = [took[at::period] for at in range(period)]
+    if setting.crash:
+        phases = [took[:AFTER], took[AFTER + 1 :]]
     squares = sum((each - statistics.mean(phase)) ** 2 for phase in phases for each in phase)
     count = sum(map(len, phases))
     return float((squares / (count - len(phases))) ** 0.5 / (sum(map(sum, phases)) / count))
@@ -295,8 +320,8 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3, help="of each scenario")
     parser.add_argument("--steps", type=int, default=26, help="iterations of each repetition")
     parser.add_argument("--warm-up", type=int, default=14, help="of them, not counted")
-    parser.add_argument("--judged", type=int, default=3, help="scenarios besides the calibration")
-    parser.add_argument("--thin", action="store_true", help="judge int8 cuts and two iterations in flight")
+    parser.add_argument("--judged", type=int, default=4, help="scenarios besides the calibration")
+    parser.add_argument("--thin", action="store_true", help="judge codecs and delay")
     options = parser.parse_args()
     calibration, *judged = THIN if options.thin else (CALIBRATION, *JUDGED)
     reason = available()
@@ -316,7 +341,9 @@ def main() -> int:
                 if not kept:
                     raise SystemExit(f"every calibration was thrown out: is the machine quiet? ({FOLDER})")
                 known = calibrate(setting, kept[0].known, statistics.mean(means), steps, warm_up)
-            simulated_s = predicted(setting, known, steps, warm_up)
+            own = [replace(run.known, burst_trips=known.burst_trips, carried=known.carried) for run in kept]
+            figures = own if options.thin and own else [known]
+            simulated_s = statistics.mean(predicted(setting, each, steps, warm_up) for each in figures)
             rows.append(_row(setting, simulated_s, means, len(runs) - len(kept), spreads))
             error = simulated_s / statistics.mean(means) - 1.0 if means else math.inf
             if setting is calibration and abs(error) > CALIBRATED:

@@ -268,8 +268,10 @@ def test_an_event_log_becomes_a_scenario() -> None:
 def test_what_a_run_decides_by_itself_is_in_its_scenario() -> None:
     changes = {"fleet.recompute": 1.0, "fleet.rebalance": 3, "fleet.spread": "never", "fleet.spare": "links"}
     more = {"routing.policy": "greedy", "iteration.delay": 1, "wire.activations": "int8"}
+    more |= {"snapshots.every": 7, "snapshots.copies": 3}
     found = recorded(a_log(), with_changes(CONFIG, {**changes, **more}), "mine")
     assert (found.scenario.run.delay, found.scenario.wire.activations) == (1, "int8")
+    assert (found.scenario.run.snapshot_every, found.scenario.run.snapshot_copies) == (7, 3)
     fleet = found.scenario.fleet
     assert (fleet.recompute, fleet.rebalance, fleet.spread, fleet.spare) == (1.0, 3, "never", "links")
     assert found.policy == "greedy"

@@ -17,7 +17,7 @@ import pytest
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
-from anabranch.config import config_from_dict
+from anabranch.config import RunConfig, config_from_dict, with_changes
 from anabranch.errors import UserError
 from anabranch.net.wan.profile import find_profile, shipped_profiles
 from anabranch.protocol import messages as msg
@@ -29,6 +29,7 @@ from anabranch.sim.cluster.device_model import GRADIENT_BYTES, SUM_BYTES, Worklo
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario, shipped_scenarios
 from anabranch.sim.experiment import run
 from anabranch.sim.experiment.modelled_world import ModelledWorld
+from anabranch.sim.experiment.modelled_world import settings_of as modelled_settings
 from anabranch.sim.experiment.run import KNOWN_POLICIES, Simulation, simulate
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.metrics.iteration_metrics import estimate
@@ -125,6 +126,27 @@ def test_a_simulated_leader_reckons_with_the_bytes_of_a_live_one() -> None:
     work = Workload(named_size("llama-160m"), 6, 2, 512)
     live = settings_of(run, "run", model_config(run.model, 32_000))
     assert live.block_bytes == work.block_bytes == (SUM_WIRE_BYTES + 4) * block_parameters(work.model)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("copies", [0, 1, 2])
+def test_simulated_snapshots_are_as_frequent_as_live_ones(delay: int, copies: int) -> None:
+    """A copied state has the predicted weights, too."""
+    changes = {
+        "model.size": "llama-160m", "pipeline.stages": 6, "fleet.relays": 6, "batch.rows": 2,
+        "batch.sequence": 512, "iteration.delay": delay, "snapshots.copies": copies,
+    }  # fmt: skip
+    run = with_changes(RunConfig(), changes)
+    model = {"size": "llama-160m", "stages": 6, "rows": 2, "sequence": 512}
+    parts: dict[str, Any] = {f"model.{key}": value for key, value in model.items()}
+    parts |= {"model.microbatches": run.batch.microbatches, "run.delay": delay, "run.snapshot_copies": copies}
+    fleet = fleet_of(load_scenario("wan10", parts | {"fleet.capacity": [8]}), WAN10, 0)
+    live = settings_of(run, "run", model_config(run.model, 32_000)).snapshot_every
+    assert modelled_settings(fleet, "auction").snapshot_every == live
+    assert (live == 0) == (copies == 0) and live < 100
+    if copies:
+        kept = load_scenario("wan10", parts | {"run.snapshot_every": 3})
+        assert modelled_settings(fleet_of(kept, WAN10, 0), "auction").snapshot_every == 3
 
 
 def test_two_equal_replicas_share_the_first_iteration() -> None:

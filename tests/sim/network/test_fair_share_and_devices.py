@@ -11,6 +11,8 @@ from dataclasses import replace
 import pytest
 
 from anabranch.errors import UserError
+from anabranch.net.connection_limits import Limits
+from anabranch.net.tcp.sockets import UNSENT_BYTES
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.device_model import (
     Device,
@@ -21,12 +23,14 @@ from anabranch.sim.cluster.device_model import (
     shipped_devices,
 )
 from anabranch.sim.kernel.clock import Clock
-from anabranch.sim.network.fair_share import Traffic
+from anabranch.sim.network.fair_share import HELD_BITS, Traffic
 from anabranch.sim.network.shared_link import Line, SharedLink, spliced
 from anabranch.train.model.sizes import block_flops, block_parameters, end_parameters, named_size
 
 MB = 1_000_000
 TINY = 1e-9
+#: Seconds of the bytes that nothing overtakes, at a megabyte a second.
+HELD_S = HELD_BITS / (8.0 * MB)
 
 
 class Net:
@@ -180,10 +184,32 @@ def test_a_shared_downlink_and_a_narrow_way_leave_the_rest_to_others() -> None:
 
 
 def test_urgent_payloads_overtake_and_lose_nothing() -> None:
+    """All but the bytes that the kernel has: once, however many payloads wait for these."""
+    net = Net(SharedLink(0.0, 8e6))
+    net.send("state", "a", "b", 2 * MB, priority=4)
+    net.clock.at(0.5, lambda: net.send("sum", "a", "b", MB, priority=2))
+    net.clock.at(0.6, lambda: net.send("gradient", "a", "b", MB))
+    at = net.run()
+    assert at == pytest.approx({"gradient": 1.5 + HELD_S, "sum": 2.5 + HELD_S, "state": 4.0}, abs=TINY)
+
+
+def test_held_bits_are_those_of_a_live_connection() -> None:
+    assert 8.0 * (UNSENT_BYTES + Limits().chunk_bytes / 2) == HELD_BITS
+
+
+def test_nothing_overtakes_the_rest_of_a_payload_that_the_kernel_has() -> None:
+    net = Net(SharedLink(0.0, 8e6))
+    net.send("state", "a", "b", 0.6 * MB, priority=4)
+    net.clock.at(0.5, lambda: net.send("gradient", "a", "b", MB))
+    assert net.run() == pytest.approx({"state": 0.6, "gradient": 1.6}, abs=TINY)
+
+
+def test_a_payload_that_the_kernel_has_in_part_is_lost_once() -> None:
     net = Net(SharedLink(0.0, 8e6))
     net.send("state", "a", "b", 2 * MB, priority=4)
     net.clock.at(0.5, lambda: net.send("gradient", "a", "b", MB))
-    assert net.run() == pytest.approx({"gradient": 1.5, "state": 3.0}, abs=TINY)
+    net.clock.at(0.6, lambda: net.lost.update(net.traffic.drop("a", "b")))
+    assert net.run() == {} and net.lost == {"a": 2}
 
 
 def test_what_is_told_of_a_line_is_by_priority_and_without_gaps() -> None:
@@ -193,7 +219,9 @@ def test_what_is_told_of_a_line_is_by_priority_and_without_gaps() -> None:
     net.clock.at(0.5, lambda: net.send("gradient", "a", "b", MB))
     net.clock.at(0.6, lambda: net.send("another", "a", "b", MB))
     net.run()
-    assert told == [("a", "b", 0.0, 0.5, 4), ("a", "b", 0.5, 2.5, 0), ("a", "b", 2.5, 4.0, 4)]
+    assert [priority for *_, priority in told] == [4, 0, 4]
+    assert [begin for _, _, begin, _, _ in told] == pytest.approx([0.0, 0.5 + HELD_S, 2.5 + HELD_S], abs=TINY)
+    assert [end for _, _, _, end, _ in told] == pytest.approx([0.5 + HELD_S, 2.5 + HELD_S, 4.0], abs=TINY)
 
 
 def test_what_is_dropped_never_arrives_and_its_share_is_free() -> None:

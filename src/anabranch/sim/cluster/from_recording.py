@@ -129,7 +129,10 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
         NetworkPart(),
         ChurnPart(spare_last=False),
         wire=WirePart(wire.activations, wire.gradients, wire.reduce, wire.block),
-        run=RunPart(len(steps), warm_up, HEARTBEAT_S, config.iteration.delay),
+        run=RunPart(
+            len(steps), warm_up, HEARTBEAT_S, config.iteration.delay,
+            min(config.snapshots.every, 100_000), min(config.snapshots.copies, 64),
+        ),
     )
     iteration_s = statistics.mean(step.seconds for step in steps[warm_up:])
     profile, trace = _profile(log, names, name), _trace(log, names, steps[0])

@@ -145,12 +145,15 @@ class DriftPart:
 class RunPart:
     """Length of a simulated run. iterations: number of iterations. warm_up: the first of these, which are not
     counted; fewer than `iterations`. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two
-    iterations in flight, only with relay stages."""
+    iterations in flight, only with relay stages. snapshot_every: iterations between snapshots of the stages
+    (0: as a run file's 0). snapshot_copies: peers that keep each (0: no snapshots)."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2
     heartbeat_s: Annotated[float, Range(0.05, 60.0)] = 1.0
     delay: Annotated[int, Range(0, 1)] = 0
+    snapshot_every: Annotated[int, Range(0, 100_000)] = 0
+    snapshot_copies: Annotated[int, Range(0, 64)] = 2
 
 
 def type_and_constraint(hint: Any) -> tuple[type[Any], Range | OneOf | None]:

@@ -37,9 +37,8 @@ from anabranch.sim.workers.integer_worker import IntegerWorker
 #: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
 PIECES_MAX = 32
 #: Least and greatest number of iterations between snapshots, chosen so that copies add at most a quarter to
-#: the bytes sent (as `snapshots.every = 0` in a run file); number of copies of a snapshot.
+#: the bytes sent (as `snapshots.every = 0` in a run file).
 SNAPSHOTS_EVERY = (5, 100)
-COPIES = 2
 #: Factor on the duration of a task that begins while another process of the machine computes.
 SHARED = 2.0
 #: Kinds of notes that every peer makes for the same log entry: most of all notes in a large swarm.
@@ -309,8 +308,8 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         policy=policy,
         activation_bytes=work.activation_bytes,
         heartbeat_s=scenario.run.heartbeat_s,
-        snapshot_every=_snapshots_every(work, model.microbatches),
-        snapshot_copies=COPIES,
+        snapshot_every=_snapshots_every(scenario),
+        snapshot_copies=scenario.run.snapshot_copies,
         snapshot_budget_bytes=1 << 62,
         blocks=tuple(work.blocks(stage) for stage in range(1, model.relay_stages + 1)),
         recompute=scenario.fleet.recompute,
@@ -336,10 +335,14 @@ def _rounds(scenario: Scenario) -> Rounds:
     return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace, first=part.first_steps)
 
 
-def _snapshots_every(work: Workload, microbatches: int) -> int:
-    sent = 2 * (work.stages + 1) * microbatches * work.activation_bytes
+def _snapshots_every(scenario: Scenario) -> int:
+    """Iterations between snapshots; 0: there are none."""
+    run, work = scenario.run, scenario.work
+    if run.snapshot_every or not run.snapshot_copies:
+        return run.snapshot_every if run.snapshot_copies else 0
+    sent = 2 * (work.stages + 1) * scenario.model.microbatches * work.activation_bytes
     if work.whole:  # the reduce is all that is sent
         sent = math.ceil(work.reduce_bytes * work.parameters(1))
-    copied = COPIES * work.state_bytes * sum(map(work.parameters, range(work.stages + 1)))
+    copied = run.snapshot_copies * work.state_bytes * sum(map(work.parameters, range(work.stages + 1)))
     low, high = SNAPSHOTS_EVERY
     return max(low, min(high, math.ceil(4 * copied / sent)))

@@ -1,13 +1,14 @@
 """Payloads over links in virtual time, with max-min fair sharing of the hosts' access lines.
 
 Bytes flow like a fluid. Each direction between two hosts is a lane. On a lane the most urgent payload goes
-first, and payloads of equal priority go in order, as on a live connection (`net.chunk_queue`); lanes do not
-wait for each other. The rate of a lane is max-min fair under three bounds: the bandwidth of its own
-direction, the sender's uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992,
-section 6.5: progressive filling). A lane that a carrier forwards also takes the carrier's downlink and
-uplink. Rates change only when a payload begins or ends (on paced connections also once per round trip), so
-the model is exact in between. Where more than MANY lanes depend on each other, all rates are computed at
-intervals that grow with their number; a lane that begins in between waits.
+first, after the HELD_BITS of another one that it cannot overtake, and payloads of equal priority go in order,
+as on a live connection (`net.chunk_queue`); lanes do not wait for each other. The rate of a lane is max-min
+fair under three bounds: the bandwidth of its own direction, the sender's uplink and the receiver's downlink
+(Bertsekas and Gallager, Data Networks, 1992, section 6.5: progressive filling). A lane that a carrier
+forwards also takes the carrier's downlink and uplink. Rates change only when a payload begins or ends (on
+paced connections also once per round trip), so the model is exact in between. Where more than MANY lanes
+depend on each other, all rates are computed at intervals that grow with their number; a lane that begins in
+between waits.
 
 With `SharedLink.burst_trips` connections are paced as TCP's are, and slow at first. Not modelled: headers,
 and the bandwidth of control messages.
@@ -33,12 +34,21 @@ ROUNDING = 1e-9
 MANY, SETTLE_S = 1024, 1e-4
 
 
+#: Bits of a payload that a more urgent one cannot overtake on a live connection, on average: what the kernel
+#: takes beyond those under way (`net.tcp.sockets.UNSENT_BYTES`), and half a chunk (`net.connection_limits`).
+HELD_BITS = 8.0 * ((128 << 10) + (256 << 10) / 2)
+
+
 @dataclass(order=True, slots=True)
 class _Payload:
+    """Payload, or a part of one. rank: 1, or 0 of what nothing overtakes any more. bits: still to be sent.
+    arrived: called at its arrival; None for a part that is not the last."""
+
+    rank: int
     priority: int
     order: int
     bits: float = field(compare=False)
-    arrived: Callable[[], None] = field(compare=False)
+    arrived: Callable[[], None] | None = field(compare=False)
 
 
 class _Lane:
@@ -88,6 +98,16 @@ class _Lane:
         self.since = now
         if self.paced is not None:
             self.paced.carry(left_bits)
+
+
+    def hold(self) -> None:
+        """Let nothing overtake the next HELD_BITS of the first payload: the sender's kernel has them."""
+        first = self.waiting[0]
+        if first.bits <= HELD_BITS:
+            first.rank = 0
+            return
+        first.bits -= HELD_BITS
+        heapq.heappush(self.waiting, _Payload(0, first.priority, first.order, HELD_BITS, None))
 
 
 class _Wire:
@@ -177,11 +197,13 @@ class Traffic:
         """Send a payload; `arrived` is called when its last byte arrives. priority: 0 goes first. via: host
         that carries it ("": none)."""
         self._order += 1
-        payload = _Payload(priority, self._order, 8.0 * size_bytes, arrived)
+        payload = _Payload(1, priority, self._order, 8.0 * size_bytes, arrived)
         key = sender, receiver, via
         lane = self._lanes.get(key)
         if lane is not None:
             lane.advance(self.clock.now)
+            if payload < lane.waiting[0]:
+                lane.hold()
             heapq.heappush(lane.waiting, payload)
             self._report(lane)
             if lane.rate_bps:
@@ -211,7 +233,8 @@ class Traffic:
         for key in ((one, other, via), (other, one, via)):
             self._paced.pop(key, None)
             if key in self._lanes:
-                lost[key[0]] = len(self._lanes[key].waiting)
+                waiting = self._lanes[key].waiting
+                lost[key[0]] = sum(payload.arrived is not None for payload in waiting)
                 self._end(self._lanes[key])
         return lost
 
@@ -330,7 +353,8 @@ class Traffic:
         payload = heapq.heappop(lane.waiting)
         if lane.paced is not None:
             lane.paced.carry(payload.bits)
-        self.clock.after(lane.link.latency_s, payload.arrived)
+        if payload.arrived is not None:
+            self.clock.after(lane.link.latency_s, payload.arrived)
         if lane.waiting:
             self._report(lane)
             self._plan(lane)

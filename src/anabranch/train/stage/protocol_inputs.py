@@ -140,14 +140,15 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least at which
-    snapshots (weights, two moments) send at most a quarter of the bytes of activations and gradients."""
+    snapshots (weights, two moments, with a delay predicted weights) send at most a quarter of the bytes of
+    activations and gradients."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]
     traffic = 2 * (run.pipeline.relay_stages + 1) * run.batch.microbatches * sent_bytes(run, model)
     if run.pipeline.whole:  # the reduce is all that is sent
         traffic = math.ceil(trained_parameters(run, model).total * sum(reduce_wire_bytes(run)))
-    copied = run.snapshots.copies * 3 * master * trained_parameters(run, model).total
+    copied = run.snapshots.copies * (3 + run.iteration.delay) * master * trained_parameters(run, model).total
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 
 
