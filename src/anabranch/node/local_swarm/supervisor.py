@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
@@ -57,7 +57,8 @@ class Process:
         """Send a signal if the process is still running."""
         with self._lock:  # no other thread finds its end, which frees its number, in between
             if self._child.exitcode is None:
-                os.kill(self.pid, number)
+                with suppress(ProcessLookupError):  # the fork server has found it, and is about to say so
+                    os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process for at most this long. True if it has ended."""
