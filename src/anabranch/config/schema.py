@@ -47,6 +47,9 @@ class RunSection:
     else "strict"."""
     reduction: Annotated[str, OneOf("exact", "fast")] = "exact"
     """"exact" sums gradients as 64-bit integers (bit-for-bit reproducible); "fast" as floats."""
+    note: Annotated[str, Pattern(r"[^\x00-\x1f\x7f]{0,500}", "one line of at most 500 characters")] = ""
+    """Sentence on the run, which changes nothing: printed when it is created and kept in its log. `anabranch
+    plan --wire auto` says there which codecs and delay it chose, and why."""
 
 
 @dataclass(frozen=True)

@@ -415,6 +415,8 @@ def test_codecs_and_delay_are_chosen_by_the_lines(
         text = out.read_text("utf-8")
         assert "# codecs: " in text and ("# delay: " in text) == bool(run.iteration.delay)
         assert not run.model.subspace
+        note = run.run.note
+        assert note in shown and note.startswith("codecs: ") and "the time to the same loss" in note
     assert found == [("none", "none", "exact", 1), ("int8", "int8", "exact", 0)]
 
 

@@ -87,6 +87,8 @@ def create_run(
     from anabranch.train.recipes.recipes import epochs_sentence
 
     run = resolved(run)
+    if run.run.note:
+        tell(run.run.note)
     model = checked_model(run, tell)
     directory = RunDirectory.create(path)
     try:

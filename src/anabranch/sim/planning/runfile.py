@@ -18,6 +18,7 @@ from anabranch.config import (
 )
 from anabranch.errors import ConfigError, UserError
 from anabranch.sim.planning.search import Plan
+from anabranch.sim.planning.wire_choice import WHY
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import model_config, named_size
 from anabranch.train.recipes.recipes import recipe_values, warnings_about
@@ -30,9 +31,9 @@ AS_SIMULATED = ("park", "recompute", "rebalance", "deal", "spread", "spare")
 KEPT = 4
 
 
-def run_config(plan: Plan) -> RunConfig:
-    """Run file of a plan. Raises UserError if a rule of run files forbids it. The vocabulary is that of the
-    named model size; a tokenizer may have fewer ids."""
+def run_config(plan: Plan, note: str = "") -> RunConfig:
+    """Run file of a plan. note: its `run.note`. Raises UserError if a rule of run files forbids it. The
+    vocabulary is that of the named model size; a tokenizer may have fewer ids."""
     scenario = plan.scenario
     model, shape = scenario.model, named_size(scenario.model.size)
     data_nodes = sum(part.role == "data" for part in scenario.machines)
@@ -43,6 +44,7 @@ def run_config(plan: Plan) -> RunConfig:
         "run": {
             "name": _name(f"{model.size}-{scenario.name}"),
             "numerics": "mixed" if len({part.device for part in scenario.machines}) > 1 else "strict",
+            "note": note,
         },
         "model": {
             "size": model.size,
@@ -82,15 +84,16 @@ def run_warnings(plan: Plan) -> list[str]:
 
 
 def run_file(plan: Plan, notes: Sequence[str] = ()) -> str:
-    """Text of the run file, after a comment with the expected speed and the lines of `notes`. Raises
-    UserError as `run_config`."""
+    """Text of the run file, after a comment with the expected speed and the lines of `notes`; the one on the
+    choice of codecs is `run.note`, too. Raises UserError as `run_config`."""
     model = plan.scenario.model
     head = (
         f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s an iteration of "
         f"{model.microbatches * model.rows * model.sequence} tokens, {plan.tokens_per_s:.0f} tokens/s.\n"
     )
     head += "".join(f"# {note}\n" for note in notes)
-    return head + render_run_file(run_config(plan))
+    why = next((note for note in notes if note.startswith(WHY)), "")
+    return head + render_run_file(run_config(plan, why))
 
 
 def _name(text: str) -> str:

@@ -31,6 +31,8 @@ ROUNDED_TOKENS, DELAYED_TOKENS, SUBSPACE_TOKENS = 1.02, 1.21, 3.1
 NARROW = 8
 #: Least relative gain for which a plan gives up more. A choice: far above what a simulation's seed changes.
 WORTH = 0.05
+#: Beginning of the sentence that says what was chosen, and why.
+WHY = "codecs: "
 
 
 def weighed(
@@ -129,7 +131,7 @@ def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
         )
     gain, shorter = (1.0 - of(taken) / of(found[0]) for of in (same_loss_s, lambda plan: plan.iteration_s))
     lines.append(
-        f"codecs: {named(taken.scenario)}; an iteration is {shorter:.0%} shorter than without, the time to "
+        f"{WHY}{named(taken.scenario)}; an iteration is {shorter:.0%} shorter than without, the time to "
         f"the same loss {gain:.0%}. What gives up more is taken where that saves more than {WORTH:.0%}"
     )
     if taken.scenario.run.delay and not found[0].scenario.run.delay:
