@@ -72,7 +72,8 @@ class Contribution:
 
     @property
     def state(self) -> str:
-        """Standing of the source as a word: "convicted" (by two auditors), "revoked", or ""."""
+        """Standing of the source as a word: "convicted" (by two auditors, or one that the owner trusts),
+        "revoked", or ""."""
         return "convicted" if self.convicted else "revoked" if self.revoked else ""
 
     def add(self, other: Contribution) -> None:
@@ -101,12 +102,12 @@ class Ledger:
     rows: list[Contribution]
 
     def people(self) -> list[Contribution]:
-        """Contributions summed by name and ticket. Peers of one name that came with two tickets are two
-        people; a peer without a name is one of its own."""
+        """Contributions summed by name and ticket, those with most units first. Peers of one name that came
+        with two tickets are two people; a peer without a name is one of its own."""
         return _summed(self.rows, lambda source: (source.name or source.peer, source.ticket))
 
     def tickets(self) -> list[Contribution]:
-        """Contributions summed by ticket."""
+        """Contributions summed by ticket key ("": no ticket), those with most units first."""
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:

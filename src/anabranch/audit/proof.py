@@ -103,9 +103,9 @@ class _Logged:
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer, fetch: bool = False) -> ProofResult:
     """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
-    `verify` is used). fetch: as of `open_inputs`. A file about no contribution of this log gives a result
-    with an `unknown`. Raises UserError for anything missing or unreadable, and if run directory and log are
-    of different runs."""
+    `verify` is used). fetch: as of `open_inputs`. Shows progress, and sets this process's numerics to the
+    run's. A file about no contribution of this log gives a result with an `unknown`. Raises UserError for
+    anything missing or unreadable, and if run directory and log are of different runs."""
     proof = read_proof(path)
     inputs = open_inputs(run_dir, fetch)
     data = proof.receipt_bytes

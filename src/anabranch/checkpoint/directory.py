@@ -142,8 +142,8 @@ class RunDirectory:
     @contextmanager
     def led(self) -> Iterator[None]:
         """Context manager that holds the lock of the process that leads the run, since two such processes
-        would write one log. The kernel releases the lock at exit. Raises UserError if another process holds
-        it."""
+        would write one log. The lock ends with the context, or with the process. Raises UserError at once if
+        another process holds it."""
         with open(self._version_file, "rb") as file:
             try:
                 lock(file.fileno())

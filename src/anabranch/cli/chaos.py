@@ -158,7 +158,8 @@ def _with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def free_port(host: str) -> int:
-    """Free port that the kernel does not give to outgoing connections. Raises UserError after PORT_TRIES."""
+    """Port on `host`, drawn at random from PORTS, that no process uses now; it is not reserved. Raises
+    UserError if PORT_TRIES draws found none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(PORT_TRIES):
         port = secrets.choice(PORTS)
@@ -169,8 +170,10 @@ def free_port(host: str) -> int:
 
 
 def _experiment(args: argparse.Namespace) -> Result:
-    """Run the swarm without faults, with faults, and without faults again; compare and verify. Each run
-    without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes there are none."""
+    """Run the swarm without faults, with faults, and without faults again; return what was measured, with the
+    verification of the run with faults, and if the runs took the same steps (None: not compared). Each run
+    without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes there are none. Makes
+    the run directories. Raises UserError if the run cannot be made."""
     from anabranch.api.run import free_path
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.train import emulated_network

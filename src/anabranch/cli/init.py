@@ -128,8 +128,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _source_of(args: argparse.Namespace) -> str:
-    """Value of `data.source` for the file or folder that --data names: "dataset" if it has a state.json, else
-    by the first known ending of a file, else "text". Raises UserError if it is not there."""
+    """Value of `data.source` for the file or folder that --data names: "dataset" for a folder with a
+    state.json, else by the ending of the file, or of the folder's first file (by path) with a known one, else
+    "text". Raises UserError if it is not there."""
     path = Path(vars(args)["data.path"])
     if not path.exists():
         raise UserError(f"--data {path}: there is no such file or folder")

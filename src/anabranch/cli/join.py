@@ -193,8 +193,9 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
     """Text of the ticket: the words of the command line (a shell made several of one with spaces or line
-    breaks), else a file's, else the environment's. Raises UserError if there is none, or if both words and a
-    file are given. patience_s: seconds to wait for the file, which a starting leader writes late."""
+    breaks), else a file's (of a tickets.json the relays' one), else the environment's. Raises UserError if
+    there is none, if the file is no text, or if both words and a file are given. patience_s: seconds to wait
+    for the file, which a starting leader writes late."""
     if words and file is not None:
         raise UserError("a ticket and --ticket-file: give one of them")
     if words:
@@ -221,7 +222,8 @@ def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> s
 
 
 def _of_relays(text: str) -> str:
-    """Ticket for relays in the text of a tickets.json; "" if that is still being written."""
+    """Ticket for relays in the text of a tickets.json; "" if there is none, as in a file that is still being
+    written."""
     try:
         return str(json.loads(text)["relay"])
     except (ValueError, KeyError, TypeError):

@@ -131,5 +131,6 @@ def _csv(found: Ledger, names: Mapping[str, str]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Cell; a text of a stranger that a spreadsheet would take for a formula gets an apostrophe."""
+    """The value of a cell as it is, but a text that a spreadsheet would take for a formula gets an apostrophe
+    before it: strangers choose such texts."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -79,7 +79,8 @@ BAD_INPUT = 2
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help texts that end with the option's default, unless they mention it or it is empty."""
+    """Help texts that end with the option's default, unless they mention it or it is empty; line breaks stay.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default, text = action.default, action.help
@@ -137,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Parser of all commands; only the command that `arguments` name has its own arguments filled in."""
+    """Parser of all commands; only the command that `arguments` name, whose module is imported for it, has
+    its own arguments and help."""
     parser = argparse.ArgumentParser("anabranch", None, _DESCRIPTION, _EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")

@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _homes(run: str, home: Path | None) -> tuple[list[Path], str]:
-    """Folders of peers, and where they were looked for: below `home`, or of one run or all (run: "")."""
+    """(folders of the peers of this machine that can be paused, text for messages on where they were looked
+    for): `home` and its gpu-N folders, or those of one run or of all runs (run: "") in ~/.anabranch."""
     from anabranch.node.lifecycle.peer_home import LOCK, MAX_HOMES
 
     if home is not None:

@@ -120,8 +120,9 @@ class _Refined:
         self._began = time.monotonic()
 
     def refine(self, scenario: Scenario, advance: Progress) -> None:
-        """Search, simulate the best plans, and weigh codecs for the first. A search of more than QUIET_S
-        prints its first table, and every better plan, on stderr."""
+        """Search, simulate the best plans, and weigh codecs for the first, as the options say. After Ctrl+C
+        (KeyboardInterrupt) what was found until then stays. A search of more than QUIET_S prints its first
+        table, and every better plan, on stderr."""
         from anabranch.sim.planning.search import search, shortlist, simulated
         from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
 
@@ -145,8 +146,9 @@ class _Refined:
             self.codecs = reasons(weights, self._with_codecs)
 
     def ranked(self) -> list[Plan]:
-        """Plans for the report: the simulated ones by their time (failures last), else the best estimates.
-        The first has the codecs that --wire auto chose, if any."""
+        """Plans for the report, the best first; call it only once there is one: the simulated ones by their
+        time (failures last), else the best estimates. The first has the codecs that --wire auto chose, if
+        any."""
         if not self._simulated:
             plans = self.found[: max(self._args.simulate, LISTED)]
         else:
@@ -161,7 +163,8 @@ class _Refined:
         return f"{len(self._simulated)} of {self._args.simulate} plans simulated"
 
     def _tell(self) -> None:
-        """Print the first plans after QUIET_S, and then what is better than those that were printed."""
+        """Print on stderr, from QUIET_S after the beginning on: first a table of the best plans, then a line
+        for each better plan."""
         from anabranch.cli.support.plan_report import report
 
         best = self.found[0]

@@ -88,7 +88,8 @@ def _refuse_alone(directory: RunDirectory) -> None:
 
 
 def _refuse_finished(directory: RunDirectory) -> None:
-    """Raise UserError if all steps are committed, before a swarm starts. The leader reports a damaged log."""
+    """Raise UserError if all steps are committed, before a swarm starts. A log that cannot be read passes:
+    the leader reports it."""
     from anabranch.cli.support.lead_run import refuse_finished
     from anabranch.node.lifecycle.tickets import history_of
     from anabranch.node.lifecycle.training_machine import run_of

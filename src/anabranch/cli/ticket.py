@@ -65,7 +65,8 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 
 def checked_reason(text: str) -> str:
-    """`text` as a reason, or a standard one if it is empty. Raises UserError (too long, not printable)."""
+    """`text` as a reason, or a standard one if it is empty. Raises UserError for one that is too long or not
+    printable."""
     from anabranch.node.lifecycle.gate_file import REASON_CHARS
 
     if len(text) > REASON_CHARS or not text.isprintable():
@@ -129,7 +130,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _state(ticket: IssuedTicket) -> str:
-    """State of a ticket in a few words."""
+    """State of a ticket in words: "revoked", "expired" or the time until it expires, such as "expires in 3d".
+    """
     if ticket.revoked_at_s:
         return "revoked"
     left_s = ticket.expires_at_s - time.time()

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
     """Create the run directory and train in this process, without a swarm; returns the exit status. Raises
-    UserError if it cannot be trained so."""
+    UserError if it cannot be trained so, before the directory is made."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 
@@ -200,8 +200,9 @@ def _what_next(path: Path, finished: bool, emulated: bool) -> str:
 
 
 class _Stopping:
-    """State of the user's request to stop. The first request stops after the current step; the second one, or
-    a step that does not end, stops at once. `poll` must be called regularly."""
+    """State of the user's request to stop. After the first request the swarm stops after the current step;
+    after the second one, or STOP_S after the first, at once. `poll`, which stops it, must be called
+    regularly."""
 
     def __init__(self, swarm: LocalSwarm, console: Console) -> None:
         self._swarm, self._console = swarm, console

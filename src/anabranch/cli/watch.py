@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
-    """Name of a run on another machine, and the path of the local copy of its event log, which a thread keeps
-    up to date. The thread puts the reason into `ended` when the run ends or refuses the ticket. home: folder
-    of the copy (None: the default). Raises TicketError for a bad ticket, UserError if another process keeps
-    that copy."""
+    """Name of a run on another machine, and the path of the local copy of its event log, which a thread,
+    started here, keeps up to date. The thread puts the reason into `ended` when the run ends or refuses the
+    ticket. home: folder of the copy (None: the default). Raises TicketError for a bad ticket, UserError if
+    another process keeps that copy."""
     from anabranch.api.volunteer import home_of
     from anabranch.net.ticket import parse_ticket
     from anabranch.node.driver.event_loop import run_async

@@ -56,8 +56,8 @@ def config_from_text(text: str, where: str) -> RunConfig:
 def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunConfig:
     """Build and check a RunConfig from nested plain values, as TOML and JSON give them. `where` (a path, or
     the sender of the values) begins every message. Keys left out take their defaults; `[anabranch] version`
-    is required. Raises ConfigError for another version, an unknown section or key, and a value that is not
-    allowed."""
+    is required. Raises ConfigError for another version, an unknown section or key, a value that is not
+    allowed, and values that cannot work together."""
     _check_version(data, where)
     sections = typing.get_type_hints(RunConfig)
     built: dict[str, Any] = {}
@@ -75,8 +75,8 @@ def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunCon
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Nested plain values by section and key, with the version; without unset keys; inverse of
-    `config_from_dict`."""
+    """Nested plain values by section and key, with the version, tuples as lists, and without keys that are
+    None; inverse of `config_from_dict`."""
     result: dict[str, Any] = {"anabranch": {"version": RUN_FILE_VERSION}}
     for section in fields(config):
         values = getattr(config, section.name)
@@ -89,8 +89,8 @@ def config_to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any], where: str = "command line") -> RunConfig:
-    """`config` with dotted keys replaced, e.g. {"run.steps": 50}, checked again. Raises ConfigError as
-    `config_from_dict` does."""
+    """A new configuration: `config` with the values of dotted keys replaced, e.g. {"run.steps": 50}, checked
+    as a whole. Raises ConfigError as `config_from_dict` does."""
     data = config_to_dict(config)
     for dotted, value in changes.items():
         section, _, key = dotted.partition(".")
@@ -134,7 +134,9 @@ def _nearest(word: str, valid: Mapping[str, Any]) -> str:
 
 def _typed(value: Any, hint: Any, label: str) -> Any:
     """`value` as the type of its field: an integer becomes a float where one is wanted, a list a tuple. hint:
-    annotation of the field. `label` begins the message. Raises ConfigError, also if infinite."""
+    annotation of the field. `label` (where and key) begins the message. Raises ConfigError for a value of
+    another type, an infinite or NaN float, and an integer beyond 64 bits. Constraints are checked elsewhere.
+    """
     if type(None) in typing.get_args(hint):  # every optional field is `X | None`
         hint = next(choice for choice in typing.get_args(hint) if choice is not type(None))
     if typing.get_origin(hint) is tuple and str in typing.get_args(hint):

@@ -48,7 +48,7 @@ Ids = npt.NDArray[np.int64]
 
 class Permutation:
     """Permutation of range(size) that a key determines; computed, not stored. A call maps a position to its
-    value, and raises IndexError beyond `size`."""
+    value, and raises IndexError outside range(size)."""
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
@@ -83,7 +83,7 @@ NOT_COUNTED = -100
 class Windows:
     """Sequences of a part of a corpus, numbered from 0: windows of its stream, or rows of whole documents.
     mask: not 0 where a token counts as a target; None: all count. ends: positions behind the documents; None:
-    windows of the stream. sequence: targets in each."""
+    windows of the stream. sequence: targets in each. separator: id that fills short ones up."""
 
     def __init__(
         self,
@@ -101,14 +101,15 @@ class Windows:
         """True if every target counts."""
 
     def ids(self, number: int) -> Ids:
-        """Token ids of a sequence, shape (sequence + 1,), filled up with separators."""
+        """Token ids (int64) of sequence `number`, shape (sequence + 1,), filled up with separators."""
         begin, end = self._bounds(number)
         found = self._tokens[begin:end].astype(np.int64)
         missing = self._sequence + 1 - len(found)
         return np.pad(found, (0, missing), constant_values=self._separator) if missing else found
 
     def counts(self, number: int) -> npt.NDArray[np.bool_]:
-        """For each id of a sequence, True if it counts as a target; False for separators that fill it up."""
+        """Shape (sequence + 1,): for each id of sequence `number`, True if it counts as a target; False for
+        separators that fill it up."""
         begin, end = self._bounds(number)
         counts = np.zeros(self._sequence + 1, dtype=np.bool_)
         counts[: end - begin] = True if self._mask is None else self._mask[begin:end] != 0
@@ -156,7 +157,8 @@ def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Part of the training sequences: all, or a source of a mixture. first: number of its first among all."""
+    """Part of the training sequences: all, or a source of a mixture. weight: its samples in a cycle of the
+    mixture. first: number of its first window among those of all sources."""
 
     name: str
     weight: int
@@ -265,7 +267,7 @@ class Batches:
 
     def manifest_hash(self, t: int) -> str:
         """BLAKE3 (hex) of every row of iteration `t`: its window's number, its sequence + 1 tokens, and, in a
-        corpus where some targets do not count, which of them do."""
+        corpus where some targets do not count, which of them do. Raises IndexError for t < 1."""
         hasher = blake3(b"anabranch batch manifest 1")
         for index in range(self._batch.microbatches):
             for window in self.window_numbers(t, index):

@@ -50,7 +50,8 @@ class CorpusCache:
         return True
 
     def put(self, key: str, names: Sequence[str], directory: Path) -> None:
-        """Keep the files `names` of the corpus in `directory` under `key`; delete all but the last `KEPT`."""
+        """Keep the files `names` of the corpus in `directory` under `key`, in place of what was there; then
+        delete all but the `KEPT` corpora used last. Nothing is raised if the folder cannot be written."""
         unfinished = self.folder / f".{key}.{os.getpid()}.unfinished"
         with contextlib.suppress(OSError):
             self.forget(key)

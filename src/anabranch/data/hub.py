@@ -38,9 +38,9 @@ def split_name(name: str, key: str) -> tuple[str, str]:
 
 def model_folder(initial_weights: str, fetch: bool = True) -> Path:
     """Folder of the model that `model.initial_weights` names: a path, which is returned unchecked, or
-    "hub:OWNER/NAME@REVISION", which is taken from the cache of huggingface_hub, or downloaded into it. fetch:
-    False to download nothing. Raises ConfigError for a name without revision, without the library, or if it
-    cannot be fetched, or must not be."""
+    "hub:OWNER/NAME@REVISION", which is taken from the cache of huggingface_hub, or downloaded into it, which
+    a line on stderr says. fetch: False to download nothing. Raises ConfigError for a name without revision,
+    without the library, or if it cannot be fetched, or must not be."""
     if not initial_weights.startswith(PREFIX):
         return Path(initial_weights).expanduser()
     repository, revision = split_name(initial_weights.removeprefix(PREFIX), "model.initial_weights")
@@ -76,8 +76,8 @@ def model_folder(initial_weights: str, fetch: bool = True) -> Path:
 
 
 def _check_room(repository: str, revision: str, initial_weights: str) -> None:
-    """Raise ConfigError if the files of a model are larger than what is free in the cache; say what will be
-    downloaded. Nothing if the hub does not tell their sizes."""
+    """Raise ConfigError if the files of a model are larger than what is free in the cache; else print on
+    stderr what will be downloaded. Does nothing if the hub does not tell their sizes."""
     import huggingface_hub
 
     try:

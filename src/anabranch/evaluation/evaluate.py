@@ -108,7 +108,8 @@ def evaluate(model: EvaluatedModel, task: Task) -> Evaluation:
 
 
 def _windows(model: EvaluatedModel, item: Item) -> list[Window]:
-    """Windows of an item: one for each choice or for the target, or those of its text."""
+    """Windows of an item: one for each choice or for the target, or those of its text. Raises UserError for a
+    continuation that cannot be scored."""
     most, tokenizer = model.functions.config.max_sequence, model.tokenizer
     if item.is_text:
         return list(text_windows(tokenizer, tokenizer.encode(item.continuations[0]), most))

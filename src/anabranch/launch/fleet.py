@@ -115,7 +115,8 @@ def _group(stage: int, machine: str, count: int) -> Group:
 
 
 def checked_region(region: str) -> str:
-    """`region`, which becomes part of a shell command. Raises UserError for other signs than a name has."""
+    """`region`, which becomes part of a shell command. Raises UserError for characters other than letters,
+    digits, spaces and _.,()/-."""
     if not re.fullmatch(r"[\w .,()/-]*", region):
         raise UserError(f"the region {region!r}: use letters, digits, spaces and .,()/- only")
     return region

@@ -19,8 +19,9 @@ _T = TypeVar("_T")
 
 
 async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
-    """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them. Raises OSError if
-    the name stands for none, or is none: strangers choose the names that a leader dials."""
+    """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them; a name is looked up
+    without blocking the loop. kind: as SOCK_STREAM. Raises OSError if the name stands for none, or is none:
+    strangers choose the names that a leader dials."""
     try:
         try:
             return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))

@@ -68,7 +68,8 @@ class ChunkQueue:
         self.queued_bytes += outgoing.left + len(message) + 1
 
     def next_pieces(self) -> Pieces:
-        """Take the next chunk: its buffers and frames, to be written in order; empty if nothing waits."""
+        """Remove the next chunk and return its frames and buffers, to be written in order; empty if nothing
+        waits."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))

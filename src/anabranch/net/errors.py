@@ -27,7 +27,7 @@ class FrameError(NetError):
 
 
 class ListenError(NetError):
-    """Raised when the address to listen on cannot be used."""
+    """Raised when a peer cannot accept connections: its address, its TLS library or iroh cannot be used."""
 
 
 class PortInUseError(ListenError):

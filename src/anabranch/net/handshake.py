@@ -155,7 +155,7 @@ class IncarnationFence:
         self._highest: dict[str, int] = {}
 
     def check(self, peer_id: str, incarnation: int) -> None:
-        """Raise Refused if a higher incarnation of this peer was seen."""
+        """Raise Refused if a higher incarnation of this peer was noted. Nothing is noted here."""
         highest = self._highest.get(peer_id, -1)
         if incarnation < highest:
             raise Refused(
@@ -216,7 +216,8 @@ class ServerHandshake:
         nonce: bytes | None = None,
         price: int = 0,
     ) -> None:
-        """price: bits of work that an open ticket needs. nonce: for tests; its first byte is the price."""
+        """gate: admission rules. binding: bytes that only the two ends of the TLS connection know. price:
+        bits of work that an open ticket needs. nonce: for tests; its first byte is the price."""
         self._identity = identity
         self._incarnation = incarnation
         self._gate = gate
@@ -272,7 +273,8 @@ class ServerHandshake:
         )
 
     def _work_of(self, hello: _HelloBody, statement: bytes) -> int:
-        """Bits of work in a Hello with an open ticket. Raises Refused if they are fewer than were asked."""
+        """Bits of work in a Hello with an open ticket; 0 for another credential, and for a bulk connection.
+        Raises Refused if they are fewer than were asked."""
         if hello.credential_kind != OPEN or hello.lane == BULK:
             return 0
         work = work_in(statement, hello.ticket_signature)
@@ -324,8 +326,8 @@ class AnswerReader:
         self._reader = _Reader()
 
     def receive(self, data: bytes | memoryview) -> bool:
-        """Handle received bytes; True once the Answer came and accepts. Raises Refused if it refuses or
-        cannot be read."""
+        """Handle received bytes; True once the Answer is complete and accepts, False before. Raises Refused
+        if it refuses or cannot be read."""
         message = self._reader.feed(data)
         if message is None:
             return False
@@ -386,7 +388,8 @@ class ClientHandshake:
         return isinstance(self._credential, Ticket) and self._credential.grant.role == OPEN
 
     def receive(self, data: bytes | memoryview) -> bytes:
-        """Handle received bytes; returns bytes to send, perhaps none. Raises Refused of either side."""
+        """Handle received bytes; returns bytes to send, perhaps none. May block for seconds (`works`). Raises
+        Refused if the server refused, or if this side refuses its message."""
         message = self._reader.feed(data)
         if message is None:
             return b""

@@ -114,7 +114,8 @@ class Lane(asyncio.BufferedProtocol):
         return data
 
     def hold(self, rest: bytes = b"") -> None:
-        """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes after it."""
+        """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes that came after it,
+        which are kept for these."""
         self._inbox += rest
         self.pause_reading()
 

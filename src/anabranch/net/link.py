@@ -143,8 +143,8 @@ class Link:
         return self.control.broke_framing or self.bulk.broke_framing
 
     def start(self, on_message: OnMessage, on_closed: OnClosed) -> None:
-        """Begin to read. `on_message(message, payload or None)` is called for each message,
-        `on_closed(reason)` once, after the last message; soon, if the link has closed already."""
+        """Begin to read; to be called once. `on_message(message, payload or None)` is called for each
+        message, `on_closed(reason)` once, after the last message; soon, if the link has closed already."""
         self._on_message = on_message
         self._on_closed = on_closed
         if self.closed_reason is not None:
@@ -245,7 +245,7 @@ class Link:
         self.control.transport.close()
 
     def abort(self) -> None:
-        """Drop both connections at once."""
+        """Drop both connections at once: queued messages are lost, and the other side is told no reason."""
         self.control.transport.abort()
         self.bulk.transport.abort()
 

@@ -108,7 +108,7 @@ class Scope:
     users: int = 0
 
     def lacks(self, memory_bytes: int, streams: int, connections: int) -> str:
-        """Reason why this scope has no room for more; "" if it has."""
+        """Reason why this scope has no room for so much more; "" if it has. Nothing is charged."""
         budget = self.budget
         if streams and self.streams + streams > budget.streams:
             return f"{self.name} has {self.streams} unfinished payloads, of at most {budget.streams}"
@@ -162,7 +162,8 @@ class Reservation:
         self._scopes[kind, name] = scope
 
     def release(self, memory_bytes: int = 0, streams: int = 0, connections: int = 0) -> None:
-        """Give back a part of what is held, in every scope that it belongs to."""
+        """Give back a part of what is held, in every scope that it belongs to. The caller gives back no more
+        than is held: that is not checked."""
         for scope in self._scopes.values():
             scope.add(-memory_bytes, -streams, -connections)
         self.memory_bytes -= memory_bytes

@@ -132,8 +132,9 @@ class Skip(Event, frozen=True, kw_only=True):
 
 class Suspected(Event, frozen=True, kw_only=True):
     """Event: verdict of `peer` on the silence of `subject`, which gets no work from it meanwhile. `verdict`:
-    "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". silence_s: how long it
-    lasted; patience_s: from when on it is suspect. asked: others' answers about `subject`."""
+    "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". silence_s: its length;
+    patience_s: length of silence from which on `subject` is suspected. asked: peer -> its answer about
+    `subject`."""
 
     subject: str
     reason: str

@@ -88,14 +88,15 @@ class Line:
         return Line(carry, self.max_up / peers, self.max_down / peers)
 
     def words(self) -> list[str]:
-        """Command-line words of these caps."""
+        """Command-line words that name these caps again; [] if there is none."""
         words = [] if self.carry is None else ["--carry", f"{self.carry:g}"]
         for option, mbit in (("--max-up", self.max_up), ("--max-down", self.max_down)):
             words += [option, f"{mbit:g}"] if mbit else []
         return words
 
     def limits(self) -> tuple[CarryLimits, LineCaps]:
-        """Limits of a peer's transport."""
+        """Limits of a peer's transport, in bytes/s: of what it carries for others, and of its own payloads.
+        """
         from anabranch.net.connection_limits import CarryLimits, LineCaps
 
         carry = CarryLimits() if self.carry is None else CarryLimits(bytes_per_s=self.carry * 1e6 / 8)

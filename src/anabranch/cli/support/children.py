@@ -20,8 +20,9 @@ LEAVE_S = 30.0
 
 
 class Children:
-    """Processes that run at the same time, each in a session of its own: Ctrl+C in the terminal reaches them
-    once, through this process. On Linux they die with it.
+    """Processes that run commands of `anabranch` at the same time, started when this is made, each in a
+    session of its own: Ctrl+C in the terminal reaches them once, through this process. On Linux they die with
+    it.
 
     labels: text before each line that a process writes. show: prints such a line. ticket: handed over in the
     environment, as other users of the machine can read a command line; "" for none.
@@ -68,8 +69,9 @@ class Children:
                 process.send_signal(number)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until all processes have ended; returns the largest exit status, 128 + N for one that signal N
-        ended. timeout_s: for each process, None for no limit. Raises subprocess.TimeoutExpired."""
+        """Wait until all processes have ended and their output is shown; returns the largest exit status, 128
+        + N for one that signal N ended. timeout_s: for each process, None for no limit. Raises
+        subprocess.TimeoutExpired if one still runs then."""
         statuses = [process.wait(timeout_s) for process in self._processes]
         for thread in self._threads:
             thread.join()

@@ -14,8 +14,9 @@ from anabranch.observe.console.progress import progress_bars, ticking
 
 
 def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) -> RunDirectory:
-    """Make a run directory with its corpus, after checks of this machine's port and device; `say` prints a
-    sentence for the user. Raises UserError, and KeyboardInterrupt after removing the directory."""
+    """Make the run directory `path` with its corpus, after checks of this machine's port and device; `say`
+    prints a sentence for the user. Raises UserError if a check fails or the directory cannot be made, and
+    KeyboardInterrupt after Ctrl+C, once the directory is removed again."""
     from anabranch.node.lifecycle.create_run import create_run
 
     _check_port(config.network)
@@ -33,8 +34,9 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
 
 
 def open_to_others(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
-    """Run file of `anabranch start`: `run.numerics = "auto"` becomes "mixed" if other machines can use the
-    tickets, "strict" if they cannot or if the run is audited. `say` tells what the choice promises."""
+    """Configuration of a run that `anabranch start` makes: `config`, in which `run.numerics = "auto"` has
+    become "mixed" if other machines can use the tickets, "strict" if they cannot or if the run is audited.
+    `say` tells what the choice promises."""
     network = config.network
     hosts = [address.host for address in parse_addresses(network.advertise)] or [network.host]
     if all(map(on_loopback, hosts)) or (config.audit.share and config.run.numerics == "auto"):
@@ -57,7 +59,8 @@ def open_to_others(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
 
 
 def partition_line(directory: RunDirectory) -> str:
-    """Sentence that says which blocks each stage has, and what the head costs the data nodes."""
+    """Sentence that says which blocks each stage has, and what the head costs the data nodes. Raises
+    UserError for a run file that cannot be read."""
     from anabranch.train.model.partition import describe, partition
     from anabranch.train.model.sizes import model_config
 

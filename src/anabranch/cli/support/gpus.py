@@ -67,7 +67,7 @@ def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> 
 
     home: folder below which each has one of its own, so that a GPU keeps its peer's key. A fixed port, and
     the port of `--advertise`, count upwards from the first GPU to the last. The peers share the caps of this
-    machine's line equally.
+    machine's line equally. Raises UserError if a share is too small.
     """
     shared: list[str] = []
     for key, value in vars(args).items():

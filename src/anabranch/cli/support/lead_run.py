@@ -153,8 +153,9 @@ def _lead(
 
 
 def _founded(directory: RunDirectory, address: str, quiet: bool) -> CreatedRun:
-    """Leading peer of the run in a directory, which others dial at `address`. Raises UserError, also if all
-    steps are committed."""
+    """Leading peer of the run in a directory, not started yet, which others dial at `address`; measures this
+    machine, and counts a start of the peer (`lead_run`). quiet: True to show no progress. Raises UserError,
+    also if all steps are committed."""
     from anabranch.node.lifecycle.create_run import lead_run
     from anabranch.observe.console.progress import ticking
 

@@ -24,7 +24,8 @@ TEXT, JSON = "text", "json"
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr, beginning with "error:", which is red on a terminal."""
+    """Print `message` as one line of at most ERROR_MAX characters on stderr, after "error:", which is red on
+    a terminal. The process goes on."""
     label = "\033[1;31merror:\033[0m" if wants_colour(sys.stderr) else "error:"
     print(f"{label} {plain(message, ERROR_MAX)}", file=sys.stderr)
 
@@ -49,15 +50,15 @@ def check_out(out: Path | None, force: bool) -> None:
 
 
 def write_out(path: Path, text: str) -> None:
-    """Write the file that `--out` names. Raises UserError if that fails."""
+    """Write `text` to the file that `--out` names, over an existing one. Raises UserError if that fails."""
     with os_errors_named(f"--out {path}"):
         path.write_text(text, "utf-8")
 
 
 @contextmanager
 def handled_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered. For the main thread
-    only."""
+    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered; then the former handlers do
+    again. For the main thread only (else ValueError)."""
     former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

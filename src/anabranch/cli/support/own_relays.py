@@ -31,13 +31,13 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def options(serve: str) -> list[str]:
-    """Command-line words for the value of `--serve`."""
+    """Command-line words that give `--serve` the value `serve`; [] for ""."""
     return ["--serve", *([] if serve == ONE else [serve])] if serve else []
 
 
 class OwnRelays:
-    """Relays of this machine, one for each device of `devices` ("": that of the run file). line: caps of the
-    machine's line, which they and the leader share."""
+    """Relays of this machine, one for each device of `devices` ("": that of the run file); none runs before
+    `join`. line: caps of the machine's line, which they and the leader share."""
 
     def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs, line: Line) -> None:
         self._directory, self._devices, self._to = directory, devices, to
@@ -67,7 +67,8 @@ class OwnRelays:
                 self._children.wait(LEAVE_S)
 
     def end(self) -> None:
-        """Make the relays that still run leave."""
+        """Make the relays that still run leave, and wait until they have ended; after LEAVE_S seconds they
+        are killed."""
         if self._children is not None:
             self._children.end()
 

@@ -19,8 +19,8 @@ FILES = ("scenario.toml", "network.json", "churn.json")
 
 def record(run_dir: Path, folder: Path | None = None) -> tuple[Path, RecordedRun]:
     """Write the scenario, network and churn files of a recorded run into `folder`, by default inside the run
-    directory; returns the path of the scenario file, and what it describes. Raises UserError if the run
-    cannot be read, or a file not written."""
+    directory, over existing ones; returns the path of the scenario file, and what it describes. Raises
+    UserError if the run cannot be read, or a file not written."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.config import load_run_file
     from anabranch.observe.event_log import read_events

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def train_alone(path: Path, to: Outputs) -> int:
-    """Train the run of a run directory in this process, from its newest checkpoint on; returns the exit
-    status, 0. Checkpoints are written as the run file says and at the end, which is the present step after
-    Ctrl+C. Raises UserError, also if the run is a swarm's, has no step left, or is trained by another
-    process; KeyboardInterrupt at a second Ctrl+C, without a checkpoint."""
+    """Train the run of a run directory in this process, from its newest checkpoint on, to its last step or
+    until Ctrl+C; returns the exit status, 0. Checkpoints are written as the run file says and at the end,
+    which is the present step after Ctrl+C. Raises UserError, also if the run is a swarm's, has no step left,
+    or is trained by another process; KeyboardInterrupt at a second Ctrl+C, without a checkpoint."""
     with ticking("reading the run"):
         inputs, alone, t = _opened(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex
@@ -77,7 +77,7 @@ def train_alone(path: Path, to: Outputs) -> int:
 
 def _opened(path: Path) -> tuple[Inputs, Alone, int]:
     """Inputs of a run that one process trains, the training from its newest checkpoint on, and the step of
-    that. Raises UserError if the run is a swarm's."""
+    that (0: none, from the initial weights). Raises UserError if the run is a swarm's."""
     from anabranch.audit.run_inputs import open_inputs
     from anabranch.train.reference.alone import Alone
 
@@ -100,7 +100,7 @@ def _resume(path: Path) -> str:
 
 def check(run: RunConfig, run_file: Path | None) -> None:
     """Raise UserError if a run cannot be trained by one process: it has rounds of islands, or a delay.
-    run_file: for the message."""
+    run_file: path for the message."""
     if run.iteration.delay:
         where = run_file or "the run file"
         raise UserError(f"--alone: {where} has iteration.delay = 1; set it to 0, or leave out --alone")

@@ -45,7 +45,8 @@ class Release(Message, frozen=True):
 @dataclass(slots=True, eq=False)
 class _Reservation:
     """Place (capacity for one microbatch) that this node reserves for a unit. link: the working unit by which
-    it arrives (at the source: departs). reported: True once `Stale` was sent for it."""
+    it arrives (at the source: departs). previous, next: nodes before and after this one on its path; None at
+    the path's ends. reported: True once `Stale` was sent for it."""
 
     link: UnitId
     previous: str | None
@@ -80,8 +81,8 @@ class Reservations:
     # -- at the source -----------------------------------------------------------------------------------
 
     def depart(self, link: UnitId, peer: str) -> list[Send]:
-        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, unless there is a
-        unit of this node with that first hop already."""
+        """Begin to reserve a path whose first hop is the working unit `link` to `peer`, unless this node, the
+        path's source, has a unit with that first hop already. Returns the request to send."""
         if link in self._by_link:
             return []
         self._number += 1
@@ -91,7 +92,8 @@ class Reservations:
         return [Send(peer, Side.NEXT, Reserve(unit, link))]
 
     def repeat(self) -> list[Send]:
-        """Send unconfirmed reservation requests again: a message was lost, or a relay was full."""
+        """Messages that make all unconfirmed reservation requests of this source again: a message was lost,
+        or a relay was full."""
         return [
             Send(place.next, Side.NEXT, Reserve(unit, place.link))
             for unit, place in self._departing.items()
@@ -99,8 +101,8 @@ class Reservations:
         ]
 
     def keep_only(self, links: Iterable[UnitId]) -> list[Send]:
-        """Give up this source's units whose working unit (of the negotiated plan) is not in `links`, and tell
-        their next hops."""
+        """Give up this source's units, confirmed or not, whose first hop (of the negotiated plan) is not in
+        `links`, and return the messages that tell their next hops."""
         alive = set(links)
         gone = [unit for link, unit in self._by_link.items() if link not in alive]
         return self._give_up(gone)
@@ -168,8 +170,8 @@ class Reservations:
         return sends
 
     def moved(self) -> list[Send]:
-        """Notify the sources of units whose working path left their reserved path, once for each until the
-        next `confirm`."""
+        """Return messages (`Stale`, to the previous hops) that notify the sources of units whose working path
+        left their reserved path, once for each until the next `confirm`."""
         sends: list[Send] = []
         for unit, place in self._through.items():
             onward = self._onward(place.link, place.previous)
@@ -180,8 +182,9 @@ class Reservations:
         return sends
 
     def lost(self, peer: str, side: Side) -> list[Send]:
-        """Free the places of units whose path goes through the lost neighbour (peer, side), and notify their
-        other neighbours (`Stale`, `Release`); give up those that begin here and leave by it."""
+        """Free the places of units whose path goes through the lost neighbour (peer, side), and return the
+        messages that notify their other neighbours (`Stale`, `Release`); give up those that begin here and
+        leave by it."""
         sends: list[Send] = []
         for unit, place in list(self._through.items()):
             if side is Side.NEXT and place.next == peer:
@@ -214,11 +217,11 @@ class Reservations:
         return tuple(unit for unit, place in self._through.items() if place.previous == peer)
 
     def confirm(self, peer: str, side: Side, units: Iterable[UnitId]) -> list[Send]:
-        """Answer the periodic confirmation of neighbour (peer, side) with the units that this node lacks: in
-        a `Stale` to a previous hop, in a `Release` to a next hop. units: those whose path, by the neighbour's
-        list, uses the link. The next `moved` notifies all sources again, since a `Stale` may have been lost.
-        A node keeps its place as long as any node before it does. So a unit that the previous node lacks
-        cannot stand, and freeing its place is safe however late the confirmation arrives."""
+        """Return the answer to the periodic confirmation of neighbour (peer, side): the units that this node
+        lacks, in a `Stale` to a previous hop, in a `Release` to a next hop. units: those whose path, by the
+        neighbour's list, uses the link. The next `moved` notifies all sources again, since a `Stale` may have
+        been lost. A node keeps its place as long as any node before it does. So a unit that the previous node
+        lacks cannot stand, and freeing its place is safe however late the confirmation arrives."""
         for place in self._through.values():
             place.reported = False  # `Stale` may have been lost: send it again
         known = set(self.coming_from(peer) if side is Side.PREVIOUS else self.towards(peer))

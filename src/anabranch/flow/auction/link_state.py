@@ -19,12 +19,13 @@ _Envelope = tuple[int, int, bool, tuple[Search, ...], tuple[Finding, ...], int]
 
 
 class Link:
-    """State of a link at one end. A letter is a message with the whole state. changed: set (as a dict) of the
-    node's links with news to send, shared by its links. owes: True if the other end waits for an answer.
-    asks: True if this end repeats its letter until it is acknowledged. repeat_at: time (s) of the repetition.
-    searches, findings: source (data node that searches for free capacity) -> newest request and answer of its
-    search to send to the other end. heard, findings_read: source -> number of the newest search, and newest
-    finding, handled from the other end. read: searches and findings in the other end's last letter."""
+    """State of a link at one end, to the neighbour `peer`; cost: d_ij (s). A letter is a message with the
+    whole state. changed: set (as a dict) of the node's links with news to send, shared by its links. owes:
+    True if the other end waits for an answer. asks: True if this end repeats its letter until it is
+    acknowledged. repeat_at: time (s) of the repetition. searches, findings: source (data node that searches
+    for free capacity) -> newest request and answer of its search to send to the other end. heard,
+    findings_read: source -> number of the newest search, and newest finding, handled from the other end.
+    read: searches and findings in the other end's last letter."""
 
     # Slots save memory: a node of a large swarm has hundreds of links.
     __slots__ = (
@@ -50,7 +51,8 @@ class Link:
 
     @property
     def dirty(self) -> bool:
-        """True if this end's state has changed since the last letter that it sent."""
+        """True if this end's state has changed since the last letter that it sent. Setting it to True adds
+        this link to `changed`."""
         return self._dirty
 
     @dirty.setter
@@ -60,7 +62,9 @@ class Link:
             self.changed[self] = None
 
     def receive(self, letter: Letter) -> bool:
-        """Handle a letter's sequence number and acknowledgement; True if it is newer than all before."""
+        """Handle a letter's sequence number and acknowledgement: the repetition ends if it acknowledges this
+        end's newest state, and an answer is owed if it asks for one. True if the letter is newer than all
+        before."""
         if letter.ack > self._acked:
             self._acked = letter.ack
             if letter.ack >= self._seq:
@@ -74,7 +78,8 @@ class Link:
         return True
 
     def is_latest(self, letter: Letter) -> bool:
-        """True if no newer letter was received before. An older one may still acknowledge something."""
+        """True if `letter`, which `receive` has handled, is the newest received. An older one may still
+        acknowledge something."""
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:

@@ -64,7 +64,8 @@ class Ranking:
             del self._sorted[bisect_left(self._sorted, (level, link.peer))]
 
     def best_two(self) -> tuple[OutLink | None, float, float]:
-        """(best next hop, its level, second best level); a level is infinite if there is no such hop."""
+        """(best next hop, its level, second best level); None and infinite levels where there is no such hop.
+        """
         if self._two is None:
             first = self._sorted[:2]
             level, _, best = first[0] if first else (math.inf, "", None)
@@ -77,10 +78,11 @@ class Market:
 
     placed: units at next hops. ins, outs: links by peer. ranking: see `Ranking`. senders: in-links with units
     at this node. users: out-links with units of this node. price: cost of one more unit from here to the end
-    of its path, with the price of this node's capacity; level: the same without. limit: price above which a
-    source refuses a unit; bypass: greatest value of `limit`, above the cost of every path. ready: True once
-    bidding has begun. moved: True if a unit was received, handed back or placed; the agent clears it.
-    stirred: True if there was an external change at any node since the start.
+    of its path, with the price of this node's capacity; level: the same without. capacity: most units at a
+    relay; demand: units of a source. epsilon: least raise of a bid (s). limit: price above which a source
+    refuses a unit; bypass: greatest value of `limit`, above the cost of every path. ready: True once bidding
+    has begun. moved: True if a unit was received, handed back or placed; the agent clears it. stirred: True
+    if there was an external change at any node since the start.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -134,7 +136,8 @@ class Market:
 
     @property
     def is_last(self) -> bool:
-        """True if this node is of the last stage: its next hops are data nodes, at the end of the path."""
+        """True if this node is of the last stage: its next hops are data nodes, at the end of the path. False
+        while it has none."""
         return any(link.to_data for link in islice(self.outs.values(), 1))
 
     @property
@@ -328,7 +331,8 @@ class Market:
                 self._hand_back(low, 1)
 
     def _dear_hops(self) -> list[OutLink]:
-        """Next hops at which a unit costs over `MOVE` epsilons more than at the best next hop."""
+        """Next hops with units of this node at which a unit costs over `MOVE` epsilons more (`MOVE_COLD`
+        before the first external change) than at the best next hop."""
         most = self.ranking.best_two()[1] + (MOVE if self.stirred else MOVE_COLD) * self.epsilon
         return [link for link in self.users if link.level > most]
 

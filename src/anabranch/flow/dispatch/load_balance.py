@@ -18,9 +18,9 @@ STAGES_KEPT = 64
 
 
 def places(pass_s: Mapping[str, float], capacity: Mapping[str, int], batch: int) -> Mapping[str, int]:
-    """Number of microbatches that each replica of a stage offers to the plan; at least one for each with any
-    capacity. pass_s: replica -> seconds per microbatch (all positive). capacity: replica -> most microbatches
-    that it can hold. batch: microbatches that the stage has to serve at once."""
+    """Number of microbatches that each replica of a stage offers to the plan; from 1 (0 for one without
+    capacity) to its capacity. pass_s: replica -> seconds per microbatch (all positive). capacity: replica ->
+    most microbatches that it can hold. batch: microbatches that the stage has to serve at once."""
     return _places(tuple([(peer, seconds, capacity[peer]) for peer, seconds in pass_s.items()]), batch)
 
 

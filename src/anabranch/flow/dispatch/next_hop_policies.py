@@ -46,15 +46,17 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Decision about one microbatch: the peer, and the longest time to wait for it. hold_s: 0 to send at
-    once; else the longest time (s) to wait until that peer grants a slot."""
+    """Decision about one microbatch: its next hop. hold_s: 0 to send at once; else nothing is sent yet, and
+    this is the longest time (s) to wait until that peer grants a slot, after which the policy is asked again.
+    """
 
     peer: str
     hold_s: float = 0.0
 
 
 class Policy:
-    """Base of the dispatch policies: chooses the next hops of one sender's microbatches."""
+    """Base of the dispatch policies: chooses the next hops of one sender's microbatches. The methods that are
+    told of events do nothing here."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
@@ -149,7 +151,8 @@ def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
 
 
 class Static(Policy):
-    """Policy `static`: microbatch index modulo the number of replicas, whose slot it waits for."""
+    """Policy `static`: microbatch index modulo the number of replicas, sorted by id; it waits for a free slot
+    of that replica, with no other choice."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
@@ -164,8 +167,8 @@ class Static(Policy):
 
 
 class Planned(Greedy):
-    """Policy `gwtf`: of the free peers below their plan, the one with the smallest share of its planned
-    microbatches outstanding. If no free peer is below its plan: as `greedy`."""
+    """Policy `gwtf`: of the free peers with fewer microbatches outstanding than planned, the one with the
+    smallest ratio of the two. If there is none: as `greedy`."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

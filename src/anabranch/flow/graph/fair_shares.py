@@ -73,7 +73,8 @@ class _FairProgram:
 
     def raise_alone(self, name: str, settled: dict[str, float], free: list[str], level: float) -> float:
         """Greatest share (admitted part of the demand) that data node `name` can have, while the others in
-        `free` have at least the share `level`, and those in `settled` theirs."""
+        `free` have at least the share `level`, and those in `settled` theirs. Raises OracleError if they
+        cannot have these."""
         departs = self._departs_from[name]
         others = [other for other in free if other != name]
         amounts = self._solve(-departs, settled | dict.fromkeys(others, level), [])

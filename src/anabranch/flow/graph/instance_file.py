@@ -64,7 +64,8 @@ class InstanceError(UserError, ValueError):
 
 
 def parse_instance(text: str | bytes) -> Instance:
-    """Read an instance. InstanceError names the first place that is wrong."""
+    """Instance in the JSON text of a file. Raises InstanceError, which names the first place that is wrong,
+    or says why the text is no JSON."""
     try:
         file = msgspec.json.decode(text, type=_InstanceFile)
     except msgspec.ValidationError as error:

@@ -57,8 +57,8 @@ def solve(instance: Instance) -> Solution:
 
 
 def optimal(instance: Instance) -> Flow:
-    """Flow of the policy `optimal`. Raises UserError if the instance is too large for an exact solution,
-    OracleError if the solver fails."""
+    """Flow of the policy `optimal`: as many microbatches as possible, at the least total cost. Raises
+    UserError if the instance is too large for an exact solution, OracleError if the solver fails."""
     flow = solve(instance).paths
     if flow is None:
         raise UserError("optimal: too large for an exact answer with several data nodes and return own")

@@ -56,9 +56,9 @@ class Negotiation:
     # -- requests ----------------------------------------------------------------------------------------
 
     def request(self) -> list[Send]:
-        """Make the next request: for a unit of flow, or else a change or redirect with a random node of the
-        same stage. It becomes `pending`; call it only if none is. No request is made if nothing is wanted, or
-        nothing changed for `REST_ROUNDS`."""
+        """Make the next request and return its message: for a unit of flow, or else a change or redirect with
+        a random node of the same stage. It becomes `pending`; call it only if none is. Nothing is requested
+        if nothing is wanted, or nothing changed for `REST_ROUNDS`."""
         units = self._units
         wanted = units.next_request()
         if wanted is not None:

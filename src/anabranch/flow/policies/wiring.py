@@ -203,7 +203,8 @@ class WiringAgent:
         return self._onward(unit)
 
     def _onward(self, unit: UnitId) -> list[Send]:
-        """Hand the unit over to the first next hop that was not tried; give it back if there is none."""
+        """Hand the unit over to the first next hop that was not tried; give it back if there is none. Returns
+        the messages."""
         walk = self._walks[unit]
         walk.done = False
         left = {peer: cost for peer, cost in self._next.items() if peer not in walk.tried}
@@ -297,7 +298,8 @@ class WiringAgent:
     # -- upkeep ------------------------------------------------------------------------------------------
 
     def _repeat(self) -> list[Send]:
-        """Repeat requests without an answer, and confirm shared units to neighbours if that is due."""
+        """Messages that are due: requests without an answer again, and the periodic lists of the units shared
+        with each neighbour."""
         sends: list[Send] = []
         for unit, walk in self._walks.items():
             if not walk.done and walk.repeat_at <= self._now and walk.next is not None:
@@ -317,7 +319,8 @@ class WiringAgent:
         return sends
 
     def _confirmed(self, peer: str, side: Side, units: Sequence[tuple[UnitId, int]]) -> list[Send]:
-        """Answer a neighbour's `Confirm`: refuse or drop the listed units that this node does not share."""
+        """Answers to a neighbour's `Confirm`: they refuse (to a previous hop) or drop (at a next hop) the
+        listed units that this node does not share. Its own units do not change."""
         sends: list[Send] = []
         for unit, step in units:
             if side is Side.PREVIOUS:

@@ -82,7 +82,8 @@ class IrohEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """Start the process; returns when it is ready. Raises ListenError if iroh is missing or unusable."""
+        """Start the process, and accept its local connections; returns when it is ready. Raises ListenError
+        if iroh is missing or unusable."""
         if not installed():
             raise ListenError("iroh is not installed: pip install 'anabranch[iroh]'")
         self._listener = socket.socket()
@@ -103,11 +104,9 @@ class IrohEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def connect(self, peer: str, address: Address) -> socket.socket:
-        """Connection to the iroh process of a peer; nothing but the peer's key is proved. Raises DialError,
-        and OSError for a name without an address.
-
-        A dial ends within `engine_process.DIAL_S`; callers bound it too.
-        """
+        """Connection to a peer through iroh, as a local socket whose bytes iroh passes on both ways; nothing
+        but the peer's key is proved. Raises DialError, and OSError for a name without an address. A dial ends
+        within `engine_process.DIAL_S`; callers bound it too."""
         process = self._process
         if process is None or process.stdin is None:
             raise DialError("iroh's process is being started again")
@@ -149,7 +148,8 @@ class IrohEngine:
     # The process.
 
     async def _keep(self) -> None:
-        """Start the process, and start it again whenever it ends."""
+        """Start the process, and start it again RESTART_S after each end, until this task is cancelled. Each
+        end fails all dials (`_fail`)."""
         while True:
             try:
                 await self._run()

@@ -55,8 +55,9 @@ class Dialer:
         self._shown: dict[str, Credential] = {}
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
-        """Make a link to the peer `peer_id`, at the first of its addresses that answers; later ones are tried
-        while earlier ones are silent. Raises DialError, and Refused by either side."""
+        """Make a link to the peer `peer_id`, which reads nothing until its `start`, at the first of its
+        addresses that answers; later ones are tried while earlier ones are silent. Raises DialError, and
+        Refused by either side."""
         connect = lambda address: self.reach(peer_id, address, credential)  # noqa: E731
         left = [address for address in addresses if address.kind or not self._only_engine]
         while True:
@@ -116,7 +117,8 @@ class Dialer:
     def introduction(
         self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
     ) -> ClientHandshake:
-        """Handshake of this side on a connection that it made. Raises Refused if another key answered."""
+        """Handshake of this side, not begun yet, for the connection `lane` that it made to the peer `server`.
+        name: kind of the connection (`Hello.lane`). Raises Refused if another key answered."""
         return ClientHandshake(
             self._end.identity,
             self._end.incarnation,
@@ -153,7 +155,8 @@ class Dialer:
             raise DialError(f"cannot reach {what} ({step}): {why}", step) from cause
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
-        """Connection to a peer at an address, whose key is proved. Raises Refused if another key is."""
+        """Connection to a peer at an address, whose key is proved. Raises Refused if another key is,
+        DialError if this process or the peer has too many connections or the way fails, and OSError."""
         try:
             connection = self._end.resources.outgoing(peer_id)
         except ResourceRefused as refusal:
@@ -210,7 +213,8 @@ class Dialer:
         self, peer_id: str, address: Address, control: Lane, credential: Credential, at: Progress
     ) -> Link:
         """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
-        both go through the handshake. Raises Refused, DialError; then all connections are dropped."""
+        both go through the handshake. Raises Refused, DialError and OSError; then all connections are
+        dropped."""
         end, link_id = self._end, secrets.token_bytes(LINK_ID_BYTES)
         lanes = [control]
         incarnation = 0

@@ -74,7 +74,8 @@ class TcpTransport:
         return await self.listener.listen(host, port)
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
-        """Make a link to the peer `peer_id` at host:port. Raises DialError, and Refused by either side."""
+        """Make a link to the peer `peer_id` at host:port, which reads nothing until its `start`. Raises
+        DialError, and Refused by either side."""
         return await self.dialer.dial_any(peer_id, (Address(host, port),), credential)
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:

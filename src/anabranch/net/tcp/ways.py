@@ -60,7 +60,8 @@ class Attempt:
 async def attempts(
     transport: TcpTransport, peer: str, addresses: Sequence[Address], credential: Credential
 ) -> list[Attempt]:
-    """Try all addresses of a peer at once; the connections are closed when the peer has proved its key."""
+    """Outcomes, in the order of `addresses`, of dialling all addresses of a peer at once; failures are
+    outcomes, too. The connections are closed when the peer has proved its key."""
     return list(await asyncio.gather(*(_attempt(transport, peer, each, credential) for each in addresses)))
 
 
@@ -77,7 +78,8 @@ async def _attempt(transport: TcpTransport, peer: str, address: Address, credent
 
 
 async def _how(transport: TcpTransport, peer: str, address: Address) -> str:
-    """Way of a connection to a peer at an address. Through iroh it begins at the relay, and may move."""
+    """Way of a connection to a peer at an address, for a sentence. Through iroh a connection begins at the
+    relay: a direct path is waited for, up to PUNCH_S."""
     if address.kind and transport.engine is not None:
         paths, until = transport.engine.paths, time.monotonic() + PUNCH_S
         while paths.get(peer, "relay") == "relay" and time.monotonic() < until:
@@ -107,7 +109,7 @@ def repair_of(error: NetError) -> str:
 
 
 def told(tried: Sequence[Attempt]) -> str:
-    """Attempts as a sentence: the ways that work, in order of preference, then those that do not, and why."""
+    """Attempts as a sentence: the ways that work, in the order given, then those that do not, and why."""
     good = [f"{each.how} ({1000 * each.seconds:.0f} ms)" for each in tried if each.how]
     bad = [f"not at {each.address.where}: {each.reason}" for each in tried if not each.how]
     return "; ".join([*good, *bad]) or "it has named no address"

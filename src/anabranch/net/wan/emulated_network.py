@@ -82,7 +82,7 @@ class EmulatedNetwork:
             raise WanError(words[-1] if words else "the router of the emulated network has ended")
 
     def address(self, host: str) -> str:
-        """IPv4 address of a host."""
+        """IPv4 address of a host, as text. Raises KeyError for a host that the network does not have."""
         return self._addresses[host]
 
     def namespace(self, host: str) -> str:
@@ -113,7 +113,8 @@ class EmulatedNetwork:
 
 
 def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple[int, int, float, float]]:
-    """Links of all pairs of hosts with regions, (sender's number, receiver's number, delay in s, bit/s)."""
+    """Links of all pairs of hosts with regions (none without a profile), (sender's number, receiver's number,
+    delay in s, bit/s)."""
     links = []
     for (sender, one), (receiver, other) in permutations(enumerate(regions), 2):
         if profile is not None and one is not None and other is not None:

@@ -91,8 +91,8 @@ class Router:
 
 
 def _raise_priority() -> None:
-    """Raise the priority of this process: the delays are only as accurate as its wake-ups, on a busy machine.
-    It sleeps most of the time, and the kernel limits real-time processes."""
+    """Raise the priority of this process, as far as the system permits: the delays are only as accurate as
+    its wake-ups, on a busy machine. It sleeps most of the time, and the kernel limits real-time processes."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)

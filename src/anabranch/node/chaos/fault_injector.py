@@ -242,7 +242,9 @@ class FaultInjector:
             self._replace(seat, founder or (gone and returns))
 
     def _replace(self, seat: Seat, returns: bool) -> None:
-        """Start the next process of a seat. returns: True for the same peer and key, else a new peer."""
+        """Start the next process of a seat. returns: True for the same peer and key, else a new peer with
+        another name, at the same place in an emulated network. The seat counts as not joined and not hit
+        again."""
         former = seat.name
         if not returns:
             self._strangers += 1

@@ -8,14 +8,16 @@ from anabranch.protocol.log.records import Commit
 
 
 def same_steps(one: RunDirectory, other: RunDirectory) -> bool:
-    """True if all steps that both runs committed have the same losses, gradients and states, bit for bit."""
+    """True if all steps that both runs committed, and did not roll back, have the same losses, gradients and
+    states, bit for bit; also if they have no step in common. Raises UserError for a damaged log."""
     histories = map(history_of, (one, other))
     first, second = ({commit.t: _values(commit) for commit in each.commits} for each in histories)
     return all(first[t] == second[t] for t in first.keys() & second.keys())
 
 
 def tokens_of(directory: RunDirectory, after: int, last: int) -> int:
-    """Target tokens of a run's steps after iteration `after`, up to iteration `last`."""
+    """Target tokens of a run's steps after iteration `after`, up to and with iteration `last`. Raises
+    UserError for a damaged log."""
     return sum(commit.tokens for commit in history_of(directory).commits if after < commit.t <= last)
 
 

@@ -68,8 +68,8 @@ class _Timer:
             raise _GivenUp(f"nothing was committed for {duration(STUCK_S)} after step {t}")
 
     def _stop_when_settled(self, now: float) -> None:
-        """Ask the leader to end the run, within STOP_S, once all seats are taken again, or SEATS_S after the
-        last fault."""
+        """If all seats are taken again, or SEATS_S have passed since the last fault: complete the record, and
+        ask the leader to end the run, within STOP_S. Else nothing."""
         if self._injector.settled or now > self._injector.record.ended + SEATS_S:
             self._injector.close()
             self._stop_at = now + STOP_S

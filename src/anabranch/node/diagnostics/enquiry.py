@@ -19,8 +19,8 @@ ANSWER_S = 15.0
 
 @dataclass(frozen=True)
 class Enquiry:
-    """Answers of a run's leader. leader, addresses: of the peer that answered. reached: None if this machine
-    named no address."""
+    """Answers of a run's leader. leader, addresses: of the peer that answered. link: to it, open, for the
+    caller to close. reached: None if this machine named no address."""
 
     leader: str
     addresses: str
@@ -33,8 +33,9 @@ async def enquire(
     transport: TcpTransport, leader: str, addresses: str, credential: Credential, own: str = ""
 ) -> Enquiry:
     """Ask the run's leader what the run is, and to dial this machine back at its addresses `own`, without
-    joining. leader, addresses: of a peer that knows the leader. The link is left open. Raises NetError,
-    within the times of a dial and ANSWER_S for each peer that has to be asked."""
+    joining. leader, addresses: of a peer that knows the leader. The link is left open. Raises ValueError for
+    `addresses` that cannot be parsed, NetError if nobody answers, within the times of a dial and ANSWER_S for
+    each peer that has to be asked."""
     asked: set[str] = set()
     while True:
         link = await transport.dial_any(leader, parse_addresses(addresses), credential)
@@ -55,7 +56,8 @@ async def enquire(
 
 
 async def _answers(link: Link, own: str) -> tuple[About, Reached | None] | Elsewhere | str:
-    """Answers to an enquiry, a redirect, or the reason why there is no answer."""
+    """Answers to an enquiry (None: no addresses were to be tried), a redirect to the leader, or the reason
+    why there is no answer. Starts the link."""
     inbox: asyncio.Queue[bytes | str] = asyncio.Queue()
     link.start(lambda data, blob: inbox.put_nowait(data), inbox.put_nowait)
     link.send(encode(Enquire(own)))

@@ -60,8 +60,8 @@ async def _checks(ticket: Ticket, host: str, port: int, own: str) -> list[CheckR
 
 
 async def _engine(identity: Identity, ticket: Ticket, results: list[CheckResult]) -> IrohEngine | None:
-    """iroh endpoint for these checks, if the ticket names iroh's relay and iroh is installed. A check tells
-    if it is not, or cannot start."""
+    """Started iroh endpoint for these checks; None if the ticket names no iroh relay, or iroh is not
+    installed or cannot start. Adds a check with the outcome to `results` if the ticket names a relay."""
     relay = relay_of(ticket.first_addresses)
     if relay is None:
         return None
@@ -113,7 +113,8 @@ async def _of_run(transport: TcpTransport, ticket: Ticket, own: str) -> list[Che
 
 
 def _candidates(text: str, found: Enquiry) -> list[Address]:
-    """Addresses to try for a member: its own, then the leader as its carrier."""
+    """Addresses to try for a member: those in `text` (none if it cannot be parsed), then the leader as its
+    carrier."""
     own: list[Address] = []
     with contextlib.suppress(ValueError):
         own = list(parse_addresses(text))

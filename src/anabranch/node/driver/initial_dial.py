@@ -91,7 +91,8 @@ class InitialDial:
 
     def watch(self, live_peer: LivePeer, event: ev.Event) -> None:
         """Plan the next dial, or stop the peer, when the link to the data node is lost or a dial of it
-        failed; reset the back-off when the link is up. Called after each event of the peer."""
+        failed; reset the back-off when the link is up; when the run first names further peers, try the ways
+        to them. Called after each event of the peer."""
         match event:
             case ev.LinkUp(peer) if peer == self._leader:
                 if self._lost_at is not None or not self.reached:
@@ -113,8 +114,8 @@ class InitialDial:
             self._trying.cancel()
 
     def _run_over(self, reason: str) -> bool:
-        """True if the data node closed its link because the run is over, and this machine is no member, who
-        learns that from the log."""
+        """True if the data node closed its link because the run is over, and this machine is not a member (a
+        member learns that from the log)."""
         context = self._live.peer.ctx
         return says_run_over(reason) and context.me not in context.run.membership.members
 

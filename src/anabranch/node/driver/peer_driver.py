@@ -232,8 +232,9 @@ class LivePeer:
             self._loop.call_soon_threadsafe(action)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception that reached the event loop from a callback or a task. asyncio closes a
-        connection on whose bytes its code failed; that is no reason to end this peer."""
+        """End this peer (`_failed`) for an exception that reached the event loop from a callback or a task.
+        One about a connection is only printed: asyncio closes the connection on whose bytes its code failed.
+        """
         error = context.get("exception")
         if error is None or not {"transport", "protocol", "socket"}.isdisjoint(context):
             loop.default_exception_handler(context)
@@ -334,7 +335,8 @@ class LivePeer:
         self.handle(ev.DialledBack(peer, addresses, reached, reason))
 
     async def _read_events(self, peer: str, position: int) -> None:
-        """Read a piece of the event log for a watcher, on a pool thread: the disk's writes must not wait."""
+        """Read a piece of the event log for the watcher `peer`, on a pool thread, and hand it to the
+        protocol: the disk's writes must not wait."""
         found = await self._loop.run_in_executor(None, piece_of, self.journal.path, position)
         self.handle(ev.EventsRead(peer, position, *found))
 
@@ -353,7 +355,8 @@ class LivePeer:
         self._worker.submit(lambda: computer.run(task, inputs), done)
 
     def _describe(self, genesis: Genesis) -> ev.Described | UserError:
-        """This machine's offer to the run, or why its user has to act first; on the worker thread."""
+        """This machine's offer to the run, or the error that says what its user has to do first; on the
+        worker thread."""
         try:
             return self.machine.describe(genesis)
         except UserError as error:

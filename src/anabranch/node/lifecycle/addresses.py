@@ -76,7 +76,8 @@ def relay_address(url: str) -> Address:
 
 
 def relay_of(addresses: str) -> Address | None:
-    """The iroh relay that addresses of a peer name; None if none of them does."""
+    """The iroh relay that addresses of a peer name; None if none of them does. Raises ValueError for
+    addresses that cannot be parsed."""
     return next((one for one in parse_addresses(addresses) if one.relay_url), None)
 
 

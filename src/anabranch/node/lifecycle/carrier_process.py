@@ -55,7 +55,7 @@ class CarrierProcess:
 
     async def run(self) -> str:
         """Carry until the run is over, the user ends it, or the run refuses this process; returns why. Raises
-        UserError if it cannot listen there."""
+        UserError if it cannot listen there, IdentityError if its key cannot be used."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)

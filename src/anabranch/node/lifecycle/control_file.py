@@ -51,7 +51,8 @@ def problem_of(action: str, steps: int) -> str:
 
 def request(run_dir: Path, action: str, steps: int = 0) -> str:
     """Append a request to the run's file of requests, which the leading process reads; returns the reason if
-    it is invalid, else "". action: one of ACTIONS. steps: new number of steps."""
+    it is invalid, else "". action: one of ACTIONS. steps: new number of steps, for "steps". Raises OSError if
+    the file cannot be written."""
     problem = problem_of(action, steps)
     if not problem:
         _append(run_dir, _Request(action, steps))
@@ -86,7 +87,8 @@ def request_stop(run_dir: Path) -> None:
 async def follow(live: LivePeer, run_dir: Path) -> None:
     """Hand the owner's requests to the leading peer, until this task is cancelled: first all revocations in
     the gate's record, some perhaps made while nobody led the run; then each request that is appended to the
-    run directory's file of requests from now on. Malformed and invalid ones are ignored."""
+    run directory's file of requests from now on. Malformed and invalid ones are ignored. Raises UserError for
+    a damaged gate's record."""
     path = run_dir / FILE
     position = path.stat().st_size if path.exists() else 0
     for target, reason in gate_file.read(run_dir).revocations().items():

@@ -116,7 +116,7 @@ def create_run(
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
     """Set up the leading peer of a run directory, to found the run or to resume it; counts a start of its
     process. address: host:port that peers dial. Raises UserError if the log, the corpus or the checkpoints
-    are damaged, or the run is of another protocol version."""
+    are damaged, or the run is of another protocol version, IdentityError if its key cannot be used."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()
@@ -189,7 +189,7 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
     """Make the genesis record (first log entry) of a new run; it is not written to the log here. Imported
-    weights that are trained are written as checkpoint 0."""
+    weights that are trained are written as checkpoint 0. Raises ConfigError if they cannot be read."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
@@ -208,7 +208,8 @@ def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, me
 
 
 def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -> tuple[str, ...]:
-    """Hashes of each stage's frozen weights, which are written into the run directory, for peers to fetch."""
+    """Hashes of each stage's frozen weights, which are written into the run directory, for peers to fetch.
+    Raises ConfigError if the folder of weights cannot be read."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.adapters.frozen import FrozenStore, frozen_of_folder

@@ -117,8 +117,9 @@ def read(run_dir: Path) -> GateRecord:
 
 @contextmanager
 def changed(run_dir: Path) -> Iterator[GateRecord]:
-    """Yield the gate's record, and write it at the context's end without an error. Processes take turns, by
-    the lock of a file beside it, as the file itself is replaced."""
+    """Yield the gate's record, to be changed in place, and write it at the context's end; an exception in the
+    context leaves the file as it was. Raises UserError for a damaged one. Processes take turns, by the lock
+    of a file beside it, as the file itself is replaced."""
     turn = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         lock(turn, wait=True)

@@ -45,7 +45,8 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
 
 
 def in_use(home: Path) -> bool:
-    """True if a process has claimed the folder. Raises OSError if its lock cannot be looked at."""
+    """True if a process has claimed the folder now; False without a lock file. Raises OSError if its lock
+    cannot be looked at."""
     try:
         file = os.open(home / LOCK, os.O_RDWR)
     except FileNotFoundError:

@@ -116,7 +116,7 @@ def tokenizer_size(run: RunConfig) -> int:
 
 
 def _same_tokenizer(tokenizer: str, folder: Path) -> bool:
-    """True if the tokenizer that a run file names is the folder's own."""
+    """True if the tokenizer file that a run file names has the bytes of the folder's own."""
     given, own = Path(tokenizer).expanduser(), folder / "tokenizer.json"
     given = given / "tokenizer.json" if given.is_dir() else given
     return given.is_file() and own.is_file() and given.read_bytes() == own.read_bytes()

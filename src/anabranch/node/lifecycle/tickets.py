@@ -31,7 +31,7 @@ def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> d
     """Tickets by role, written to tickets.json, which only its owner can read. A ticket that is there already
     stays if it still works: it names these addresses of the leader, half of its time is left and it is not
     revoked. Others are issued anew and entered in the gate's record. renew: True to issue all of them anew.
-    """
+    Raises UserError for a damaged gate's record."""
     run_dir, now_s = founded.directory.path, time.time()
     lifetime_s = founded.run.network.ticket_hours * 3600
     me, parsed = founded.identity.peer_id, parse_addresses(addresses)
@@ -89,7 +89,8 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
     enter it in the gate's record. quota: peers that may be members with it at one time (0: any number). name:
     "" for the role and a number. Raises UserError if the run was never led from this directory, if the name
-    is in use, or for an open or an auditor's ticket of a run without audits."""
+    is in use, or for an open or an auditor's ticket of a run without audits, TicketError for an unknown role.
+    """
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"

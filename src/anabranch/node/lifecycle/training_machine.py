@@ -75,7 +75,8 @@ class TrainingMachine:
     def prepare(self, run: RunConfig, fingerprint: str = "") -> None:
         """Set the numerics (threads, precision), open the corpus and fix the model's shape; a second call
         does nothing. fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no
-        vocabulary: the leader refuses it by its fingerprint."""
+        vocabulary: the leader refuses it by its fingerprint. Raises ConfigError for a damaged corpus or a
+        model that cannot be."""
         if self.run is not None:
             return
         from anabranch.train.numerics.numerics_class import configure
@@ -266,7 +267,8 @@ def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
     """Seconds of a transformer block's forward and of its backward for one microbatch on this machine, all of
-    its weights trained; of several devices the mean over the blocks."""
+    its weights trained; of several devices the mean, weighted by their memory. Raises as `measured_pass_s`.
+    """
     from anabranch.config import LoraSection, PipelineSection
     from anabranch.train.numerics.numerics_class import devices_of, size_of
 

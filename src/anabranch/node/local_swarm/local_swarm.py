@@ -112,7 +112,8 @@ class LocalSwarm:
         return self._await_tickets(tickets)
 
     def restart_leader(self) -> None:
-        """Start the leader's process. Older tickets stay valid if the run file gives it a port."""
+        """Start the leader's process, for the first time or again, without waiting for it. Older tickets stay
+        valid if the run file gives it a port."""
         self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet"])
 
     def join(
@@ -140,7 +141,7 @@ class LocalSwarm:
 
     def ticket(self, role: str = "relay") -> str:
         """Text of the ticket for `role` in the run directory, which the leader issued or renewed last: a
-        process joins the swarm with that ticket."""
+        process joins the swarm with that ticket. Raises OSError or KeyError if there is none."""
         tickets: dict[str, str] = json.loads((self.directory.path / "tickets.json").read_text("utf-8"))
         return tickets[role]
 
@@ -262,8 +263,8 @@ class LocalSwarm:
             control_file.request_stop(self.directory.path)
 
     def end(self) -> None:
-        """Wait until all processes have ended, but no longer than END_S in all; then `report_ends`. Processes
-        that still run are left to the supervisor, which kills them when it is closed."""
+        """Wait until all processes have ended, but no longer than END_S in all; then `report_ends`, which may
+        raise. Processes that still run are left to the supervisor, which kills them when it is closed."""
         until = time.monotonic() + END_S
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))

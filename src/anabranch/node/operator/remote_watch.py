@@ -42,7 +42,8 @@ class RemoteWatch:
             raise UserError(f"another process watches this run already, and holds {self.events}") from None
 
     async def run(self) -> str:
-        """Copy events until the run ends or refuses this watcher; returns the reason."""
+        """Copy events until the run ends or refuses this watcher; returns the reason. To be called once: it
+        closes the file. Raises IdentityError if its key cannot be used."""
         identity = Identity.load_or_create(self._home / "key")
         incarnation = next_incarnation(self._home / "incarnation")
         grant, founder = self._ticket.grant, self._founder

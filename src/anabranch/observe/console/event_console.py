@@ -92,7 +92,8 @@ class Console:
 
 
 def said(text: str, stream: IO[str] | None = None) -> None:
-    """Print a sentence as a line of JSON: {"kind": "said", "time": unix seconds, "text": ...}."""
+    """Print a sentence on `stream` (None: stdout) as a line of JSON: {"kind": "said", "time": unix seconds,
+    "text": ...}."""
     line = {"kind": "said", "time": time.time(), "text": text}
     print(escaped(json.dumps(line, ensure_ascii=False)), file=stream or sys.stdout, flush=True)
 

@@ -83,8 +83,9 @@ def progress(
     stream: IO[str] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Show the progress of `label` out of `total` (None: unknown); yields the function that advances it.
-    `unit` names what is counted ("bytes" are shown as MB). `now` is the clock, in seconds."""
+    """Show the progress of `label` out of `total` (None: unknown); yields the function that advances it. It
+    is shown on `stream` (None: stderr) after QUIET_S. `unit` names what is counted ("bytes" are shown as MB).
+    `now` is the clock, in seconds."""
     shown = Progress(label, total, unit, sys.stderr if stream is None else stream, now)
     with _moved(shown):
         try:
@@ -206,7 +207,7 @@ class Ticker:
         self._stack.close()
 
     def begin(self, label: str) -> None:
-        """Name what is done from now on."""
+        """Name what is done from now on; its time begins now."""
         self.end()
         with self._lock:
             self._label, self._began = label, self._now()

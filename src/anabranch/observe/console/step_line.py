@@ -22,7 +22,8 @@ _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\0
 
 
 def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
-    """True for a terminal, unless NO_COLOR is set (no-color.org) or the terminal is "dumb"."""
+    """True for a terminal, unless NO_COLOR is set (no-color.org) or the terminal (TERM) is "dumb".
+    environment: variables (None: this process's)."""
     environment = os.environ if environment is None else environment
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
@@ -73,7 +74,8 @@ class StepLine:
 
 
 def _islands(inner_steps: Sequence[int]) -> str:
-    """Inner steps of the islands of a round in text: "islands 20+18+25, 1 late"."""
+    """Inner steps of a round's islands in text: "islands 20+18+25, 1 late"; slots without a machine (-1) are
+    left out."""
     late = sum(n == 0 for n in inner_steps)
     return f"islands {_numbers([n for n in inner_steps if n > 0])}" + (f", {late} late" if late else "")
 

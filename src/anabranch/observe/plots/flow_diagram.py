@@ -56,7 +56,8 @@ def draw_flow(
 def _columns(
     stages: int, stage: Mapping[str, int], capacity: Mapping[str, int], paths: Sequence[Sequence[str]]
 ) -> list[list[tuple[str, float]]]:
-    """Columns of the diagram, each a list of (node, height in units); a data node's height is its flow."""
+    """Columns of the diagram, each a list of (node, height in units); a data node's height is its flow, a
+    relay's its capacity."""
     through = [Counter(path[at] for path in paths) for at in range(stages + 2)]
     columns: list[list[tuple[str, float]]] = [[] for _ in range(stages + 2)]
     for name, level in stage.items():

@@ -123,7 +123,8 @@ def _draw_links(
     places: Mapping[str, Point],
     paths: Sequence[Sequence[str]],
 ) -> None:
-    """Draw an arc per pair of regions and stage of the receiver, as wide as its number of microbatches."""
+    """Draw an arc per pair of regions and stage of the receiver, as wide as its number of microbatches; none
+    within a region."""
     count: Counter[tuple[str, str, int]] = Counter()
     for path in paths:
         for sender, receiver in pairwise(path):

@@ -127,7 +127,8 @@ class Story:
         return [("trouble", event.dead, text)]
 
     def committed(self, t: int, owners: Mapping[int, Mapping[int, str]]) -> list[Sentence]:
-        """Sentences about committed step t: the first step, and who redid repaired microbatches."""
+        """Sentences about committed step t: the first step, and who redid the step's microbatches that
+        `repaired` noted, which are forgotten then."""
         sentences: list[Sentence] = []
         if not self._has_step:
             self._has_step = True

@@ -56,7 +56,8 @@ class BoundedList(Generic[_T]):
         return ReadPosition(self._epoch, len(self.items), self._revision)
 
     def since(self, position: ReadPosition) -> tuple[int, list[_T]] | None:
-        """(start, items that replace the reader's items from `start` on); None if nothing is new."""
+        """News for a reader at `position`, an earlier result of `end`: (start, items that replace the
+        reader's items from `start` on); None if there is none."""
         if position.revision == self._revision:
             return None
         start = max(0, position.length - 1) if position.epoch == self._epoch else 0

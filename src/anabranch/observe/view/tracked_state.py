@@ -41,7 +41,7 @@ class TrackedState:
             self._changed.setdefault(section, {})[key] = None
 
     def take_patch(self) -> Patch:
-        """Changes since the last call."""
+        """Return the changes since the last call, and begin to collect the next ones."""
         changed, self._changed = self._changed, {}
         return changed
 

@@ -316,7 +316,7 @@ class Baseline(ABC):
             self.send(source, relay, size, STATE, arrived)
 
     def control_latency_s(self, one: str) -> float:
-        """Latency (s) of a control message from the first data node to node `one`."""
+        """Latency (s) of a control message from the first data node to node `one`; 0 for that node itself."""
         return self.fleet.link(self.data_nodes[0], one).latency_s if one != self.data_nodes[0] else 0.0
 
 

@@ -120,8 +120,8 @@ class Pipelines(Baseline):
             self.clock.after(self.control_latency_s(source), admitted)
 
     def abandon_batch(self) -> None:
-        """Give up the batch, all attempts and the microbatches that have not begun, before the next batch or
-        because a crash makes the iteration begin again."""
+        """Give up the batch, all attempts and the microbatches that have not begun, and empty the relays'
+        memories, before the next batch or because a crash makes the iteration begin again."""
         for microbatch in self.attempts:
             microbatch.over = True
         self.attempts, self.admitted = [], 0

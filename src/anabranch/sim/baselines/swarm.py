@@ -364,9 +364,10 @@ class Swarm(Pipelines):
         delay_s: float | None = None,
         input_lost: bool = False,
     ) -> None:
-        """Send the gradient again (`_broken`) when `sender` notices a loss, after a link's latency or
-        `delay_s`. gone: the receiver of the gradient, which is lost. input_lost: True if instead the relay is
-        lost that sends `gone` the activation; nothing is done if both have arrived by then."""
+        """Let `sender` send its gradient again, to a replacement of the lost relay `gone` (`_broken`), when
+        it notices the loss: after a link's latency or `delay_s`. Nothing is done if the microbatch's gradient
+        has moved on by then. input_lost: True if instead the relay is lost that sends `gone` the activation;
+        nothing is done, either, if both have arrived by then."""
         gradient = microbatch.gradient
 
         def noticed() -> None:

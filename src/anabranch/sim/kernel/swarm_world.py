@@ -373,7 +373,8 @@ class World(Environment):
         self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
-        """Break the link of two peers, losing what is in flight; dials fail for `seconds`. False: no link."""
+        """Break the link of two peers, losing what is in flight; True if there was an open one. In either
+        case direct dials between them fail for `seconds` from now on."""
         link = self.nodes[one].links.get(other)
         self._blocked[frozenset((one, other))] = self.clock.now + seconds
         if link is None or not link.open:
@@ -400,7 +401,8 @@ class World(Environment):
         self.trouble.swallow(pairs, self.clock.now + seconds)
 
     def vanish(self, peer: str) -> None:
-        """Remove a machine without a reset of its links (power failure); its messages in flight are lost."""
+        """Remove a machine without a reset of its links (power failure); nothing reaches it any more, and its
+        messages in flight are lost."""
         self.trouble.gone.add(peer)
         self.nodes[peer].alive = False
 
@@ -419,7 +421,7 @@ class World(Environment):
         self.clock.after(seconds, lambda: self.trouble.disorders.remove(disorder))
 
     def freeze(self, peer: str, seconds: float) -> None:
-        """Stop a process for a while (SIGSTOP, a closed laptop); its links stay open."""
+        """Stop a process for a while (SIGSTOP, a closed laptop); its links stay open, and its events wait."""
         node = self.nodes[peer]
         node.freeze()
         self.clock.after(seconds, node.thaw)

@@ -42,7 +42,7 @@ class Drift:
         self, clock: Clock, hosts: Iterable[str], regions: Iterable[str], changed: Callable[[], None]
     ) -> None:
         """Begin the drift of the speeds; `changed` is called after each change, the first of which is now.
-        Without deviations nothing changes."""
+        Without deviations nothing changes, and `changed` is never called."""
         spread: dict[tuple[str, ...], float] = {}
         if self.speed:
             spread |= dict.fromkeys(((host,) for host in sorted(hosts)), self.speed)

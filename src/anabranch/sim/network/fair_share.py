@@ -244,7 +244,8 @@ class Traffic:
         return Line(self._wire(self._up, machine).most_bps, self._wire(self._down, machine).most_bps)
 
     def scale_line(self, host: str, factor: float) -> None:
-        """Multiply the bandwidth of a host's line by `factor`; payloads in flight go on at the new rates."""
+        """Multiply the bandwidth of a host's line, up and down, by `factor`, from now on; payloads in flight
+        go on at the new rates."""
         for wires in (self._up, self._down):
             wire = self._wire(wires, self._machine(host))
             wire.most_bps *= factor
@@ -332,7 +333,7 @@ class Traffic:
         return found
 
     def _wires_of_carrier(self, via: str, up: _Wire, down: _Wire) -> tuple[_Wire, ...]:
-        """Lines of a carrier, down and up, beside the sender's uplink and the receiver's downlink. None if it
+        """Lines of a carrier, down and up, beside the sender's uplink and the receiver's downlink. () if it
         runs on the machine of one of the two: then bytes pass that machine's line only once."""
         machine = self._machine(via)
         carrier_down, carrier_up = self._wire(self._down, machine), self._wire(self._up, machine)
