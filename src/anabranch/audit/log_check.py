@@ -238,8 +238,8 @@ class _LogChecker:
             data, *islands = commit.stages[0].owners[::2], *(part.owners for part in commit.stages[1:])
             same = all(set(counted(data)) == set(counted(owners)) for owners in islands)
             self._expect(same, "the slots of its stages differ")
-            if same and genesis.stages > 1:
-                crews = all(slots[k].crew == crew for k, crew in filled(commit.stages).items())
+            if same and any(slot.others for slot in slots):
+                crews = all(slots[k].crew == crew for k, crew in filled(slots, commit.stages).items())
                 self._expect(crews, "a slot counts of another crew than that of its plan")
 
     def _is_lost(self, slot: Slot, t: int) -> bool:

@@ -120,6 +120,7 @@ def test_a_killed_relay_costs_its_crew_a_round_and_no_bit(
     assert swarm.processes["relay-2.1"].status == -signal.SIGKILL
     joined = events_of(directory.events, PeerJoined)
     [victim] = {each.subject for each in joined if each.name == "relay-2.1"}
-    counts = [filled(commit.stages) for commit in rounds if commit.verdict == "step"]
+    steps = [commit for commit in rounds if commit.verdict == "step"]
+    counts = [filled(history.plans[commit.t], commit.stages) for commit in steps]
     assert len(rounds) == 8 and all(victim not in crew for crew in counts[-1].values())
     assert len(counts[-1]) == 2 and sum(map(len, counts)) >= 12

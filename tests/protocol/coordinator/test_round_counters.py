@@ -31,7 +31,8 @@ def test_complete_slots_are_those_whose_units_are_all_claimed(seed: int) -> None
             known = claims.get(peer, frozenset())
             current.took(stage, units - known, stages)
             claims[peer] = known | units
-        held = {stage: frozenset().union(*current.claims.get(stage, {}).values()) for stage in range(stages + 1)}
+        claimed = (current.claims.get(stage, {}).values() for stage in range(stages + 1))
+        held = {stage: frozenset().union(*units) for stage, units in enumerate(claimed)}
         ready = {k for k in active(plan) if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
         assert current.complete == ready
         current.dropped = frozenset(draw.sample(active(plan), draw.randrange(3)))

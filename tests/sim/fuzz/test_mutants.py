@@ -53,7 +53,7 @@ QUICK = {
     "a late contribution forgotten": 232,
     "a late contribution merged twice": 232,
     "batches of a late contribution skipped": 299,
-    "state of a slot at another machine": 1,
+    "state of a slot at another machine": 12,
     "a stale outer state": 0,
     "an old incarnation reduces": 201,
     "a joiner serving before its fingerprint is checked": 1,

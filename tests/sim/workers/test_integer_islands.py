@@ -224,9 +224,11 @@ def test_a_slot_that_is_not_open_is_refused() -> None:
     assert not worker.run(tasks.InnerForward(ROUND, 0, 1, 0), (7,)).error
     worker.run(tasks.Discard(ROUND, 0))
     assert worker.run(tasks.InnerBackward(ROUND, 0, 1, 0), (7,)).error == "slot 0 is not open"
-    worker.run(tasks.Forward(ROUND, 0, True, True, 2), (7,))
-    worker.run(tasks.InputGradient(ROUND, 0), (7,))
-    assert worker.run(tasks.InnerForward(ROUND, 0, 1, 0), (7,)).error == "slot 0 is not open"
+    worker.run(tasks.Forward(ROUND, 0, True, True, 1), (7,))
+    assert "0 inner steps of 1" in worker.run(tasks.InputGradient(ROUND, 0), (7,)).error
+    worker.run(tasks.InnerStep(ROUND, 0, 1))
+    assert not worker.run(tasks.InputGradient(ROUND, 0), (7,)).error
+    assert worker.run(tasks.InnerForward(ROUND, 0, 2, 0), (7,)).error == "slot 0 is not open"
 
 
 def test_a_contribution_that_two_counted_is_subtracted() -> None:

@@ -52,7 +52,8 @@ def world_of(run: RunConfig, relays: int = 2, data_nodes: int = 2, seed: int = 1
 def counts(world: World) -> list[int]:
     """Number of slots that count in each round."""
     history = world.history()
-    return [len(filled(commit.stages)) for commit in history.commits if history.plans.get(commit.t)]
+    rounds = [commit for commit in history.commits if history.plans.get(commit.t)]
+    return [len(filled(history.plans[commit.t], commit.stages)) for commit in rounds]
 
 
 def at_message(

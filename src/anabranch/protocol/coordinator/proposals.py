@@ -104,7 +104,7 @@ class Proposals:
         """Record of a step; of a skipped one if there is a `witness`, which tells why (an overflow, or slots
         that nobody can fill)."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
-        accepted = filled(stages) if current.slots else {}
+        accepted = filled(current.slots, stages)
         if current.slots:
             assert self.schedule.outer is not None
             steps = sum(current.slots[slot].weight for slot in accepted)

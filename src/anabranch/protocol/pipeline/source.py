@@ -74,7 +74,7 @@ class Source:
         for slot, peer in self.assignments[0].holder.items():
             relays = self.slots[slot].crew[: self.ctx.run.settings.stages]
             around.append((peer, *relays))
-        return Counter(crew[stage - 1] for crew in around if crew[stage] == self.ctx.me)
+        return Counter(crew[stage - 1] for crew in around if crew[stage : stage + 1] == (self.ctx.me,))
 
     def settle(self) -> None:
         """Begin the held-out windows of a delayed iteration whose previous step is applied now."""

@@ -204,7 +204,7 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
         return ""
     if len(before) != len(following):
         return "the next round has another number of slots"
-    accepted = filled(commit.stages) if plan else {}
+    accepted = filled(plan, commit.stages)
     for k, (was, slot) in enumerate(zip(before, following, strict=True)):
         done = was.done + was.weight * (k in accepted)
         if slot.done != done:
@@ -219,14 +219,16 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
     return ""
 
 
-def filled(stages: Sequence[StageCommit]) -> dict[int, Crew]:
-    """Slot that counts in a round -> crew whose contributions counted. stages: of its record; () if it was
-    skipped."""
-    around = [(part.members, part.owners) for part in stages[1:]]
-    if len(around) > 1:
+def filled(plan: Plan, stages: Sequence[StageCommit]) -> dict[int, Crew]:
+    """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of its
+    record; () if it was skipped."""
+    if not plan or not stages:
+        return {}
+    crews = any(slot.others for slot in plan)
+    around = [(part.members, part.owners) for part in stages[1 : None if crews else 2]]
+    if crews:
         around.append((stages[0].members, stages[0].owners[::2]))
-    slots = counted(around[0][1]) if around else ()
-    return {slot: crew for slot in slots if len(crew := _owners(around, slot)) == len(around)}
+    return {slot: crew for slot in counted(around[0][1]) if len(crew := _owners(around, slot)) == len(around)}
 
 
 def _owners(around: Sequence[tuple[Crew, Sequence[int]]], slot: int) -> Crew:
