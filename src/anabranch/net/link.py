@@ -132,6 +132,11 @@ class Link:
         self.bulk.attach(self._schedule_bulk, self._lane_lost)
 
     @property
+    def max_payload_bytes(self) -> int:
+        """Largest payload (bytes) that is accepted."""
+        return self._limits.max_payload_bytes
+
+    @property
     def broke_framing(self) -> bool:
         """True if the link closed because the other side sent bytes that the framing does not allow, or began
         more payloads than the protocol can need."""

@@ -119,6 +119,25 @@ def test_sums_travel_packed_and_the_reduced_part_as_it_is(monkeypatch: pytest.Mo
     assert threads == {"pack": {"anabranch worker"}, "unpack": {"anabranch worker"}}
 
 
+def test_the_memory_of_a_payload_is_told_in_the_largest_that_the_link_accepts() -> None:
+    """Unpacked, as it is kept: packed zeros take almost nothing on the way."""
+
+    async def scenario() -> None:
+        here, there = await linked()
+        most_bytes = 16 * N
+        there.links.transport.links.limit_payloads(most_bytes)
+        here.links.send(OTHER.peer_id, part(0), torch.zeros(N, dtype=torch.int64))
+        here.links.send(OTHER.peer_id, ReducedPart(FENCE, 1, AttemptId(1, 1), 0), REDUCED)
+        for kind, share in ((ReducePart, 0.5), (ReducedPart, 0.25)):
+            await there.received(kind)
+            (event,) = [e for e in there.got if isinstance(e, ev.Received) and type(e.message) is kind]
+            assert event.share == share
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
 def test_parts_arrive_in_the_order_in_which_they_were_sent() -> None:
     async def scenario() -> None:
         here, there = await linked()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from anabranch.protocol.context.early_buffer import EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX, EarlyBuffer
+from anabranch.protocol.context.early_buffer import (
+    EARLY_LARGEST,
+    EARLY_PARTS_MAX,
+    EARLY_PAYLOADS_MAX,
+    EarlyBuffer,
+)
 from anabranch.protocol.interface.settings import NEIGHBOURS
 from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart, Slots
 from anabranch.protocol.reduce.hierarchy import FLAT, cells_of
@@ -18,7 +23,7 @@ def part(
 
 
 def kept(early: EarlyBuffer) -> list[object]:
-    return [message for _, message, _ in early.take()]
+    return [message for _, message, *_ in early.take()]
 
 
 def test_parts_of_an_older_attempt_make_room_for_those_of_a_newer_one() -> None:
@@ -118,4 +123,28 @@ def test_what_a_peer_granted_goes_with_its_link() -> None:
         assert early.keep(peer, other, b"x", 1) is None
     early.link_down("a")
     early.link_down("nobody")
-    assert early.take() == [("a", other, b"x"), ("b", slots, None), ("b", other, b"x")]
+    assert early.take() == [("a", other, b"x", 0.0), ("b", slots, None, 0.0), ("b", other, b"x", 0.0)]
+
+
+def test_the_payloads_of_a_sender_fit_into_a_few_of_the_largest() -> None:
+    """36 payloads, each as large as its link accepts, were kept of each member."""
+    early = EarlyBuffer()
+    said = [early.keep("a", part(ReducePart, 1, at), b"x", 1, share=1.0) for at in range(PARTS)]
+    assert said[:EARLY_LARGEST] == [None] * EARLY_LARGEST and all(said[EARLY_LARGEST:])
+    early.forget(lambda message: False)  # nothing goes, and all of it still counts
+    assert early.keep("a", part(ReducedPart, 1, 0), b"x", 1, share=0.1)
+    assert early.keep("a", Slots(FENCE, 8, 0, 0, 0, 8), None, 1) is None
+    assert early.keep("b", part(ReducedPart, 1, 0), b"x", 1, share=1.0) is None
+    early.forget(lambda message: isinstance(message, ReducePart) and message.part > 2)
+    assert early.keep("a", part(ReducedPart, 1, 0), b"x", 1, share=1.0) is None
+
+
+def test_the_largest_payloads_of_an_honest_sender_have_room() -> None:
+    """A few microbatches, and the parts of a whole reduce: sums of a stage, and its reduced gradient."""
+    early = EarlyBuffer()
+    for index in range(EARLY_PAYLOADS_MAX):
+        forward = Forward(FENCE, index, (), True, False, False, 0, ())
+        assert early.keep("a", forward, b"x", 1, share=1.0) is None
+    for at in range(PARTS):
+        for kind in (ReducePart, ReducedPart):
+            assert early.keep("a", part(kind, 1, at), b"x", 1, share=1.0 / PARTS) is None

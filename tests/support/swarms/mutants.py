@@ -394,9 +394,11 @@ def anybody_leads(patch: Patch) -> None:
     """Messages of the leader are believed of anybody."""
     receive = MessageGate.receive
 
-    def believe_all(self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
+    def believe_all(
+        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None, share: float = 0.0
+    ) -> None:
         words = (msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About)
-        receive(self, self._ctx.log.leader if isinstance(message, words) else peer, message, payload)
+        receive(self, self._ctx.log.leader if isinstance(message, words) else peer, message, payload, share)
 
     patch.setattr(MessageGate, "receive", believe_all)
 

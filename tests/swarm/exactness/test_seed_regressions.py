@@ -109,7 +109,7 @@ def test_slots_granted_over_a_link_that_broke_are_granted_no_more() -> None:
 
     def granted() -> int:
         kept = world.nodes["r1.0"].peer.reception.early._kept
-        return sum(isinstance(message, msg.Slots) for peer, message, _ in kept if peer == "r2.0")
+        return sum(isinstance(message, msg.Slots) for peer, message, *_ in kept if peer == "r2.0")
 
     def look(node: Node, event: ev.Event) -> None:
         if node.id == "r1.0" and granted() and not broken:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.context.early_buffer import EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX
+from anabranch.protocol.context.early_buffer import EARLY_LARGEST, EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
@@ -40,7 +40,7 @@ def test_an_ask_over_a_link_that_broke_gets_no_slot(seed: int) -> None:
         there, here = node.peer.iteration, world.nodes["r1.0"].peer.iteration
         if here is not None and here.t == 2 and (there is None or there.t < 2) and not cut:
             kept = node.peer.reception.early._kept
-            asks = [p for p, m, _ in kept if isinstance(m, msg.Ask) and m.fence.t == 2]
+            asks = [p for p, m, *_ in kept if isinstance(m, msg.Ask) and m.fence.t == 2]
             if asks[:1] == ["r1.0"] and "r1.0" in node.links:
                 cut.append(world.clock.now)
                 world.cut("r1.0", "r2.0", 60.0)
@@ -129,3 +129,17 @@ def test_a_guest_has_room_for_few_parts_of_iterations_to_come() -> None:
             node.peer.reception.fenced(sender, message, b"x")
         kept[sender] = len(node.peer.reception.early) - before
     assert kept == {"guest": EARLY_PAYLOADS_MAX, "r1.1": EARLY_PARTS_MAX // 2}
+
+
+def test_a_member_has_room_for_few_of_the_largest_payloads_of_iterations_to_come() -> None:
+    """As the driver tells their size (I5)."""
+    world = five_peers()
+    node, member = world.nodes["r1.0"], world.nodes["r1.1"]
+    while node.peer.iteration is None or member.peer.iteration is None:
+        world.clock.step()
+    fence = member.peer.ctx.fence(node.peer.iteration.t + 1, "made up")
+    before = len(node.peer.reception.early)
+    for part in range(EARLY_PARTS_MAX // 2):
+        message = msg.ReducePart(fence, 1, msg.AttemptId(1, 1), part)
+        node.handle(ev.Received("r1.1", message, b"x", share=1.0))
+    assert len(node.peer.reception.early) - before == EARLY_LARGEST

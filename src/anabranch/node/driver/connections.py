@@ -158,7 +158,7 @@ class Connections:
                 return error
 
         if not of_state and not is_slow(blob):
-            self._unpacked(link, message, unpack())
+            self._unpacked(link, message, unpack(), memoryview(blob.data).nbytes)
             return
         # Packed zeros take almost none.
         size_bytes = PIECE_BYTES if of_state else VALUE_BYTES * math.prod(blob.shape)
@@ -166,7 +166,7 @@ class Connections:
 
         def unpacked(payload: object) -> None:
             self._wait(link, -size_bytes)
-            self._unpacked(link, message, payload)
+            self._unpacked(link, message, payload, size_bytes)
 
         self._offload(unpack, unpacked)
 
@@ -180,13 +180,13 @@ class Connections:
         if not self._waiting[link]:
             del self._waiting[link]
 
-    def _unpacked(self, link: Link, message: AnyMessage, payload: object) -> None:
+    def _unpacked(self, link: Link, message: AnyMessage, payload: object, size_bytes: int) -> None:
         if not self._is_current(link):
             return
         if isinstance(payload, FrameError):
             self._garbled(link, f"broken payload: {payload}")
         else:
-            self._handle(Received(link.peer_id, message, payload))
+            self._handle(Received(link.peer_id, message, payload, size_bytes / link.max_payload_bytes))
 
     def _garbled(self, link: Link, reason: str) -> None:
         del self._links[link.peer_id]

@@ -17,17 +17,20 @@ EARLY_MAX, EARLY_PAYLOADS_MAX = 256, 4
 #: those of an even reduce of a large stage, where a peer sends another one part of each kind: they count as
 #: other payloads do.
 EARLY_PARTS_MAX = 32
+#: Most memory of the payloads kept for each sender, in largest payloads of the run (the limit of the links):
+#: that of EARLY_PAYLOADS_MAX, and of the parts of an attempt, a stage's sum and its reduced gradient.
+EARLY_LARGEST = EARLY_PAYLOADS_MAX + 2
 #: Iterations after the last commit from which on a message is not kept, and from which on it is refused as
 #: implausible.
 EARLY_AHEAD, FAR_AHEAD = 3, 1000
 
-Kept = tuple[str, FencedMessage, object]
+Kept = tuple[str, FencedMessage, object, float]
 Part = ReducePart | ReducedPart
 
 
 class EarlyBuffer:
     """Messages that are too early for this peer, about iterations that it has not opened, in order of
-    arrival: (sender, message, payload)."""
+    arrival: (sender, message, payload, its memory in largest payloads)."""
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []
@@ -39,13 +42,19 @@ class EarlyBuffer:
         return len(self._kept)
 
     def keep(
-        self, peer: str, message: FencedMessage, payload: object, ahead: int, member: bool = True
+        self,
+        peer: str,
+        message: FencedMessage,
+        payload: object,
+        ahead: int,
+        member: bool = True,
+        share: float = 0.0,
     ) -> str | None:
         """Store a message about an iteration that is not open yet; returns the reason if it is refused:
         beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
         One beyond EARLY_AHEAD, a part of an older reduce attempt than is stored, or a part that is stored
         already, is dropped without refusal; a part of a newer attempt replaces those of older ones. member:
-        True if the sender is a member of the run."""
+        True if the sender is a member of the run. share: memory of the payload, in largest ones."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
@@ -55,12 +64,13 @@ class EarlyBuffer:
         count = self._by_peer.setdefault(peer, [0, 0, 0])
         of_kind, most = _of_kind(message, payload)
         crowd = of_kind and not member and count[1] + count[2] >= EARLY_PAYLOADS_MAX
-        if crowd or count[0] >= EARLY_MAX or (of_kind and count[of_kind] >= most):
+        full = of_kind and share + sum(s for sender, *_, s in self._kept if sender == peer) > EARLY_LARGEST
+        if crowd or full or count[0] >= EARLY_MAX or (of_kind and count[of_kind] >= most):
             return "too much about a later iteration"
         count[0] += 1
         if of_kind:
             count[of_kind] += 1
-        self._kept.append((peer, message, payload))
+        self._kept.append((peer, message, payload, share))
         return None
 
     def _newest(self, peer: str, part: Part) -> bool:
@@ -69,7 +79,7 @@ class EarlyBuffer:
         stay: list[Kept] = []
         gone: list[Part] = []
         for kept in self._kept:
-            sender, was, payload = kept
+            sender, was, payload, _ = kept
             if sender == peer and payload is not None and isinstance(was, Part):
                 alike = (was.fence, was.stage) == (part.fence, part.stage)
                 if alike and (was.attempt > part.attempt or was == part):
@@ -94,9 +104,9 @@ class EarlyBuffer:
             self._drop(lambda peer, message: peer == sender and type(message) in PER_CONNECTION)
 
     def _drop(self, void: Callable[[str, FencedMessage], bool]) -> None:
-        for peer, message, payload in self.take():
+        for peer, message, payload, share in self.take():
             if not void(peer, message):
-                self.keep(peer, message, payload, 0)
+                self.keep(peer, message, payload, 0, share=share)
 
     def take(self) -> list[Kept]:
         """Remove and return all stored messages, in order of arrival."""

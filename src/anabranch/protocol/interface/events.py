@@ -43,11 +43,13 @@ class Started(Event, frozen=True):
 
 
 class Received(Event, frozen=True):
-    """Message that arrived from an authenticated peer, decoded, with its payload if it carried one."""
+    """Message that arrived from an authenticated peer, decoded, with its payload if it carried one. share:
+    memory of the payload, in the largest payload that the link accepts."""
 
     peer: str
     message: Message
     payload: Payload | None = None
+    share: float = 0.0
 
 
 class LinkUp(Event, frozen=True):

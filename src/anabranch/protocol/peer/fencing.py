@@ -49,18 +49,20 @@ class MessageGate:
     def __post_init__(self) -> None:
         self._ctx, self._progress, self.early = self.shared.ctx, self.shared.progress, self.shared.early
 
-    def receive(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
+    def receive(
+        self, peer: str, message: msg.Message, payload: Payload | None, share: float = 0.0
+    ) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it. A sender
-        beyond its budget is banned, but for costly questions."""
+        beyond its budget is banned, but for costly questions. share: as in `Received`."""
         ctx, kind = self._ctx, type(message)
         if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
-            self._check(peer, message, payload)
+            self._check(peer, message, payload, share)
         elif ROW_OF[kind].rate is Rate.COSTLY:
             self._refuse(peer, message, "asked too often")
         else:
             self._flooded(peer, message, "too many messages of this kind")
 
-    def _check(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
+    def _check(self, peer: str, message: msg.Message, payload: Payload | None, share: float) -> None:
         """Pass a message that is within its budget to the handler of its type if its sender may send it and
         its fence is right; keep one about a later iteration, drop one about a past one, refuse any other."""
         kind = type(message)
@@ -70,7 +72,7 @@ class MessageGate:
             refusal = "it may look on, and nothing else"
         elif row.fence is FenceCheck.ITERATION:
             assert isinstance(message, msg.FencedMessage)
-            refusal = self.fenced(peer, message, payload)
+            refusal = self.fenced(peer, message, payload, share)
         elif row.sender is Sender.LEADER and not self._from_leader(peer, message):
             refusal = _ONLY_LEADER
         elif row.to_leader and self.shared.coordination.coordinator is None:
@@ -137,7 +139,9 @@ class MessageGate:
 
     # --- fence ---------------------------------------------------------------------------------
 
-    def fenced(self, peer: str, message: msg.FencedMessage, payload: Payload | None) -> str | None:
+    def fenced(
+        self, peer: str, message: msg.FencedMessage, payload: Payload | None, share: float = 0.0
+    ) -> str | None:
         """Check the fence of a message about an iteration; return the reason if it is refused, else None.
 
         The message is handled if it is about the open iteration and its sender serves there, kept if that may
@@ -150,34 +154,34 @@ class MessageGate:
             return f"epoch {fence.epoch}, not {ctx.run.settings.epoch}"
         if member is not None and fence.incarnation != member.incarnation:
             if member.incarnation < fence.incarnation == ctx.links.incarnations.get(peer):
-                return self._keep(peer, message, payload)  # the log does not have the new process yet
+                return self._keep(peer, message, payload, share)  # the log does not have the new process yet
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
         if current is None or (iteration is None and fence.t > current.t):
             if fence.t > self.iterations.replica.t:
-                return self._keep(peer, message, payload)
+                return self._keep(peer, message, payload, share)
             self._past(peer, message)
             return None
         if fence.base not in self._progress.bases:
             # The message may follow a rollback whose record has not arrived yet: it is handled then. It
             # counts as refused all the same, as a guest may name bases that never come.
-            self._keep(peer, message, payload)
+            self._keep(peer, message, payload, share)
         if iteration is None:
             self._past(peer, message)
             return None
         if fence.base != iteration.base:
             return f"iteration {fence.t} on another base"
         if member is None:  # a new member may send before its admission arrives here
-            return self._keep(peer, message, payload) if peer in ctx.links.up else "not a member"
+            return self._keep(peer, message, payload, share) if peer in ctx.links.up else "not a member"
         if row.sender is not Sender.LEADER:
             if fence.stage != member.stage:
                 if ctx.run.membership.gone.get(peer, (-1, ""))[0] == fence.stage:
                     self._past(peer, message)  # sent while `peer` served its former stage
                     return None
-                return self._keep(peer, message, payload)  # the log does not have the move yet
+                return self._keep(peer, message, payload, share)  # the log does not have the move yet
             if not ctx.run.membership.is_live(peer, member.stage, iteration.t):
-                return self._keep(peer, message, payload)  # the log may soon let `peer` serve
+                return self._keep(peer, message, payload, share)  # the log may soon let `peer` serve
         if iteration is not current and _waits(message):
-            return self._keep(peer, message, payload)
+            return self._keep(peer, message, payload, share)
         refusal = self._wrong_sender(row, peer, member.stage, message)
         return refusal or HANDLER_OF[row.type](self.handlers, peer, message, payload)
 
@@ -206,25 +210,27 @@ class MessageGate:
 
     # --- early messages ------------------------------------------------------------------------
 
-    def _keep(self, peer: str, message: msg.FencedMessage, payload: Payload | None) -> str | None:
+    def _keep(
+        self, peer: str, message: msg.FencedMessage, payload: Payload | None, share: float
+    ) -> str | None:
         known = max(self.iterations.replica.t, self._progress.committed)
         member = peer == self._ctx.me or peer in self._ctx.run.membership.members
-        return self.early.keep(peer, message, payload, max(0, message.fence.t - known), member)
+        return self.early.keep(peer, message, payload, max(0, message.fence.t - known), member, share)
 
     def take_early(self, iteration: Iteration) -> None:
         """Receive the kept messages about open iterations, the first of which is `iteration`; those about
         later ones, or of unknown base, stay; others are dropped."""
         ctx = self._ctx
-        for peer, message, payload in self.early.take():
+        for peer, message, payload, share in self.early.take():
             fence = message.fence
             linked = peer in ctx.links.up or peer == ctx.me
             if not linked and type(message) in PER_CONNECTION:
                 continue  # the link was closed because of an earlier message
             open_one = self.iterations.at(fence.t) or iteration
             if fence.t == open_one.t and fence.base == open_one.base:
-                self._check(peer, message, payload)
+                self._check(peer, message, payload, share)
             elif fence.t > iteration.t or fence.base not in self._progress.bases:
-                self._keep(peer, message, payload)
+                self._keep(peer, message, payload, share)
 
 
 def _waits(message: msg.FencedMessage) -> bool:

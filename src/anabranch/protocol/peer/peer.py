@@ -306,7 +306,7 @@ class Peer:
         if isinstance(event, Received):  # nearly all events
             if self.connections.heard(event.peer):
                 self.iterations.pump()
-            self.reception.receive(event.peer, event.message, event.payload)
+            self.reception.receive(event.peer, event.message, event.payload, event.share)
             return
         if isinstance(event, Wake):
             return
