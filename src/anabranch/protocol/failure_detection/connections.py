@@ -305,11 +305,13 @@ class Connections:
 
     def leave_lossy(self) -> list[tuple[str, str]]:
         """Peers whose carried links lose payloads, each with the reason to close the link. A link without
-        another carrier stays: through the same one a slow line would begin its payloads anew for ever."""
+        another carrier stays: through the same one a slow line would begin its payloads anew for ever. The
+        next carrier gets more time, as it may have been the line."""
         why, leave = "passes heartbeats on, and payloads do not come in time", []
         for peer in sorted(self.ctx.links.lossy):
             if self._another_carrier(peer):
                 leave.append((peer, self._leave_carrier(peer, why)))
+                self.ctx.costs.of(peer).lost_payloads()
             self.ctx.links.payloads_come(peer)
         return leave
 
