@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from anabranch.cli.chaos import configured
 from anabranch.cli.main import main
 from anabranch.config import relays_by_stage, render_run_file, with_changes
+from anabranch.node.chaos.fault_injector import ChaosSwarm, FaultInjector
 from anabranch.node.chaos.fault_schedule import DATA, RELAY, STAGE, VOTER, PlannedFault, draw_schedule
 from anabranch.node.chaos.metrics import metrics_of
 from anabranch.node.chaos.report import Result, Settings, Verdict
@@ -19,6 +22,7 @@ from anabranch.node.chaos.swarm_tracker import SwarmTracker, voters_of
 from anabranch.node.chaos.victims import Candidate, choose_victims
 from anabranch.node.chaos.wasted_compute import WastedCompute, wasted_compute
 from anabranch.node.driver import compute_ledger as ledger
+from anabranch.node.local_swarm.local_swarm import LEADER
 from anabranch.observe.events import (
     Event,
     PeerActive,
@@ -32,6 +36,23 @@ from anabranch.observe.events import (
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Control, Entry, NoOp, StageCommit, Voters, encode_entry
+
+
+def test_a_founder_that_was_removed_while_it_was_frozen_returns_after_the_last_fault() -> None:
+    """It learns so when it wakes, and ends; without it nobody tells how the run goes on."""
+    started: list[str] = []
+    founder = SimpleNamespace(running=True)
+    swarm = SimpleNamespace(
+        processes={LEADER: founder}, stopping=False, restart_leader=lambda: started.append(LEADER)
+    )
+    injector = FaultInjector(cast(ChaosSwarm, swarm), [], lambda text: None)
+    injector.begin()
+    injector.end()
+    injector.poll()
+    assert not started
+    founder.running = False
+    injector.poll()
+    assert started == [LEADER]
 
 
 def planned(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> PlannedFault:

@@ -1,5 +1,6 @@
 """Peer folders: one process each, so that two joins on a machine are two peers."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.errors import UserError
+from anabranch.node.lifecycle import peer_home
 from anabranch.node.lifecycle.peer_home import claimed
+from anabranch.operating_system import lock
 
 
 def test_who_comes_second_gets_a_folder_beside_it(tmp_path: Path) -> None:
@@ -17,6 +20,17 @@ def test_who_comes_second_gets_a_folder_beside_it(tmp_path: Path) -> None:
         assert second.stat().st_mode & 0o077 == 0
     with claimed(home, exclusive=False) as again:
         assert again == home
+
+
+def test_a_folder_at_which_another_process_looks_is_not_taken_for_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pause` holds the lock for a moment to see whether a peer has it."""
+    look = os.open(tmp_path / peer_home.LOCK, os.O_RDWR | os.O_CREAT)
+    lock(look)
+    monkeypatch.setattr(peer_home.time, "sleep", lambda seconds: os.close(look))
+    with claimed(tmp_path, exclusive=False) as home:
+        assert home == tmp_path
 
 
 def test_a_folder_that_was_named_is_not_swapped_for_another(tmp_path: Path) -> None:

@@ -198,3 +198,18 @@ def test_a_carrier_is_not_left_for_those_that_failed_before() -> None:
 def test_a_slow_line_has_time_before_its_first_measurement() -> None:
     """4 MB take 64 s at 0.5 Mbit/s, and no measurement is made before they are whole."""
     assert Neighbour().most_s(4e6, 4_000_000) >= 64.0
+
+
+def test_a_slow_line_is_not_taken_for_a_carrier_that_swallows_at_each_one() -> None:
+    """4 MB take 320 s at 0.1 Mbit/s, the least that is believed. Each carrier that is left makes the time for
+    the next twice as long, up to that bandwidth: at a quarter of it as where one is measured."""
+    ctx = context("l1.example:1", "", "o1.example:1")
+    ctx.run.carriers = {number * 64: f"c{number}.example:1" for number in "12345"}
+    allowed_s = []
+    for via in (LEADER, OTHER, *ctx.run.carriers):
+        ctx.links.opened(FAR, 1, via)
+        allowed_s.append(ctx.costs.of(FAR).most_s(4e6, 4_000_000))
+        lose(ctx, 1, 2)
+        assert left(ctx) == ([FAR] if len(allowed_s) < 7 else [])
+        ctx.links.drop(FAR)
+    assert allowed_s[:3] == [128.0, 256.0, 512.0] and allowed_s[-1] == 1280.0

@@ -85,8 +85,8 @@ class FaultInjector:
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:
-        """Stop injecting: record undelivered faults, end the guests and wake frozen processes. In a run with
-        hostile guests, `poll` still replaces ended processes."""
+        """Stop injecting: record undelivered faults, end the guests and wake frozen processes. `poll` still
+        replaces ended processes: one that was removed while it was frozen learns so now, and ends."""
         for fault in self._pending:
             victims = () if fault.target == GUEST else self._victims_of(fault)
             reason = victims if isinstance(victims, str) else "no time was left"
@@ -143,7 +143,7 @@ class FaultInjector:
             if now >= until:
                 self._wake(name)
         if self.record.ended:
-            if self._hostile and not self.swarm.stopping:
+            if not self.swarm.stopping:
                 self._refill_all(now)
             return
         self._guests.poll()

@@ -6,6 +6,7 @@ Of two processes with one key, the run would refuse the older one each time the 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from anabranch.operating_system import lock
 
 #: File in a folder that its process keeps locked.
 LOCK = "lock"
+#: Seconds after which a lock that is held is tried once more. A choice: `in_use` holds it for far shorter.
+LOOK_S = 0.05
 #: Most peers of one run on one machine whose folders are chosen automatically; a plain choice.
 MAX_HOMES = 64
 
@@ -31,7 +34,7 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            lock(file)
+            _lock(file)
         except OSError:
             os.close(file)
             continue
@@ -42,6 +45,16 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
         return
     what = f"{home} is" if exclusive else f"{home} and {MAX_HOMES - 1} folders beside it are"
     raise UserError(f"{what} in use by another process: end that one, or choose another folder with --home")
+
+
+def _lock(file: int) -> None:
+    """Lock a folder's open file, at a second try if need be: another process may have looked at it
+    (`in_use`). Raises OSError if it is in use."""
+    try:
+        lock(file)
+    except OSError:
+        time.sleep(LOOK_S)
+        lock(file)
 
 
 def in_use(home: Path) -> bool:

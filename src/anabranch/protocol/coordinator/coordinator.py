@@ -82,6 +82,7 @@ class Coordinator:
             lambda peer: self.released.has_last(peer),
             self._waits_for,
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
+            lambda: self.reducing.step_s,
         )
         admission = self.admission = admit(step)
         self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)

@@ -89,7 +89,8 @@ class Connections:
 
     def tick(self, next_index: int) -> list[Overdue]:
         """Send the pings, dials and indirect probes that are due. Returns the watched peers that have been
-        silent for longer than their timeouts. next_index: length of this peer's log, sent with pings."""
+        silent for longer than their timeouts, or for the share DOUBT of them if they are silent to all.
+        next_index: length of this peer's log, sent with pings."""
         ctx = self.ctx
         self._next_index = next_index
         if ctx.clock.now >= self._ping_at:
@@ -100,12 +101,12 @@ class Connections:
             return []
         links = self._listening()
         self._none_silent_before = min((s.doubted_at() for s in links.values()), default=math.inf)
-        now, late = ctx.clock.now, [p for p, s in links.items() if ctx.clock.now >= s.suspected_at()]
-        overdue = [self.overdue(p, now - links[p].last_heard, links[p].patience_s) for p in late]
-        for peer, silence in links.items():
-            if ctx.clock.now >= max(silence.doubted_at(), self._ask_at(peer, silence)):
+        now, doubted = ctx.clock.now, {p: s for p, s in links.items() if ctx.clock.now >= s.doubted_at()}
+        found = [(s, self.overdue(p, now - s.last_heard, s.patience_s)) for p, s in doubted.items()]
+        for peer, silence in doubted.items():
+            if now >= self._ask_at(peer, silence):
                 self.indirect_probes.ask(peer, silence.patience_s)
-        return overdue
+        return [overdue for silence, overdue in found if now >= silence.suspected_at() or overdue.to_all]
 
     def _listening(self) -> Mapping[str, AdaptiveTimeout]:
         """Watched links: links with heartbeats, on which silence means a failure."""
@@ -304,11 +305,13 @@ class Connections:
 
     def leave_lossy(self) -> list[tuple[str, str]]:
         """Peers whose carried links lose payloads, each with the reason to close the link. A link without
-        another carrier stays: through the same one a slow line would begin its payloads anew for ever."""
+        another carrier stays: through the same one a slow line would begin its payloads anew for ever. The
+        next carrier gets more time, as it may have been the line."""
         why, leave = "passes heartbeats on, and payloads do not come in time", []
         for peer in sorted(self.ctx.links.lossy):
             if self._another_carrier(peer):
                 leave.append((peer, self._leave_carrier(peer, why)))
+                self.ctx.costs.of(peer).lost_payloads()
             self.ctx.links.payloads_come(peer)
         return leave
 

@@ -1,10 +1,11 @@
 """Indirect probes: before a silent peer is removed, other members are asked whether they hear it.
 
 As in SWIM (Das, Gupta, Motivala, DSN 2002, §4.1) the asker sends `Probe` to a few members, the witnesses;
-each pings the silent peer, the subject, and answers `Probed` when the subject is heard, or after a while that
-it was not. So a bad link is told from a dead peer, and an asker that hears no witness either learns that it
-is cut off itself. Against floods an answer counts only from a witness that was asked, and a witness keeps one
-question per asker and subject and pings a subject at most once per PING_S.
+each pings the silent peer, the subject, and answers `Probed` when the subject is heard, or that it was not:
+after a while, or soon if the subject has been silent to it for long, too. So a bad link is told from a dead
+peer, and an asker that hears no witness either learns that it is cut off itself. Against floods an answer
+counts only from a witness that was asked, and a witness keeps one question per asker and subject and pings a
+subject at most once per PING_S.
 """
 
 from __future__ import annotations
@@ -213,14 +214,18 @@ class IndirectProbes:
 
     # --- time ----------------------------------------------------------------------------------
 
-    def _patience_s(self) -> float:
-        return ANSWER_HEARTBEATS * self.ctx.run.settings.heartbeat_s
+    def _answer_at(self, subject: str, since: float) -> float:
+        """Time (s) at which a question asked at `since` is answered if the subject is not heard before. One
+        that this peer doubts itself, too, has left its heartbeats unanswered."""
+        at = since + ANSWER_HEARTBEATS * self.ctx.run.settings.heartbeat_s
+        link = self.ctx.links.up.get(subject)
+        return at if link is None else min(at, max(since + PING_S, link.doubted_at()))
 
     def tick(self) -> None:
         """Answer the questions that have waited long enough: the subject was not heard here meanwhile."""
         ctx = self.ctx
         for (asker, subject), (number, since) in list(self._questions.items()):
-            if ctx.clock.now >= since + self._patience_s():
+            if ctx.clock.now >= self._answer_at(subject, since):
                 del self._questions[asker, subject]
                 link = ctx.links.up.get(subject)
                 silence_s = 0.0 if link is None else max(0.0, ctx.clock.now - link.last_heard)
@@ -228,9 +233,8 @@ class IndirectProbes:
 
     def deadline(self) -> float:
         """Time of the next `tick` (s)."""
-        if not self._questions:
-            return math.inf
-        return min(since for _, since in self._questions.values()) + self._patience_s()
+        asked = self._questions.items()
+        return min((self._answer_at(about, since) for (_, about), (_, since) in asked), default=math.inf)
 
 
 def _words(probed: Probed, since_s: float) -> str:

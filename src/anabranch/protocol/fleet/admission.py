@@ -18,7 +18,7 @@ from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.rate_limits_and_bans import TokenBucket, charge_all
 from anabranch.protocol.failure_detection.connections import Connections
-from anabranch.protocol.failure_detection.verdict import LAST, Overdue, Verdict
+from anabranch.protocol.failure_detection.verdict import LAST, ROUNDING, Overdue, Verdict
 from anabranch.protocol.fleet import auditors
 from anabranch.protocol.fleet.dial_backs import DialBacks
 from anabranch.protocol.fleet.offers import absurd
@@ -48,6 +48,8 @@ CHOSEN_S = 60.0
 #: States that are not the run's with which a joiner keeps its seat: a liar may have given it one. A choice:
 #: it asks others each time, so as many liars that answer first are needed to keep an honest joiner out.
 FALSE_STATES = 3
+#: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
+HELD_UP = 2.0
 #: Peers that a refusal for a full quota names; a plain choice.
 NAMED = 8
 #: First wait (s) after a dial that failed without being refused: a dying process still holds its port when
@@ -60,11 +62,12 @@ class StepQueries:
     """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
     reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
     still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
-    replica of a stage instead of restoring the stage."""
+    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
     worth_s: Callable[[str], float] = lambda peer: math.inf
+    step_s: Callable[[], float] = lambda: 0.0
 
 
 class Admission:
@@ -454,9 +457,15 @@ class Admission:
             connections.indirect_probes.ask(peer, lost.patience_s, voters=self._last_of_its_stage(peer))
 
     def silent(self, overdue: Overdue) -> None:
-        """Decide about a linked member that is silent for longer than its timeout. It is removed if the
-        verdict is GONE, or already when nobody hears it and the open step waits for it."""
-        gone = overdue.verdict is Verdict.GONE or (overdue.to_all and self.absent.needed(overdue.peer))
+        """Decide about a linked member that is silent for longer than its timeout, or to all. It is removed
+        if the verdict is GONE, or already when nobody hears it and the open step waits for it: after its
+        timeout, a data node after the time of HELD_UP steps if that is sooner. A relay that is needed is one
+        of the last with its stage's state."""
+        patience_s = overdue.patience_s
+        if self.ctx.run.membership.stage_of(overdue.peer) == 0:
+            patience_s = min(patience_s, HELD_UP * self._step.step_s() or patience_s)
+        needed = overdue.silence_s + ROUNDING >= patience_s and self.absent.needed(overdue.peer)
+        gone = overdue.verdict is Verdict.GONE or (overdue.to_all and needed)
         if gone and not self._waits_for(overdue):
             self.remove(overdue.peer, str(overdue))
         elif overdue.verdict is Verdict.CUT_OFF:

@@ -48,6 +48,8 @@ class Neighbour:
     """Iterations in which it gave microbatches back and did not claim them."""
     avoided_until: int = 0
     """Iteration from which it gets microbatches again."""
+    _least_bps: float = LEAST_BPS
+    """Bandwidth (bits per second) assumed for time-outs before the link is measured."""
     _queued_bytes: float = 0.0
     _queued_at: float = 0.0
     _hop_s: float = 0.0
@@ -104,8 +106,13 @@ class Neighbour:
         """Longest plausible time (s) until `ahead_bytes` in transit have arrived, at the bandwidth of
         payloads of `size_bytes`."""
         measured_bps = self.link.out_bps(size_bytes)
-        usual_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS)
+        usual_bps = self._least_bps if measured_bps is None else max(measured_bps, CRAWL_BPS)
         return 8.0 * ahead_bytes / (usual_bps / SLOWER)
+
+    def lost_payloads(self) -> None:
+        """Note that payloads did not come in time: before a measurement the next ones get twice as long, down
+        to the least bandwidth that is believed."""
+        self._least_bps = max(CRAWL_BPS, self._least_bps / 2.0)
 
     def broke(self) -> None:
         """Note that the connection to the neighbour broke, so that nothing is in transit on it."""
@@ -258,7 +265,8 @@ class PeerCosts:
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
         """Longest plausible time (s) until `ahead_bytes` in transit to `peer` have arrived, at a quarter
-        (SLOWER) of the bandwidth measured (at least CRAWL_BPS), or of LEAST_BPS before a measurement."""
+        (SLOWER) of the bandwidth measured (at least CRAWL_BPS); before a measurement of LEAST_BPS, or less
+        where payloads did not come in time."""
         return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
 
     def coming_s(self, peer: str, size_bytes: float) -> float:
