@@ -184,13 +184,13 @@ def old_incarnation_reduces(patch: Patch) -> None:
     served: dict[int, dict[str, int]] = {}  # id of a membership -> peer -> iteration from which it served
 
     def unfenced(
-        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None
+        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None, share: float = 0.0
     ) -> str | None:
         member = self._ctx.run.membership.members.get(peer)
         fence: msg.Fence = message.fence  # type: ignore[union-attr]
         if member is not None:
             fence = msgspec.structs.replace(fence, incarnation=member.incarnation)
-        return fenced(self, peer, msgspec.structs.replace(message, fence=fence), payload)
+        return fenced(self, peer, msgspec.structs.replace(message, fence=fence), payload, share)
 
     def founded(self: Membership) -> None:
         create(self)
@@ -293,7 +293,7 @@ def late_result_accepted(patch: Patch) -> None:
     fenced = MessageGate.fenced
 
     def unfenced(
-        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None
+        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None, share: float = 0.0
     ) -> str | None:
         iteration = self.iterations.current
         if iteration is not None and isinstance(message, msg.Backward):
@@ -301,7 +301,7 @@ def late_result_accepted(patch: Patch) -> None:
             if fence.t == iteration.t - 1:
                 now = msgspec.structs.replace(fence, t=iteration.t, base=iteration.base)
                 message = msgspec.structs.replace(message, fence=now)
-        return fenced(self, peer, message, payload)
+        return fenced(self, peer, message, payload, share)
 
     patch.setattr(MessageGate, "fenced", unfenced)
 
