@@ -295,7 +295,7 @@ def late_result_accepted(patch: Patch) -> None:
     fenced = MessageGate.fenced
 
     def unfenced(
-        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None
+        self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None, share: float = 0.0
     ) -> str | None:
         iteration = self.iterations.current
         if iteration is not None and isinstance(message, msg.Backward):
@@ -303,7 +303,7 @@ def late_result_accepted(patch: Patch) -> None:
             if fence.t == iteration.t - 1:
                 now = msgspec.structs.replace(fence, t=iteration.t, base=iteration.base)
                 message = msgspec.structs.replace(message, fence=now)
-        return fenced(self, peer, message, payload)
+        return fenced(self, peer, message, payload, share)
 
     patch.setattr(MessageGate, "fenced", unfenced)
 
