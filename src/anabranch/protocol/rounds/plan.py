@@ -222,7 +222,7 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
 def filled(plan: Plan, stages: Sequence[StageCommit]) -> dict[int, Crew]:
     """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of its
     record; () if it was skipped."""
-    if not plan or not stages:
+    if not plan or len(stages) < 2:
         return {}
     crews = any(slot.others for slot in plan)
     around = [(part.members, part.owners) for part in stages[1 : None if crews else 2]]
