@@ -97,11 +97,9 @@ class Source:
         return index < self.ctx.run.settings.microbatches
 
     def slot(self, index: int) -> Slot:
-        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, or an
-        evaluation window, NO_SLOT (no inner steps)."""
-        if not self.slots or not self.trains(index):
-            return NO_SLOT
-        return self.slots[index]
+        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, an
+        evaluation window, or a number that no slot has, NO_SLOT (no inner steps)."""
+        return self.slots[index] if self.trains(index) and index < len(self.slots) else NO_SLOT
 
     def has_begun(self, index: int) -> bool:
         """True if this data node's worker began a slot of a round, and has sent it."""
