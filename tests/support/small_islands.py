@@ -199,6 +199,8 @@ class InnerStep:
         """(stage, number) -> activation that the stage has received; stage S + 1: the head."""
         self._up: dict[tuple[int, int], Payload] = {}
         """(stage, number) -> gradient that the stage has received."""
+        self._kept: set[tuple[int, int]] = set()
+        """(stage, number) of forwards whose graph is kept; drawn at random."""
         self._embedded = self._heads = 0
         self.stage = 0
         """Stage of the last result."""
@@ -231,7 +233,9 @@ class InnerStep:
         if kind == "forward":
             given = (self._down.pop((stage, number)),) if stage else ()
             self._embedded += stage == 0
-            result = worker.run(tasks.InnerForward(*self._of, number), given)
+            if keep := self._swarm.draw.random() < 0.5:
+                self._kept.add((stage, number))
+            result = worker.run(tasks.InnerForward(*self._of, number, keep), given)
             if result.outputs:
                 self._down[stage + 1, number] = result.outputs[0]
         elif kind == "head":
@@ -241,7 +245,9 @@ class InnerStep:
                 self._up[last - 1, number] = result.outputs[0]
         else:
             self._backwards[stage] += 1
-            result = worker.run(tasks.InnerBackward(*self._of, number), (self._up.pop((stage, number)),))
+            again = (stage, number) not in self._kept
+            gradient = self._up.pop((stage, number))
+            result = worker.run(tasks.InnerBackward(*self._of, number, again), (gradient,))
             if result.outputs:
                 self._up[stage - 1, number] = result.outputs[0]
         return result

@@ -39,11 +39,13 @@ def crew_run(**changes: object) -> RunConfig:
     return replace(run, round=replace(RoundSection(slots=2, steps=3, start=0.1), **changes))  # type: ignore[arg-type]
 
 
-def world_of(run: RunConfig, relays: int = 2, data_nodes: int = 2, seed: int = 1, voters: int = 1) -> World:
+def world_of(
+    run: RunConfig, relays: int = 2, data_nodes: int = 2, seed: int = 1, voters: int = 1, capacity: int = 4
+) -> World:
     batches, model = MadeUpBatches(run), small_model(run)
     relays_by_stage = [relays] * run.pipeline.stages
     world = training_world(
-        run, model, batches, relays_by_stage, data_nodes, seed, capacity=4, times=TIMES, voters=voters
+        run, model, batches, relays_by_stage, data_nodes, seed, capacity=capacity, times=TIMES, voters=voters
     )
     Invariants(world)
     return world
@@ -110,6 +112,26 @@ def test_rounds_of_crews_are_replayed_by_one_process(
     plans = world.history().plans
     assert set(counts(world)[LEARNT:]) == {2}
     assert all(len(slot.crew) == 3 for plan in plans.values() for slot in plan)
+
+
+def test_forwards_beyond_the_memory_of_a_crew_are_computed_again() -> None:
+    """Four microbatches an inner step, machines that hold one: with `recompute` two are under way."""
+    again = dict.fromkeys((0.0, 1.0), 0)
+    times = dict.fromkeys(again, 0.0)
+    for recompute in again:
+        run = crew_run(slots=1)
+        run = replace(run, fleet=replace(run.fleet, recompute=recompute))
+        world = world_of(run, relays=1, capacity=1)
+
+        def count(node: Node, event: ev.Event, recompute: float = recompute) -> None:
+            task = event.task if isinstance(event, ev.Finished) else None
+            again[recompute] += isinstance(task, InnerBackward) and task.again and node.id != "d0"
+
+        world.watchers.append(count)
+        world.run(until_s=2000)
+        times[recompute] = world.clock.now
+        check_replayed(run, world)
+    assert again[0.0] == 0 and again[1.0] > 20 and times[1.0] < times[0.0]
 
 
 def test_three_stages_and_one_data_node() -> None:

@@ -133,7 +133,9 @@ class _InnerMicrobatchTask(_InnerTask, frozen=True):
 
 class InnerForward(_InnerMicrobatchTask, frozen=True):
     """Forward pass with the island's weights. inputs (activation,), at stage 0 () -> outputs (activation,).
-    The graph is kept until InnerBackward."""
+    With `keep` the graph is kept until InnerBackward, else the input alone."""
+
+    keep: bool = True
 
 
 class InnerHead(_InnerMicrobatchTask, frozen=True):
@@ -144,7 +146,9 @@ class InnerHead(_InnerMicrobatchTask, frozen=True):
 class InnerBackward(_InnerMicrobatchTask, frozen=True):
     """Backward pass with the island's weights. inputs (gradient of the stage's output,) -> outputs (gradient
     of its input,), at stage 0 (). The weights' gradients are added to the island's, so the microbatches of a
-    step must come in order of `number`."""
+    step must come in order of `number`. again: the graph was not kept; the forward is computed again."""
+
+    again: bool = False
 
 
 class InnerStep(_InnerTask, frozen=True):

@@ -82,7 +82,12 @@ class CrewPass:
         self._is_source, self._ended = run.stage == 0, ended
         self.count = run.settings.microbatches // run.settings.rounds.slots
         self.step, self._last = slot.first + 1, slot.first + slot.steps
-        self._most = min(self.count, *map(self._capacity, slot.crew[:-1]))
+        relays = enumerate(slot.crew[:-1], 1)
+        self._most = min(self.count, *(run.settings.slots(at, self._capacity(peer)) for at, peer in relays))
+        self._graphs = self._capacity(self.ctx.me)
+        self._kept: set[int] = set()
+        """Microbatches of the step whose graph the worker keeps: at most `_graphs`. The forward of others is
+        computed again."""
         self._sent: dict[int, Payload] = {}
         """Microbatch of the step -> activation that this peer sent on, until its gradient's turn."""
         self._begun: set[int] = set()
@@ -112,7 +117,9 @@ class CrewPass:
 
     def _forward(self, number: int, inputs: tuple[Payload, ...]) -> None:
         self._begun.add(number)
-        task = InnerForward(self._all.t, self.index, self.step, number)
+        if keep := self._is_source or len(self._kept) < self._graphs:
+            self._kept.add(number)
+        task = InnerForward(self._all.t, self.index, self.step, number, keep)
         self._submit(TaskPriority.FORWARD, task, inputs, partial(self._forward_done, number))
 
     def _forward_done(self, number: int, result: Result) -> None:
@@ -181,13 +188,14 @@ class CrewPass:
         while (due := self._gradients.pop(self._backwards, None)) is not None:
             number, self._backwards = self._backwards, self._backwards + 1
             del self._sent[number]
-            task = InnerBackward(self._all.t, self.index, self.step, number)
+            task = InnerBackward(self._all.t, self.index, self.step, number, number not in self._kept)
             self._submit(TaskPriority.GRADIENT, task, (due,), partial(self._backward_done, number))
         if self._is_source:
             self._send_more()
         return None
 
     def _backward_done(self, number: int, result: Result) -> None:
+        self._kept.discard(number)
         if not self._is_source:
             self._gradient_done(number, result)
         elif not self._is_good(result, self.downstream):

@@ -137,8 +137,9 @@ class ModelledWorld(LinedWorld):
             seconds = self._machine_s(host, stage, kind, parts)
         if isinstance(task, tasks.SumPart) and reduce is not None and reduce.message.sums:
             seconds *= len(reduce.members) / parts  # modelled with one part per member
-        if isinstance(task, tasks.InputGradient) and task.again:
-            seconds += self._machine_s(host, stage, tasks.Forward, 1)
+        if isinstance(task, tasks.InputGradient | tasks.InnerBackward) and task.again and stage:
+            inner = isinstance(task, tasks.InnerBackward)
+            seconds += self._machine_s(host, stage, tasks.InnerForward if inner else tasks.Forward, 1)
         if host.parked:
             link = host.machine.device.host_link_bytes_per_s
             seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)

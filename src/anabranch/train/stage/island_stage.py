@@ -31,8 +31,8 @@ class IslandStage:
         """tokens: of an inner step; its loss sum is divided by them."""
         self._model, self._island, self._spec = model, island, spec
         self._count, self._scale = count, 1.0 / tokens
-        self._forwards: dict[int, tuple[Tensor, Tensor]] = {}
-        """Microbatch whose output gradient has not arrived -> x, y with its graph."""
+        self._forwards: dict[int, tuple[Tensor, Tensor | None]] = {}
+        """Microbatch whose output gradient has not arrived -> x, y with its graph (None: not kept)."""
         self._heads = self._backwards = 0
         self._loss = 0.0
         # A tied table has gradients of head and embedding. They are summed apart: how many heads are done
@@ -53,17 +53,22 @@ class IslandStage:
         check_finite("activation", x)
         return x
 
-    def forward(self, number: int, x: Tensor) -> Tensor:
-        """x -> y, keeping the graph under `number`. Relay stages."""
+    def forward(self, number: int, x: Tensor, keep: bool = True) -> Tensor:
+        """x -> y, keeping the graph under `number`, or without `keep` x alone. Relay stages."""
         if not self._backwards <= number < self._count or number in self._forwards:
             raise OutOfOrder(f"a forward pass of microbatch {number} is not awaited")
+        begin, y = self._passed(x)
+        check_finite("activation", y)
+        self._forwards[number] = begin, y if keep else None
+        return y.detach()
+
+    def _passed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x as a leaf, and y with its graph."""
         weights, begin = PlainWeights(self._leaves), x.detach().requires_grad_()
         y = begin
         for block in self._spec.blocks:
             y = self._model.block(weights, block, y)
-        check_finite("activation", y)
-        self._forwards[number] = begin, y
-        return y.detach()
+        return begin, y
 
     def head(self, number: int, x: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, float]:
         """x -> (gradient of the scaled loss by x, loss sum in nats · `weight`). Stage 0."""
@@ -77,9 +82,11 @@ class IslandStage:
         return dx, loss_sum
 
     def backward(self, number: int, dy: Tensor) -> Tensor:
-        """dy -> dx; frees the graph. Relay stages."""
+        """dy -> dx; frees the graph. If it was not kept, the forward is computed again. Relay stages."""
         self._expect_backward(number, number in self._forwards)
         x, y = self._forwards.pop(number)
+        if y is None:
+            x, y = self._passed(x)
         dx = self._gradients(self._model.stream.values(y), x, dy)
         self._backwards += 1
         return dx

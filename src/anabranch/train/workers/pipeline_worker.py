@@ -122,7 +122,7 @@ class PipelineWorker(RoundsWorker):
             if self.spec.stage == 0:
                 ids, _ = self._ids(*self._batch_place(task))
                 return self._inner_sent(ACTIVATION, task, stage.embed(ids))
-            y = stage.forward(task.number, self._received(ACTIVATION, inputs))
+            y = stage.forward(task.number, self._received(ACTIVATION, inputs), task.keep)
             return self._inner_sent(ACTIVATION, task, y)
 
     def _inner_head(self, task: tasks.InnerHead, inputs: Sequence[Tensor]) -> Result:
