@@ -3,8 +3,10 @@
     nice python -m benchmarks.simulation.pipeline_islands
 
 The scenario is `volunteers-8b` (llama-8b), with a subspace of 512 values and 8 bits at the cuts, without
-churn. Rows: today's synchronous protocol, with and without standbys; four islands of sixteen machines with 10
-inner steps of 131,072 tokens each in a round. The quickest iteration of each after the first counts.
+churn. Rows: the synchronous protocol, with and without standbys; four islands of sixteen machines with 10
+inner steps of 131,072 tokens each in a round, with as many microbatches under way as the machines' memory
+holds, and with three times as many, whose forward passes are computed again (busy counts these, too). The
+quickest iteration of each after the first counts.
 Throughput is not progress: docs/explanation/islands.md says what islands cost in tokens. Some ten minutes on
 a free core. Writes the result `pipeline-islands`.
 """
@@ -23,12 +25,15 @@ from benchmarks.harness import Goal, at_least, table
 
 #: Thin cuts of all rows.
 CUTS = {"model.subspace": 512, "wire.activations": "int8", "wire.gradients": "int8"}
+#: Crews: four islands with ten inner steps.
+ISLANDS: dict[str, Any] = {"run.iterations": 4, "round.start": 2, "round.slots": 4, "round.steps": 10}
 #: Row -> changes of the scenario. Links are known to the leader after the first step, crews' speeds after the
 #: first round.
 ROWS: dict[str, dict[str, Any]] = {
     "synchronous": {"run.iterations": 4},
     "synchronous, standbys": {"run.iterations": 4, "fleet.spare": "links"},
-    "islands": {"run.iterations": 4, "round.start": 2, "round.slots": 4, "round.steps": 10},
+    "islands, forwards kept": ISLANDS,
+    "islands": {**ISLANDS, "fleet.recompute": 2.0},
 }
 
 
@@ -69,7 +74,7 @@ def report(found: dict[str, dict[str, float]]) -> tuple[str, list[Goal]]:
     ]
     head = ["", "iteration or round, s", "of it exchange, s", "tokens/s", "GPUs busy", "bytes a token"]
     islands = found["islands"]
-    best = max(each["tokens_per_s"] for name, each in found.items() if name != "islands")
+    best = max(each["tokens_per_s"] for name, each in found.items() if not name.startswith("islands"))
     goals = [
         at_least("GPUs busy, islands", 0.4, islands["busy"], "{:.3f}"),
         at_least("× the better synchronous row, islands", 5.0, islands["tokens_per_s"] / best, "{:.2f}"),

@@ -13,9 +13,23 @@ import pytest
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol import messages as msg
+from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.interface.tasks import InnerBackward, InnerHead, Payload, Result, Task
+from anabranch.protocol.interface.tasks import (
+    Embed,
+    Head,
+    InnerBackward,
+    InnerForward,
+    InnerHead,
+    InnerStep,
+    InputGradient,
+    Payload,
+    Result,
+    Task,
+)
+from anabranch.protocol.interface.tasks import Forward as ForwardTask
 from anabranch.protocol.log.records import STRANDED, overflowed
+from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.rounds.plan import filled
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -180,7 +194,11 @@ def test_a_round_without_any_crew_is_skipped() -> None:
     run = replace(crew_run(), batch=replace(crew_run().batch, microbatches=2))
     run = replace(run, round=replace(run.round, slots=1))
     world = world_of(run)
-    struck = at_message(world, msg.InnerActivation, 6, lambda node: world.crash("r1.0"), nth=3)
+
+    def lose(node: Node) -> None:
+        world.crash(world.history().plans[6][0].peer)
+
+    struck = at_message(world, msg.InnerActivation, 6, lose, nth=3)
     world.run(until_s=2000)
     assert struck
     history = world.history()
@@ -229,6 +247,89 @@ def overflowing(node: Node, t: int) -> None:
         return run(task, inputs)
 
     computer.run = spoilt  # type: ignore[method-assign]
+
+
+def test_a_withholding_relay_makes_room_for_a_spare() -> None:
+    """Nobody can say whose fault it is that a crew is not ready, so others come first in the next round."""
+    run = crew_run(slots=1)
+    world, held = world_of(run, relays=2), list[str]()
+    carry = world.carry
+
+    def withhold(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        decoded = msg.decode(message)
+        late = isinstance(decoded, msg.InnerGradient) and decoded.fence.t >= 5 and sender.id[0] == "r"
+        if late and sender.id in (held or [sender.id]):
+            held[:] = [sender.id]
+        else:
+            carry(sender, peer, message, payload)
+
+    world.carry = withhold  # type: ignore[method-assign]
+    world.run(until_s=2000)
+    history = world.history()
+    assert held and history.t == 8
+    assert [commit.t for commit in history.commits if commit.witness is not None] == [5]
+    assert all(held[0] not in slot.crew for t in (6, 7, 8) for slot in history.plans[t])
+    assert all(node.alive for node in world.nodes.values())
+
+
+@pytest.mark.parametrize("kind", [Embed, ForwardTask, InnerForward, InnerStep, Head, InputGradient])
+def test_a_task_that_fails_costs_its_slot_at_once(kind: type[Task]) -> None:
+    run = crew_run(slots=1)
+    world, failed = world_of(run), list[str]()
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if node.peer.committed == 4 and node.computer is not None and node.id not in failed:
+            failed.append(node.id)
+            failing(node, kind, 5)
+
+    world.watchers.append(watch)
+    world.strict = False
+    world.run(until_s=2000)
+    history = world.history()
+    assert [commit.t for commit in history.commits if commit.witness is not None] == [5]
+    assert history.t == 8 and history.commits[4].witness.tensor == STRANDED  # type: ignore[union-attr]
+    assert world.clock.now < 60.0  # no deadline was waited for
+
+
+def failing(node: Node, kind: type[Task], t: int) -> None:
+    """Make the worker of a peer fail in tasks of a kind in round t, but for held-out windows."""
+    assert node.computer is not None
+    run = node.computer.run
+
+    def refused(task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+        fails = isinstance(task, kind) and task.t == t and getattr(task, "index", 0) < 1
+        return Result(error="out of memory") if fails else run(task, inputs)
+
+    node.computer.run = refused  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("message", ["claim", "overflow", "opening"])
+def test_a_peer_beside_the_crews_has_no_say(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare relay of stage 2 claims slots, gives up some that do not exist, or opens one at a data node."""
+    run = crew_run()
+    world, told = world_of(run, relays=3), list[str]()
+    opened = Iteration.__init__
+
+    def beside(self: Iteration, ctx: PeerContext, t: int, base: str, *rest: object, **others: object) -> None:
+        opened(self, ctx, t, base, *rest, **others)  # type: ignore[arg-type]
+        plan = ctx.run.plan(t)
+        if t < 5 or ctx.run.stage != 2 or any(ctx.me in slot.crew for slot in plan):
+            return
+        told.append(ctx.me)
+        fence, leader = ctx.fence(t, base), ctx.log.leader
+        if message == "claim":
+            ctx.outbox.send(leader, msg.Claim(fence, 2, (0, 1), {}, {}, "", (), {}))
+        elif message == "overflow":
+            for slot in (0, 1, 3):
+                ctx.outbox.send(leader, msg.Overflow(fence, 2, slot, "activation"))
+        else:
+            for slot, each in enumerate(plan):
+                ctx.outbox.send(each.crew[-1], msg.Ask(fence, slot, False))
+
+    monkeypatch.setattr(Iteration, "__init__", beside)
+    world.run(until_s=2000)
+    assert told and counts(world)[LEARNT:] == [2, 2, 2, 2]
+    check_replayed(run, world)
 
 
 def test_cut_links_lose_no_inner_step() -> None:

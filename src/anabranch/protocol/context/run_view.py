@@ -171,10 +171,10 @@ class RunView:
         return self.settings.cover(stage)
 
     def manifest(self, t: int) -> str:
-        """Hash of the batch of iteration t; "" on peers without the corpus."""
-        if self.schedule is None or self.schedule.manifest is None:
-            return ""
-        return plan_hash(self.plan(t)) if self.settings.rounds.has(t) else self.schedule.manifest(t)
+        """Hash of the batch of iteration t; "" on peers without the corpus, unless it is a round."""
+        if self.settings.rounds.has(t):
+            return plan_hash(self.plan(t))
+        return "" if self.schedule is None or self.schedule.manifest is None else self.schedule.manifest(t)
 
     def forget_members(self) -> None:
         """Start from an empty membership, because the log is applied again from its first record."""

@@ -139,8 +139,8 @@ class IslandRounds:
     def _measure_crews(self, current: Round, accepted: Mapping[int, Crew]) -> None:
         """Measure the speeds of crews by the time from the opening of a round to their slots' claims, their
         lines included. One that was too late counts as half as quick as if it had been done now, so that it
-        gets fewer steps until it is in time. A leader that took over within the round measures nothing.
-        Crews of former rounds are forgotten."""
+        gets fewer steps until it is in time; if none was in time, each counts as half as quick as it did. A
+        leader that took over within the round measures nothing. Crews of former rounds are forgotten."""
         done_at, self._done_at = self._done_at, {}
         if self._opened != current.t:
             return
@@ -151,12 +151,15 @@ class IslandRounds:
             if number in accepted:
                 self._crew_rates[slot.crew] = rate
             elif slot.crew and number not in self._left(current):
-                self._crew_rates[slot.crew] = min(rate, before.get(slot.crew, rate)) / 2.0
+                believed = before.get(slot.crew) or self._slot_rate(slot)
+                self._crew_rates[slot.crew] = (min(rate, believed) if accepted else believed) / 2.0
 
     def _crews(self, plan: Plan, accepted: Collection[int], t: int, prompt: _Prompt) -> dict[Crew, float]:
-        """Crews for round t, with their inner steps per second. A new crew is as quick as estimated by its
-        machines and latencies, times what measured crews are of their estimates. plan, accepted: of the round
-        before, and its slots that count. prompt: tells which machines can begin in time."""
+        """Crews for the slots of round t, with their inner steps per second: those whose slots counted, then
+        new ones, then those of machines whose crew failed though nobody left. A new crew is as quick as
+        estimated by its machines and latencies, times what crews that were in time are of their estimates.
+        plan, accepted: of the round before, and its slots that count. prompt: tells which machines can begin
+        in time."""
         membership, going = self.ctx.run.membership, set(self._admission.going())
         rates = []
         for stage in range(1, self.ctx.run.settings.stages + 1):
@@ -165,16 +168,21 @@ class IslandRounds:
         data_nodes = [peer for peer in membership.live(0, t) if peer not in going]
         data_nodes = list(filter(prompt, data_nodes)) or data_nodes
         known, crews = self._crew_rates, crews_of(plan, accepted, rates, data_nodes, t)
-        estimated = {crew: min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews}
-        if (times := self._crew_times(crews)) is not None:
-            # Relays of a crew that failed though nobody left are put together by turns.
-            there, kept = set(data_nodes).union(*rates), {slot.crew for slot in plan}
-            failed = [slot.crew[:-1] for k, slot in enumerate(plan) if k not in accepted]
-            by_turns = {peer for crew in failed if there.issuperset(crew) for peer in crew}
-            new = [crew for crew in crews if crew not in kept and by_turns.isdisjoint(crew)]
-            crews = [*(crew for crew in crews if crew not in new), *quicker(new, times)]
+        there, kept = set(data_nodes).union(*rates), {plan[k].crew for k in accepted}
+        lost = [slot.crew for k, slot in enumerate(plan) if k not in accepted and there.issuperset(slot.crew)]
+        failed = {peer for crew in lost for peer in crew[:-1]}
+        last = [crew for crew in crews if crew not in kept and not failed.isdisjoint(crew)]
+        new = [crew for crew in crews if crew not in kept and crew not in last]
+        times = self._crew_times(crews)
+        if times is not None:
+            new = quicker(new, times)
+        crews = [*(crew for crew in crews if crew in kept), *new, *last][: self.ctx.run.settings.rounds.slots]
+        if times is None:
+            slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
+            estimated = dict(zip(crews, slowest, strict=True))
+        else:
             estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
-        shares = sorted(known[crew] / estimated[crew] for crew in crews if crew in known)
+        shares = sorted(known[crew] / estimated[crew] for crew in crews if crew in known and crew in kept)
         usual = shares[len(shares) // 2] if shares else 1.0
         return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
 
@@ -217,7 +225,11 @@ class IslandRounds:
         before = current.slots or even_plan(rounds)
         if rounds.pipeline:
             self._measure_crews(current, accepted)
-            crews = self._crews(before, accepted, t, lambda peer: self._is_prompt(peer, current.t))
+
+            def prompt(peer: str) -> bool:  # after a skip there is no result for which it could be late
+                return not accepted or self._is_prompt(peer, current.t)
+
+            crews = self._crews(before, accepted, t, prompt)
             return next_plan(before, accepted, rounds, crews, current.t)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
@@ -413,8 +425,7 @@ class IslandRounds:
         machines are removed; infinite if that is not known yet."""
         rounds = self.ctx.run.settings.rounds
         if current.of_crews and not self._ready(current) and current.dropped != sets_of(current.slots).slots:
-            begun_at = max(current.opened_at, current.progress_at)
-            return begun_at + OVERDUE * max(self._longest_s(current), CREW_S)
+            return current.opened_at + OVERDUE * max(self._longest_s(current), CREW_S)
         if not current.slots or current.ready_at == math.inf:
             return math.inf
         if not rounds.drops:

@@ -86,8 +86,9 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress."""
-        if current.t > self.ctx.run.steps:
+        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress. None
+        in a round that is skipped."""
+        if current.t > self.ctx.run.steps or (current.slots and current.witness is not None):
             return
         while current.repeat:
             self.witnessing.failed(stage := current.repeat.pop(), current.t)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Result, head_unit
+from anabranch.protocol.log.records import GIVEN_UP
 from anabranch.protocol.messages import Claim, Overflow, SentOn
 
 
@@ -57,6 +58,11 @@ class Claims:
                 "overflow", t=self.t, stage=self.ctx.run.stage, index=index, tensor=result.overflow
             )
         return not result.overflow
+
+    def give_up(self, slot: int, sender: str = "") -> None:
+        """Note for the leader that the crew of a slot does not go on: a task of it failed here. sender: peer
+        that sent the last input."""
+        self.in_range(slot, Result(overflow=GIVEN_UP), sender)
 
     def overflowed(self, index: int, sender: str) -> bool:
         """True if microbatch `index` overflowed here before with an input of `sender`."""

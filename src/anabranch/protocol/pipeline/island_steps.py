@@ -22,7 +22,7 @@ from anabranch.protocol.interface.tasks import (
     Payload,
     Result,
 )
-from anabranch.protocol.log.records import GIVEN_UP, Slot
+from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import InnerActivation, InnerGradient
 from anabranch.protocol.pipeline.claims import Claims
 
@@ -249,8 +249,8 @@ class CrewPass:
             return False
         if result.error:
             self.ctx.outbox.refuse(sender, "InnerActivation", result.error)
-            result = Result(overflow=GIVEN_UP)
-        self._failed = not self._all.claims.in_range(self.index, result, sender)
+            self._all.claims.give_up(self.index, sender)
+        self._failed = bool(result.error) or not self._all.claims.in_range(self.index, result, sender)
         return not self._failed
 
     def link_up(self, peer: str) -> None:

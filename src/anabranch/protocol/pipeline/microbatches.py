@@ -144,6 +144,8 @@ class Iteration:
         """Take a request for a credit; return why it is refused, or None."""
         if not self.source.exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
+        if (refusal := self._stranger(peer, message.index)) is not None:
+            return refusal
         self.credits.tell(self.credits.ledger.ask(peer, message.index, message.repair))
         return None
 
@@ -213,12 +215,14 @@ class Iteration:
         return None
 
     def _stranger(self, peer: str, index: int) -> str | None:
-        """Reason why a peer cannot send or ask for a slot of a round of pipeline islands, or None: it is not
-        the machine of the stage before in the slot's crew."""
-        crew = self.source.slot(index).crew if self.ctx.run.settings.rounds.pipeline else ()
-        if not crew or crew[self.ctx.run.previous_stage() - 1] == peer:
+        """Reason why a peer cannot send or ask for a slot of a round of pipeline islands, or None: this peer
+        is not of the slot's crew, or the other one not its machine of the stage before."""
+        crew, run = self.source.slot(index).crew, self.ctx.run
+        if not (crew and run.settings.rounds.pipeline):
             return None
-        return f"slot {index} comes from another peer of its crew"
+        if crew[run.stage - 1] != self.ctx.me:
+            return f"slot {index} is of a crew without this peer"
+        return None if crew[run.previous_stage() - 1] == peer else f"slot {index} comes from another peer"
 
     def _misfit(self, message: Forward) -> str | None:
         """Reason why a forward does not fit this iteration and stage, or None."""
@@ -281,11 +285,18 @@ class Iteration:
         refusal = result.error or self._sealed(unit.index, ACTIVATION, made, result)
         if not refusal:
             return self._in_range(unit, result)
-        if not result.error and (unit.kept or not self.ctx.run.stage):
+        if result.error:
+            self._give_up(unit)
+        elif unit.kept or not self.ctx.run.stage:
             self._discard(unit)
         self._unusable[unit.sender, unit.index] += 1
         self._refuse(unit, refusal)
         return False
+
+    def _give_up(self, unit: IncomingMicrobatch) -> None:
+        """Tell the leader that the crew of a slot does not go on, as a task of it failed here."""
+        if self.source.slot(unit.index).others:
+            self.claims.give_up(unit.index, unit.sender_of_last)
 
     def _discard(self, unit: IncomingMicrobatch) -> None:
         self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
@@ -350,7 +361,9 @@ class Iteration:
     def _input_gradient_done(self, unit: IncomingMicrobatch, result: Result) -> None:
         if refusal := result.error or self._sealed(unit.index, GRADIENT, GRADIENT, result):
             unit.gradient_in = None
-            if not result.error:
+            if result.error:
+                self._give_up(unit)
+            else:
                 self._discard(unit)
                 unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)

@@ -123,7 +123,9 @@ class Source:
         self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
 
     def _embedded(self, index: int, result: Result) -> None:
-        if not result.error and self.claims.in_range(index, result):
+        if result.error and self.slot(index).others:
+            self.claims.give_up(index)
+        elif not result.error and self.claims.in_range(index, result):
             if result.hashes:
                 self._seals.made(ACTIVATION, index, result.hashes[-1])
             self.sender.provide(index, result.outputs[0])
