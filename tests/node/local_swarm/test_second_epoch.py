@@ -31,6 +31,8 @@ REFUSED = (
     "again"
 )
 
+REMOVED = "removed from the run while it was not heard; the ticket is still valid: join again"
+
 
 def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
@@ -69,7 +71,8 @@ def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
         for process in old.values():
             process.signal(signal.SIGCONT)
             assert process.wait(PATIENCE_S) and process.status == AGAIN, swarm.story()
-            assert last_words(process.log) == REFUSED
+            # The new epoch removes members that are not heard, and may do so before one is back.
+            assert last_words(process.log) in (REFUSED, REMOVED)
         for name in old:
             swarm.join(name, tickets["relay"], ["--stage", name.partition("-")[2].partition(".")[0]])
         swarm.join("data-1", tickets["data"], ["--corpus", str(directory.corpus)])
