@@ -43,8 +43,8 @@ REMEMBERED = 50
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
-#: Least expected time (s) of a round of pipeline islands in whose deadline is believed: before the first
-#: round nobody knows what their lines take. Plain choice.
+#: Shortest time (s) that a round of pipeline islands is expected to take where none of its slots is ready:
+#: before the first round nobody knows what their lines take. Plain choice.
 CREW_S = 20.0
 #: Shortest time (s) that a slot is believed to take; a plain choice.
 SHORTEST_S = 1e-3
@@ -226,15 +226,17 @@ class IslandRounds:
         if rounds.pipeline:
             self._measure_crews(current, accepted)
 
-            def prompt(peer: str) -> bool:  # after a skip there is no result for which it could be late
+            def prompt(peer: str) -> bool:
+                """True if a machine may be of a crew: any after a synchronous step, since those without work
+                in it did not report, and after a skip, which has no result; else those that have it soon."""
                 return not accepted or self._is_prompt(peer, current.t)
 
             crews = self._crews(before, accepted, t, prompt)
             return next_plan(before, accepted, rounds, crews, current.t)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
-        prompt = [peer for peer in live if self._is_prompt(peer, current.t)]
-        rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in prompt or live}
+        here = [peer for peer in live if self._is_prompt(peer, current.t)]
+        rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
         return next_plan(before, accepted, rounds, rates, current.t)
 
     def _is_prompt(self, peer: str, t: int) -> bool:

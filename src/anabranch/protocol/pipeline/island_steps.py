@@ -91,7 +91,7 @@ class CrewPass:
         self._sent: dict[int, Payload] = {}
         """Microbatch of the step -> activation that this peer sent on, until its gradient's turn."""
         self._begun: set[int] = set()
-        """Microbatches whose forward task (at the data node: head) is submitted."""
+        """Microbatches whose forward task (at the data node: embedding) is submitted."""
         self._activations: dict[tuple[int, int], Payload] = {}
         """(step, microbatch) -> received activation whose turn has not come."""
         self._gradients: dict[int, Payload] = {}
@@ -138,11 +138,12 @@ class CrewPass:
         if peer != self.upstream or not 0 <= number < self.count:
             return f"no activation of microbatch {number} of slot {self.index} is expected from this peer"
         self._forget_answers(step, number - self._most)
+        taken = number < self._heads if self._is_source else number in self._begun
         if (answer := self._answers.get((step, number))) is not None:
             self._answer(step, number, answer)
         elif not self._is_due(step, number):
             return f"microbatch {number} of inner step {step} of slot {self.index} is not its turn"
-        elif step > self.step or not (number in self._begun if not self._is_source else number < self._heads):
+        elif step > self.step or not taken:
             self._activations.setdefault((step, number), payload)
             self._take_activations()
         return None
@@ -219,7 +220,6 @@ class CrewPass:
     def _stepped(self, result: Result) -> None:
         if not self._is_good(result, self.downstream):
             return
-        self._answers = {of: answer for of, answer in self._answers.items() if of[0] == self.step}
         self.step += 1
         self._sent.clear()
         self._begun.clear()
