@@ -258,8 +258,9 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 
 def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig:
-    """Model shape of a `config.json`. Raises KeyError for a missing key, TypeError or ValueError for a bad
-    value, ConfigError for one that the models here cannot have. path: named in messages."""
+    """Model shape of a `config.json`. architecture: name in `SHAPE_KEYS`. path: named in messages. Raises
+    KeyError for a missing key, TypeError or ValueError for a bad value, ConfigError for one that the models
+    here cannot have."""
     values: dict[str, Any] = SHAPE_DEFAULTS[architecture] | config
     types = get_type_hints(ModelConfig)
     if architecture == "gpt":

@@ -113,7 +113,8 @@ def _short(number: int) -> str:
 
 
 def _csv(found: Ledger, names: Mapping[str, str]) -> str:
-    """CSV text: the names of the columns, then a line for each peer and stage."""
+    """CSV text: the names of the columns, then a line for each peer and stage. names: key of a ticket -> its
+    name."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

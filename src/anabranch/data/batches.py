@@ -123,9 +123,10 @@ class Windows:
 
 
 def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
-    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. ends:
-    position behind each document, ascending. A longer document is cut into stretches that share a token, as
-    windows do. Stretches of one token are left out."""
+    """Begin and end (rows, 2) of stretches of at most `room` tokens (2 or more), in order, the end excluded:
+    as many whole documents as fit. ends: position behind each document, ascending. A longer document is cut
+    into stretches that share a token, as windows do; its last one goes on with the documents after it.
+    Stretches of one token are left out."""
     rows: list[tuple[int, int]] = []
     begin = last = 0
     for end in map(int, ends):

@@ -80,8 +80,9 @@ class TextSample:
 
 
 def text_scores(samples: Sequence[TextSample], whole: TextSample) -> dict[str, Score]:
-    """Scores of plain text. samples: for the standard errors of what is per token. whole: all together; the
-    scores per byte and word take their relative error from those per token if samples are windows."""
+    """Scores of plain text, with standard errors over `samples` (None if there is only one; there must be
+    one). Values are those of the samples together, but per byte and word of `whole`, with the relative error
+    of those per token, if samples are windows. whole: the text as one sample."""
     nats = [-each.nats for each in samples]
     value, error = _ratio(nats, [each.tokens for each in samples])
     of_documents = all(each.size_bytes for each in samples)

@@ -90,11 +90,11 @@ def _whole_solution(instance: Instance, program: FlowProgram, amounts: Vector) -
 
 class FlowProgram:
     """Matrices of the flow problem as a linear program. Variables: microbatches of each commodity on each
-    link (`hops`). Return "own" has one commodity for each data node, "any" a single one. conserve: matrix
-    whose rows (one for each commodity and relay) must give 0. bound, limits: matrix and right side of the
-    capacities and demands. costs: link cost of each variable. departs: for each variable, 1 if its link
-    leaves a data node, else 0. several: True if there are several commodities. width: number of variables,
-    before those that cannot be used are left out."""
+    link. Return "own" has one commodity for each data node, "any" a single one. hops: link of each variable;
+    those that cannot be used are left out. width: number of variables with these. conserve: matrix whose rows
+    (one for each commodity and relay) must give 0. bound, limits: matrix and right side of the capacities and
+    demands. costs: link cost of each variable. departs: for each variable, 1 if its link leaves a data node,
+    else 0. several: True if there are several commodities."""
 
     def __init__(self, instance: Instance) -> None:
         data = instance.data
@@ -131,8 +131,8 @@ class FlowProgram:
         self.limits = np.array(list(limits.values()), dtype=np.float64)
 
     def best(self, *, integer: bool = False) -> Vector:
-        """Values of the variables in the greatest flow of least cost. integer: True: whole microbatches.
-        Raises OracleError if the solver fails."""
+        """Values of the variables, one for each of `hops`, in the greatest flow of least cost. integer: True:
+        whole microbatches. Raises OracleError if the solver fails."""
         if not self.hops:
             return np.zeros(0)
         constraints = [(self.conserve, 0.0, 0.0), (self.bound, -np.inf, self.limits)]

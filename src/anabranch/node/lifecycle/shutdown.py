@@ -16,7 +16,9 @@ class Stoppable(Protocol):
     """A live peer, or a volunteer that joins again and again."""
 
     def stop(self, reason: str) -> None:
-        """Begin to leave the run cleanly, at the user's request."""
+        """Begin to leave the run cleanly, at the user's request; a leading founder ends the run instead, a
+        carrier ends at once. Called on the event loop's thread; a second call does no harm. reason: for the
+        outcome and the other peers."""
 
     def abort(self, reason: str) -> None:
         """Leave the run at once, without waiting for the current step."""

@@ -361,8 +361,8 @@ class Auditor(Timer):
             self._next_check(job)
 
     def _overflowed(self, job: _Job, check: _Check, found: Result, result: Result) -> None:
-        """Report that the computation overflowed (`found`), unless its inputs were false. result: hashes of
-        the inputs."""
+        """Report the work as different because its computation overflows (`found`), or fetch the inputs again
+        if they are not those of the receipt. result: hashes of the inputs. Nothing if this audit is over."""
         if job is not self._job:
             return
         if result.hashes == check.expected[: len(check.items)]:

@@ -217,7 +217,7 @@ class LogView:
         self.leader, self.term = leader, term
 
     def follow_leader(self, leader: str) -> None:
-        """Regard `leader` as the log's leader in the known term."""
+        """Regard `leader` ("": not known) as the log's leader in the known term."""
         self.leader = leader
 
     def reach_term(self, term: int) -> None:

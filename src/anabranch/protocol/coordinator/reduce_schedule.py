@@ -184,9 +184,11 @@ def by_program(
 ) -> ReducePlan:
     """Plan of a reduce with the shares of the averaging program, or EVEN if even shares are as quick.
 
-    helpers, size_bytes, way, of_sums: as for `spread`. rates: function peer -> measured rates of its links
-    (bits per second), a collection for sending and one for receiving. senders: positions of the members that
-    have sums to send; all members get the result.
+    helpers: peers that may sum parts besides `members`. size_bytes: bytes of all sums and of the reduced
+    gradient that one member exchanges; of_sums: share of them that are sums. way: function (sender, receiver)
+    -> estimate of the link. rates: function peer -> measured rates of its links (bits per second), a
+    collection for sending and one for receiving. senders: positions of the members that have sums to send, at
+    least one; all members get the result.
     """
     everybody, way = [*members, *helpers], cache(way)
     receivers = range(len(members))

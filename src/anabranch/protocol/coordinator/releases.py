@@ -86,9 +86,9 @@ class Releases:
         return peer in self.applied.get(stage, {}) or peer in claims
 
     def release(self) -> None:
-        """Release the last step if the state after it is agreed at every stage, by at least two reports (one
-        at a stage of one replica) and a majority (`_majority`): enter the fingerprints in the tip and tell
-        all members."""
+        """Release the last step if it is not released yet and the state after it is agreed at every stage, by
+        at least two reports (one at a stage of one replica) and a majority (`_majority`): enter the
+        fingerprints in the tip and the catalog of snapshots, and tell all members. Else nothing."""
         if self.last:
             return
         agreed = []

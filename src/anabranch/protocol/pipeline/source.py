@@ -116,7 +116,9 @@ class Source:
     # --- embedding -----------------------------------------------------------------------------
 
     def embed(self, index: int) -> None:
-        """Submit the embedding of a microbatch, which is sent once it is computed."""
+        """Submit the embedding of a microbatch or evaluation window, or the beginning of a slot, for which
+        the sender has used a credit; it is sent once computed. After an error it is not, and the slot of a
+        crew is given up."""
         slot, hashed = self.slot(index), self._seals.on and self.trains(index)
         task = Embed(self.t, index, slot.first, slot.steps, slot.carried, slot.late, hashed=hashed)
         rank = TaskPriority.FORWARD if self.trains(index) else TaskPriority.EVALUATION

@@ -69,7 +69,8 @@ class SizedIntegerWorker(IntegerWorker):
 
 
 def pieces_of(work: Workload, stage: int) -> int:
-    """Number of pieces in which a stage's state is copied."""
+    """Number of pieces in which a stage's state is copied: of PIECE_BYTES each, but at least PIECES + 1 (also
+    for an empty stage) and at most PIECES_MAX."""
     whole = -(-work.state_bytes * work.parameters(stage) // PIECE_BYTES)
     return max(PIECES + 1, min(PIECES_MAX, whole))
 
@@ -85,7 +86,9 @@ class SentCounts:
 
 
 class ModelledWorld(LinedWorld):
-    """World of a fleet. sent: what was sent so far."""
+    """World of a fleet: real peers over modelled links and devices. Its first host leads, and those that the
+    trace does not name as absent join within half a second. sent: control messages (number, by kind, bytes)
+    and payload bytes sent so far."""
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet

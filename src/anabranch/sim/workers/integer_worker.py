@@ -165,7 +165,8 @@ class IntegerWorker:
 
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
         """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
-        and keeps the state that it will carry after the round."""
+        which is entered in `work`; and keeps the state to carry after the round, if this is the next step. A
+        carried state that is not here counts as none: the caller refuses such a task."""
         number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)

@@ -74,7 +74,8 @@ class Gemma(Mistral):
         return x + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
 
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
-        """x / rms(x) · (1 + gain), all of it in fp32 at least."""
+        """x / rms(x) · (1 + gain), all of it in fp32 at least, then in the dtype of x. The gain is the weight
+        `name`.weight."""
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.config.norm_eps)
         return (scaled * (1.0 + weights.small(f"{name}.weight").to(wide.dtype))).to(x.dtype)

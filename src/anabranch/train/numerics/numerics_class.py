@@ -45,7 +45,8 @@ def configure(threads: int) -> None:
 
 
 def device_of(compute: ComputeSection) -> torch.device:
-    """Torch device that `compute.device` means on this machine; the first one, if it names several."""
+    """Torch device that `compute.device` means on this machine; the first one, if it names several. "auto":
+    cuda if there is one, else cpu. A named device is not looked for: it may be missing."""
     return devices_of(compute)[0]
 
 

@@ -162,8 +162,9 @@ class Island:
         return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
     def step(self, loss: float = 0.0) -> None:
-        """Take the next inner step with `gradient`, clipped by its own norm, and set that to zero. loss: sum
-        of its microbatches (nats), if it is known here. Raises Overflow if the norm is not finite."""
+        """Take the next inner step with `gradient`, clipped by its own norm (of the stage, if this is one),
+        and set that to zero. loss: sum of its microbatches (nats), if it is known here. Raises Overflow if
+        the norm is not finite: no step was taken, but `gradient` stays, and the island is void."""
         run, local = self._run, self.local
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
         if not math.isfinite(norm):

@@ -32,7 +32,8 @@ InnerTask = InnerPass | tasks.InnerStep
 
 @dataclass(frozen=True)
 class _OpenSlot:
-    """Slot that was begun here and has not ended. first, steps: as in `records.Slot`."""
+    """Slot that was begun here and has not ended. first: its inner steps before this round, as in
+    `records.Slot`; steps: those that it takes in this round."""
 
     first: int
     steps: int
