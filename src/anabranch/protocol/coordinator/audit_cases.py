@@ -78,10 +78,10 @@ class Case:
 
 @dataclass(eq=False)
 class AuditCases:
-    """Receipts and audits of the last steps, at the leader. returns: reason why the log has to go back to a
-    snapshot, "" if it need not. returns_before: first iteration that is void then, if it has to. settled:
-    True if the liar was found, whose key is revoked; else the same dispute may come again after the
-    return."""
+    """Receipts and audits of the last steps, at the leader. Without audits in the settings (`on`) nothing is
+    checked or kept. returns: reason why the log has to go back to a snapshot, "" if it need not.
+    returns_before: first iteration that is void then, if it has to. settled: True if the liar was found,
+    whose key is revoked; else the same dispute may come again after the return."""
 
     ctx: PeerContext
     admission: Admission
@@ -122,8 +122,9 @@ class AuditCases:
         return None
 
     def later_receipt(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Take the receipt of a repeated PREPARED report if it lists more results than the one kept before;
-        returns why it is refused, None if it is taken or ignored."""
+        """Take the receipt of a repeated PREPARED report in place of the first one's (`peer` must have sent
+        one), if it lists more results beside its own units. Returns why it is refused; None if it is taken,
+        or ignored since it lists no more or is not signed."""
         before = current.prepared[attempt.stage][peer]
         if not self.on or message.receipt == before.receipt:
             return None
@@ -145,8 +146,9 @@ class AuditCases:
         return removed or (came.stage, came.sender) in current.served
 
     def complete(self, attempt: Attempt, prepared: Mapping[str, Prepared]) -> bool:
-        """True if every owner of units in this attempt has sent its receipt, and without audits. An owner
-        that left without a receipt could not be audited: other replicas compute its units again."""
+        """True if every owner of units in this attempt has reported PREPARED, and so sent its receipt; always
+        without audits. An owner that left without a receipt could not be audited: other replicas compute its
+        units again. prepared: member -> its report."""
         if not self.on:
             return True
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
@@ -154,7 +156,8 @@ class AuditCases:
     def summing(self, stage: int, t: int, owners: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of the members that sum one part each in iteration t. With audits they are at most PARTS
         of the owners of units, other ones in each iteration: only owners have a receipt in the commit, by
-        which their sums are audited. () without audits, where all members sum, and at stage 0."""
+        which their sums are audited. owners: position of each unit's owner, -1 for none. () without audits,
+        where all members sum, and at stage 0."""
         able = tuple(sorted(set(owners) - {-1}))
         if not self.on or not stage:
             return ()
@@ -176,7 +179,8 @@ class AuditCases:
 
     @staticmethod
     def disputed(current: Round, attempt: Attempt) -> tuple[Dispute, ...]:
-        """Disputed results of the attempt's stage, for the commit."""
+        """Disputed results of the attempt's stage, for the commit, as `consistent` left them in `current`; ()
+        if there are none. Those who made them must be members of the attempt."""
         return tuple(
             Dispute(attempt.members.index(each.peer), each.index, each.output)
             for each in current.disputed
@@ -184,10 +188,11 @@ class AuditCases:
         )
 
     def consistent(self, current: Round) -> bool:
-        """True if the step may be committed: all stages' receipts agree (or nothing is audited), or the
-        results in which two relays contradict each other can be computed again after the commit, which is
-        void then. Otherwise False: a receipt is awaited, or the log has to go back to a state before the
-        iteration (`returns`), and peers that contradict themselves are convicted."""
+        """True if the step may be committed: nothing is audited, all stages' receipts agree, or the results
+        that two relays dispute can be computed again after the commit (`current.disputed`), which is void
+        then. Else False: a receipt is awaited, a reduce is to be repeated (`current.repeat`), or the log has
+        to go back (`returns`). Peers that contradict themselves are convicted. A second call compares again
+        only if a receipt is new."""
         late = self.ctx.clock.now >= current.unlisted_since + UNLISTED_S
         if not self.on or self._checked == (late, *self._state(current)):
             return self._is_settled(current)
@@ -268,8 +273,9 @@ class AuditCases:
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
         """Open a case for each audit that is drawn from the commit `record`, close those that are too old,
-        and ask second auditors where the first is late. base: hash of the commit's log entry. led: the
-        coordinator's round of that step, if this peer led it."""
+        and ask second auditors where the first is late. The auditors drawn first begin by themselves. base:
+        hash of the commit's log entry. led: the coordinator's round of that step, if this peer led it.
+        Nothing without audits."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -294,7 +300,8 @@ class AuditCases:
 
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
-        An audited peer that has come to serve its stage since may have dropped what it kept."""
+        steps: for each step the audits drawn from it. An audited peer that has come to serve its stage since
+        may have dropped what it kept."""
         membership, due_at = self.ctx.run.membership, self.ctx.clock.now + PATIENCE_S
         for each in itertools.chain.from_iterable(steps):
             member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
@@ -306,8 +313,8 @@ class AuditCases:
         self._void_disputed()
 
     def _void_disputed(self) -> None:
-        """Have the log go back before steps with disputed results, once their audits are over: whoever was
-        wrong, a false activation or gradient was used."""
+        """Have the log go back before each step with disputed results all of whose audits are over, unless it
+        goes back that far already: whoever was wrong, a false activation or gradient was used."""
         cases = [case for case in self._cases.values() if case.drawn.disputed]
         for t in {case.drawn.t for case in cases} - {case.drawn.t for case in cases if not case.over}:
             if not (self.returns and self.returns_before <= t):
@@ -330,8 +337,8 @@ class AuditCases:
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
-        """First iteration that is void or has an audit still open and not overdue; infinite if there is
-        none."""
+        """First iteration that is void or has an audit still open and not overdue; infinite if there is none.
+        States after earlier iterations are sound."""
         now, open_cases = self.ctx.clock.now, (c for c in self._cases.values() if not c.over)
         first = min((case.drawn.t for case in open_cases if case.due_at > now), default=math.inf)
         return min(first, self.returns_before) if self.returns else first
@@ -411,7 +418,8 @@ class AuditCases:
         return next(iter(case.drawn.auditors), "") if case.replaced else case.drawn.first
 
     def _late(self, case: Case) -> None:
-        """Ask another auditor, as the one that is heard first has not reported."""
+        """Ask another auditor, as the one that is heard first has not reported: the second of the jury, or
+        replicas in place of a trusted auditor. Nothing if nobody is left to ask."""
         if case.replaced or not case.drawn.trusted:
             self._ask(case, case.drawn.jury[1:2])
         elif case.drawn.auditors:
@@ -426,7 +434,8 @@ class AuditCases:
 
     def _replace(self, case: Case) -> None:
         """Have replicas audit in place of the trusted auditor, which left, is late, or cannot: one of them,
-        and the second as ever if the first cannot or finds a difference."""
+        and the second as ever if the first cannot (or cannot be reached) or finds a difference. If no other
+        replica took part in the reduce, the audit ends."""
         each, case.replaced = case.drawn, True
         if each.jury and self.ctx.reachable(each.jury[0]) and each.jury[0] not in case.verdicts:
             order = Audit(each.t, each.base, each.stage, each.subject, (each.subject,))
@@ -552,7 +561,8 @@ class AuditCases:
     # --- consequences --------------------------------------------------------------------------
 
     def _return(self, reason: str, t: int) -> None:
-        """Note that the log has to go back to a state before iteration t (`returns`)."""
+        """Note that the log has to go back to a state before iteration t (`returns`). Of several calls the
+        first reason and the earliest iteration stay."""
         self.returns_before = min(self.returns_before, t) if self.returns else t
         self.returns = self.returns or reason
 
@@ -572,8 +582,8 @@ class AuditCases:
 
 
 def unlinked(receipts: Sequence[Receipt]) -> str:
-    """First microbatch with two receipts that disagree: a received activation or gradient is not the one that
-    the microbatch's owner sent. "" if all agree."""
+    """Words that name the first microbatch with two receipts that disagree: a received activation or gradient
+    is not the one that the microbatch's owner sent. "" if all agree. receipts: of all stages, of one step."""
     for wrong in mismatches(receipts):
         return f"microbatch {wrong.index} between stages {wrong.came.stage} and {wrong.receiver.stage}"
     return ""

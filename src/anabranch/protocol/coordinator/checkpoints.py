@@ -60,8 +60,9 @@ class Checkpoints:
         self._written = {base: at for base, at in self._written.items() if at <= t}
 
     def due(self) -> None:
-        """Begin a checkpoint of the last released step if one is due and none is in progress. When no further
-        iteration opens, the last step's is always due and replaces one in progress."""
+        """Begin a checkpoint of the last step if it is released, its checkpoint is due, and none is in
+        progress. When no further iteration opens, the last step's is always due and replaces one in progress.
+        Nothing on a machine without the run's directory, or before a retry's back-off is over."""
         if self._open is not None and self._open.t < self.tip.t and self.tip.over:
             self._open = None  # the checkpoint of the last step replaces it
         if self._open is not None or not self.released.last or self.done:
@@ -73,8 +74,8 @@ class Checkpoints:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:
-        """Download every stage's state from replicas that applied the last step, and have the driver write
-        them once all have arrived."""
+        """Download every stage's state from replicas that applied the last step (stage 0 from this peer), and
+        have the driver write them once all have arrived. A download that fails ends in `failed`."""
         self._open = checkpoint
 
         def fetched(state: State) -> None:

@@ -177,7 +177,7 @@ class Coordinator:
 
     def _waits_for(self, stage: int) -> bool:
         """True if the open step still waits for something from `stage`: for its reduce; and while the last
-        step is not released, for reports from any stage."""
+        step is not released, for reports from any stage. False between two iterations."""
         current = self.round
         if current is None:
             return False
@@ -214,15 +214,15 @@ class Coordinator:
         current.recount(self.ctx.run.settings.stages)
 
     def on_applied(self, peer: str, message: Applied) -> None:
-        """Take a peer's report that it applied a step; by one of the last step a relay's speed is measured,
-        too."""
+        """Take a peer's report that it applied a step. Of the last step its fingerprint counts for the
+        release, and a relay's speed in a round is measured."""
         self.released.on_applied(peer, message)
         if message.stage and message.fence.base == self.tip.base:
             self.rounds.on_applied(peer, message.timing)
 
     def stop(self, reason: str) -> None:
-        """End the run after the open iteration, or before it if no claim of it has come. The first reason
-        stays."""
+        """End the run after the open iteration, or before it if no claim of it has come; begun by the next
+        `consider`. reason: told to the user. Of several calls the first reason stays."""
         if self.tip.stop_reason is None:
             self.tip.stop_reason = reason
 
@@ -415,8 +415,8 @@ class Coordinator:
             self.ctx.outbox.note("waiting", reason=reason)
 
     def _open_round(self) -> None:
-        """Begin to collect reports about iteration t + 1, unless the run pauses or ends or a stage has no
-        live member. Each peer opens that iteration by itself (R1)."""
+        """Begin to collect reports about iteration t + 1, if no round is open; not if the run pauses or ends,
+        or a stage has no live member. Each peer opens that iteration by itself (R1)."""
         t = self.t + 1
         if self.round is not None or self.tip.stop_reason is not None or not self.ctx.run.course.opens(t):
             return
@@ -433,8 +433,8 @@ class Coordinator:
             self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:
-        """Send `peer`, whose link came up, orders, reduce attempts, questions and the release that it may
-        have missed."""
+        """Send `peer`, whose link came up, what it may have missed: who is a standby, reduce attempts and
+        questions of the open round, the release of the last step, the latest complete restore point."""
         self.standby_policy.repeat(peer)
         if self.round is not None:
             self.reducing.doubles.repeat(self.round, peer)

@@ -65,13 +65,15 @@ class DoubleClaims:
         return stage - 1 if stage else self.ctx.run.settings.stages
 
     def _ask(self, current: Round, peer: str) -> None:
-        """Ask a peer who has the microbatches that it sent on, unless it was asked: it goes on to say so."""
+        """Ask a peer who has the microbatches that it sent on, unless it was asked in this round: from then
+        on all its claims say so."""
         if peer not in current.asked:
             current.asked.add(peer)
             self.repeat(current, peer)
 
     def repeat(self, current: Round, peer: str) -> None:
-        """Send the question to a peer that was asked, whose link came up."""
+        """Send `peer`, whose link came up, the question who has the microbatches that it sent on (an empty
+        `Missing`), if it was asked that in this round."""
         if peer in current.asked:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
@@ -95,7 +97,8 @@ class DoubleClaims:
         return found
 
     def _own(self, current: Round, stage: int, peer: str, begins: Mapping[int, str]) -> frozenset[int]:
-        """Microbatches that a relay claims, or that the log has a data node begin (`begins`)."""
+        """Microbatches that the relay `peer` of `stage` claims, or at stage 0 those that the log has the data
+        node `peer` begin. begins: microbatch -> data node. Empty if it has none."""
         if stage:
             return current.claims.get(stage, {}).get(peer, frozenset())
         return frozenset(index for index, begun_by in begins.items() if begun_by == peer)
@@ -113,8 +116,9 @@ class DoubleClaims:
         claims: Mapping[str, frozenset[int]],
         here: Collection[str],
     ) -> bool:
-        """True if a doubted stage has a microbatch that nobody is known to have given back, or where who
-        did is present and has not claimed it. claims: those of the members that are present (`here`)."""
+        """True if a stage's reduce has to wait, since its claims are doubted: nobody is known to have given
+        some microbatch back, or who did is present and has not claimed it. claims: those of the members that
+        are present (`here`). False where no claim is doubted, or the step has stalled since (`stalled`)."""
         if not current.doubted.get(stage):
             return False
         named = self.named(current, stage)
@@ -125,10 +129,11 @@ class DoubleClaims:
         return False
 
     def wrong(self, current: Round, attempt: Attempt) -> bool:
-        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back.
+        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back. The
+        caller then gives the attempt up.
 
-        Each microbatch ends one attempt of an iteration: a peer of the stage before that names another peer
-        again and again would else have none end.
+        Each microbatch gives True once in an iteration: a peer of the stage before that names another peer
+        again and again would else have no attempt end.
         """
         stage = attempt.stage
         claims, overruled = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
@@ -152,8 +157,8 @@ class DoubleClaims:
 
     def false_claims(self, current: Round) -> dict[str, str]:
         """Count the iterations in which a peer claimed the work of others that nobody says to have sent it;
-        called when the step of `current` was committed. Returns peers that did so repeatedly -> reason to
-        remove them.
+        called once when the step of `current` was committed. Returns peers that did so FALSE_CLAIMS times
+        running -> reason to remove them.
 
         One relay of the stage before does not convict, or it could send work twice and accuse one of the two,
         not even as the only one; a data node does, and the log. Peers of the stage before excuse by

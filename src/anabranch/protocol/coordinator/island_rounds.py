@@ -62,7 +62,7 @@ _Prompt = Callable[[str], bool]
 
 
 class IslandRounds:
-    """Leader's part of rounds. Without rounds in the settings all methods do nothing."""
+    """Leader's part of rounds. Without rounds in the settings nothing is measured, planned or dropped."""
 
     def __init__(self, ctx: PeerContext, admission: Admission, has_last: Callable[[str], bool]) -> None:
         """has_last(peer): True if the member certainly has the state before the open round, so that it can
@@ -202,13 +202,15 @@ class IslandRounds:
         )
 
     def _slot_rate(self, slot: Slot) -> float:
-        """Inner steps per second of a slot that is bound to a crew of members."""
+        """Inner steps per second of a slot that is bound to a crew (or one machine), by its last round, else
+        of the slowest relay in it. Those that left are passed over; ValueError if all did."""
         members = self.ctx.run.membership.members
         slowest = min(self._rate(peer) for stage, peer in slot.seats() if stage and peer in members)
         return self._crew_rates.get(slot.crew, slowest)
 
     def _rate(self, peer: str) -> float:
-        """Inner steps per second of a member; of one microbatch per second if nothing is known."""
+        """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
+        else by the times that it measured when it joined, else as of one microbatch per second."""
         member, counts = self.ctx.run.membership.members[peer], self.ctx.run.settings.counts
         measured_s = (member.forward_s + member.backward_s) * counts[max(0, member.stage - 1)]
         rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
@@ -240,7 +242,8 @@ class IslandRounds:
         return next_plan(before, accepted, rounds, rates, current.t)
 
     def _is_prompt(self, peer: str, t: int) -> bool:
-        """True if a member will have the result of iteration t as soon as it is reduced."""
+        """True if a member (KeyError for others) will have the result of iteration t as soon as that is
+        reduced: it serves in t, and has the state before it."""
         membership = self.ctx.run.membership
         return membership.is_live(peer, membership.members[peer].stage, t) and self._has_last(peer)
 
@@ -255,7 +258,7 @@ class IslandRounds:
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
-        first round, the slowest machine is counted with a whole slot."""
+        first round, the slowest machine is counted with a whole slot; 0 if nobody serves."""
         membership = self.ctx.run.membership
         of = (current.t, membership.version, self._measured)
         if self._longest_known[0] != of:
@@ -375,8 +378,9 @@ class IslandRounds:
         return frozenset(k for k in left if crews or current.slots[k].carried)
 
     def stranded(self, current: Round) -> Witness | None:
-        """Witness of a round that can never end, since nobody can fill any of its slots that are not dropped;
-        else None."""
+        """Witness of a round that can never end, with which it is skipped; else None. No slot is ready then,
+        and nobody can fill any that is not dropped. A reason that no member reported is noted in the event
+        log, at each call."""
         slots, ready = sets_of(current.slots).active, self._ready(current)
         if not slots or ready or len(self._hopeless(current, ready) | current.dropped) < len(slots):
             return None
@@ -392,7 +396,7 @@ class IslandRounds:
 
     @staticmethod
     def _ready(current: Round) -> Set[int]:
-        """Slots whose contribution and loss are claimed, and that were not dropped."""
+        """Slots whose contribution and loss are claimed, and that were not dropped. Not to be changed."""
         return current.complete - current.dropped if current.dropped else current.complete
 
     def _away(self, current: Round, late: frozenset[int]) -> bool:

@@ -45,7 +45,8 @@ class FounderRequests:
             self._revocations[target] = wish
 
     def repeat(self) -> None:
-        """Send the pending requests to the leader again; give all but revocations up after WISH_S seconds."""
+        """Send the pending requests to the leader again, as known here now; give all but revocations up after
+        WISH_S seconds, with a note. Nothing without a request."""
         ctx = self._ctx
         for wish in self._revocations.values():
             ctx.outbox.send(ctx.log.leader, wish)
@@ -67,7 +68,8 @@ class FounderRequests:
             self._own = None if own.action != STEPS or own.steps == record.steps else own
 
     def answered(self, wish: Wish) -> None:
-        """End the request `wish`, for which the leader has nothing to log."""
+        """End the request `wish`, for which the leader has nothing to log. Nothing if it is pending no more,
+        or another has replaced it."""
         if wish.action == REVOKE:
             self._revocations.pop(wish.target, None)
         elif self._own == Wish(wish.action, wish.steps):
@@ -75,11 +77,12 @@ class FounderRequests:
 
 
 def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Control | None:
-    """`Control` record that fulfils the operator's request `wish`, made at the coordinator; None if nothing
-    has to be logged.
+    """`Control` record that fulfils the operator's request `wish` to pause, continue or change the number of
+    steps, made at the coordinator; None if nothing has to be logged.
 
     t: last committed iteration; opened: True if t + 1 is open. Without a record the founder is told so, and
-    stops repeating the request.
+    stops repeating the request: the run is so already, or the steps named have begun (noted in the event
+    log).
     """
     paused, begun = ctx.run.course.held >= 0, _last_begun(ctx, t, opened)
     iterations = ctx.run.settings.rounds.iterations(wish.steps)
@@ -98,7 +101,8 @@ def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Contro
 
 
 def _last_begun(ctx: PeerContext, t: int, opened: bool) -> int:
-    """Last iteration that any peer may have open, where t is committed; opened: True if t + 1 is open."""
+    """Last iteration that any peer may have open, at least t, which is committed: with a delay one more may
+    be in flight. opened: True if t + 1 is open."""
     delay, steps = ctx.run.settings.delay, ctx.run.steps
     if not opened:
         return t + (delay.has(t + 1) and t < steps)
@@ -116,8 +120,9 @@ class RevocationRequests:
         self._asked[wish.target] = wish
 
     def record(self) -> Revoke | None:
-        """Next `Revoke` record to log, or None; its request is dropped. The founder is told of requests that
-        need no record."""
+        """Next `Revoke` record to log; its request is dropped, so the caller must log it. None if there is no
+        request that needs one: the founder is told of those that do not (the target is revoked already, is
+        the founder, or is ""), and they are dropped."""
         ctx = self._ctx
         while self._asked:
             target = next(iter(self._asked))

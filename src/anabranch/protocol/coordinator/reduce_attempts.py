@@ -56,7 +56,8 @@ def _alike(one: Prepared, other: Prepared) -> bool:
 
 
 class ReduceAttempts:
-    """Reduces that the coordinator orders, with their retries. step_s: duration (s) of the last step."""
+    """Reduces that the coordinator orders, with their retries. step_s: duration (s) of the last step, without
+    most of its waits; 0 before the first that this leader saw."""
 
     def __init__(
         self,
@@ -86,8 +87,9 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress. None
-        in a round that is skipped."""
+        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress;
+        reduces named in `Round.repeat` are given up first. Nothing after the run's last step, or in a round
+        that is skipped. May be called at any time: a stage is looked at again only after news of it."""
         if current.t > self.ctx.run.steps or (current.slots and current.witness is not None):
             return
         while current.repeat:
@@ -146,8 +148,8 @@ class ReduceAttempts:
         self._order(current, stage, members, owners)
 
     def _lacks(self, current: Round, stage: int, cover: frozenset[int], look: Look) -> bool:
-        """True if units of a round are not claimed, and no member is left out whose units others redo. look:
-        inputs of the decision."""
+        """True if units of a round are not claimed by anybody, and all members are heard, so that no other
+        replica has to redo the units of one. look: inputs of the decision."""
         all_here = not look[2] and not self.admission.absent.without(current.t)
         return all_here and not cover <= current.claimed.get(stage, set())
 
@@ -269,7 +271,8 @@ class ReduceAttempts:
         return most and 2 * len(heard - agreeing) <= len(heard)
 
     def _all_reported(self, current: Round, attempt: Attempt, prepared: Collection[str]) -> bool:
-        """True if all members of a reduce that are present are PREPARED."""
+        """True if all members of a reduce that are present are PREPARED; also if none is present. prepared:
+        members that are."""
         present = self.admission.absent.present(attempt.stage, current.t)
         return set(present).intersection(attempt.members) <= set(prepared)
 
@@ -325,8 +328,9 @@ class ReduceAttempts:
                 self.admission.expel(peer, f"{what} of its stage's parts")
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
-        """Loss sum of each microbatch, from the owner of its head unit; 0.0 if it has none, in a dropped
-        slot. heads: the attempt at stage 0."""
+        """Loss sum (nats) of each microbatch or slot, by index, from the owner of its head unit; 0.0 if it
+        has none, in a dropped slot. heads: the attempt at stage 0, whose owners must have claimed their
+        losses."""
         count = len(current.slots) or self.ctx.run.settings.microbatches
         owners = [heads.owners[head_unit(index)] for index in range(count)]
         return tuple(
@@ -365,7 +369,8 @@ class ReduceAttempts:
         current.late |= gap_s > max(usual_s, LATE_S)
 
     def step_taken(self, took_s: float, late: bool) -> None:
-        """Note a committed step: its duration without waits, and if a claim was late."""
+        """Note a committed step, on whose duration the next waits depend. took_s: seconds without waits.
+        late: True if a claim was late."""
         self.step_s = took_s
         self._late = min(self._late + 1.0, LATE_KEPT) if late else max(0.0, self._late - FORGIVEN)
 

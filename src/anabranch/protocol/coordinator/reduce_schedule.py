@@ -61,11 +61,11 @@ class ReduceSchedule:
         self, stage: int, t: int, members: Sequence[str], able: frozenset[str], owners: Collection[int]
     ) -> ReducePlan:
         """Plan the reduce of a stage in the open iteration `t`: even, unless a spread one is estimated to be
-        quicker.
+        quicker. Nothing is sent.
 
-        able: peers that work in this iteration and are not silent; any other may not have opened it, and
-        could not store the parts. owners: positions of the members that own units; only these have sums to
-        send, and in an even reduce they share the parts.
+        members: of the reduce, in its order. able: peers that work in this iteration and are not silent; any
+        other may not have opened it, and could not store the parts. owners: position of each unit's owner
+        (-1: none); only these have sums to send, and in an even reduce they share the parts.
         """
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
@@ -108,7 +108,7 @@ class ReduceSchedule:
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
         """True if a measurement of each member's link with `helper` was reported (two home machines may be
-        unable to connect); always with `fleet.spread = "always"`."""
+        unable to connect); always with `fleet.spread = "always"`, for tests."""
         return self.ctx.run.settings.spread == "always" or all(
             self.ways.measured(helper, member) for member in members
         )
@@ -145,12 +145,12 @@ def spread(
     """Plan of a spread reduce, or EVEN if that is not clearly quicker. Parts are assigned one by one, each to
     the peer with which the whole reduce takes least time.
 
-    helpers: peers that may sum parts besides `members`. size_bytes: bytes of all sums and of the reduced
-    gradient that one member exchanges. way: function (sender, receiver) -> estimate of the link. even_s:
-    measured seconds of an even reduce of these members, 0 if there was none; the even reduce is taken to last
-    as long at least. working: positions of the members that have sums to send, and share the parts in an even
-    reduce; empty: all. of_sums: share of `size_bytes` that are sums. down: True if a machine's downlink may
-    be faster than its uplink (else both count as equal).
+    helpers: peers that may sum parts besides `members` (at least two). size_bytes: bytes (above 0) of all
+    sums and of the reduced gradient that one member exchanges. way: function (sender, receiver) -> estimate
+    of the link. even_s: measured seconds of an even reduce of these members, 0 if there was none; the even
+    reduce is taken to last as long at least. working: positions of the members that have sums to send, and
+    share the parts in an even reduce; empty: all. of_sums: share of `size_bytes` that are sums, above 0.
+    down: True if a machine's downlink may be faster than its uplink (else both count as equal).
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
@@ -210,8 +210,8 @@ def by_program(
 
 
 def _plan_of(sums: Sequence[int], members: Sequence[str], helpers: Sequence[str]) -> ReducePlan:
-    """Plan with the summing peer of each part, given as positions in members + all helpers; helpers that sum
-    none are left out."""
+    """Plan from the summing peer of each part, given as positions in members + all helpers; helpers that sum
+    none are left out, and the others get the positions that follow from it."""
     used = sorted({position for position in sums if position >= len(members)})
     at = {position: len(members) + number for number, position in enumerate(used)}
     chosen = tuple(helpers[position - len(members)] for position in used)
@@ -255,7 +255,8 @@ class _Plan:
             self._down_bps = self._lines(lambda one, other: way(other, one))
 
     def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
-        """Estimated bits per second of each peer's line: LINE times those of its fastest link."""
+        """Estimated bits per second of each peer's line: LINE times those of its fastest link to the others.
+        way: (the peer, another) -> link; turned round for downlinks."""
         found = {}
         for one in self._everybody:
             links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)
@@ -263,7 +264,8 @@ class _Plan:
         return found
 
     def seconds(self, position: int | None = None) -> float:
-        """Estimated seconds of the whole exchange; with `position`, as if that peer summed one more part."""
+        """Estimated seconds of the whole exchange with the parts given so far; with `position`, as if that
+        peer summed one more part, which is not given by that."""
         there_s, back_s = self._longest_s if position is None else self._with(position)
         return there_s + back_s
 

@@ -78,7 +78,8 @@ class Releases:
             self.stage_recovery.forget(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` certainly has the state after the last step: it reported it, or later work."""
+        """True if `peer` certainly has the state after the last step: it reported it, or a claim of the open
+        iteration. False for one that is no member."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False
@@ -185,8 +186,8 @@ class Releases:
 
     def check_parity(self) -> None:
         """Once the last step is released, remove replicas that reported another state after it than the one
-        agreed then: all replicas of a stage are equal to the bit (I2). They have to join again. Before the
-        release nothing happens."""
+        agreed then: all replicas of a stage are equal to the bit (I2). They have to join again. Each report
+        is looked at once; before the release nothing happens."""
         if not self.last:
             return
         unchecked, self._unchecked = self._unchecked, {}

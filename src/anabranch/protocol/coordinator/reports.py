@@ -85,7 +85,8 @@ class Reports:
         return None
 
     def _contradiction(self, current: Round, message: Claim, units: frozenset[int]) -> str | None:
-        """Reason why no honest replica would send this claim, or None."""
+        """Reason why no honest replica would send this claim, or None. units: those of the claim that are in
+        the batch."""
         if len(units) < len(set(message.units)):
             return "units that are not in the batch"
         given = [index for each, _ in message.holders.values() for index in each]
@@ -156,8 +157,8 @@ class Reports:
 
     def _needed(self, serving: Sequence[str]) -> int:
         """Number of replicas that must find an overflow before the step is skipped: more than half of those
-        that serve, so that a few liars that agree skip nothing. (No other replica embeds a data node's part
-        of the batch: `take_unanswered`.)"""
+        that serve the stage (`serving`), so that a few liars that agree skip nothing. (No other replica
+        embeds a data node's part of the batch: `take_unanswered`.)"""
         return len(serving) // 2 + 1
 
     def _one_source(self, current: Round, stage: int, index: int) -> bool:

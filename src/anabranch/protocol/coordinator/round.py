@@ -125,11 +125,13 @@ class Round:
         return any(slot.others for slot in self.slots)
 
     def has_seat(self, peer: str, stage: int, slot: int) -> bool:
-        """True if a peer fills a slot of the round at a stage, by its plan."""
+        """True if a peer fills a slot of the round at a stage, by its plan; False for a number that no slot
+        has, and for a slot that anybody may fill."""
         return slot < len(self.slots) and (stage, peer) in self.slots[slot].seats()
 
     def counts(self, stage: int) -> frozenset[int]:
-        """Units of the round that count at a stage: those of slots that were not dropped."""
+        """Units of the round that count at a stage: those of slots that were not dropped. Empty in a
+        synchronous iteration (`Settings.cover` has its units)."""
         if not self.dropped:
             return sets_of(self.slots).cover(stage)
         if self._counts[0] is not self.dropped:
@@ -158,7 +160,8 @@ class Round:
             self.took(stage, frozenset().union(*claims.values()), stages)
 
     def give_up(self, stage: int) -> None:
-        """Forget a stage's reduce attempt, and the PREPARED reports that it had."""
+        """Forget a stage's reduce attempt, its PREPARED reports and receipts, if there is one; nobody is
+        told. The next `ReduceAttempts.attempt` may order another."""
         self.torn.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
@@ -185,7 +188,7 @@ class LogTip:
 
     def move(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
         """Set the last committed step t, its base (hash of its log entry), and the number of optimizer steps
-        and the fingerprints of all stages after it."""
+        and the fingerprints of all stages after it (empty: not agreed yet). The round is left as it is."""
         self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
 
     @property

@@ -53,19 +53,22 @@ class Vouchers:
         self._proofs = {key: proofs for key, proofs in self._proofs.items() if key[0] in kept}
 
     def followed(self, peer: str, length: int) -> None:
-        """Note the length of a joiner's log, from its heartbeat."""
+        """Note the length of a joiner's log, in entries, from its heartbeat; nothing for a peer that serves,
+        or is no member."""
         membership = self.ctx.run.membership
         if peer in membership.members and peer not in membership.active_from:
             self._followed[peer] = length
 
     def on_ready(self, peer: str) -> None:
-        """Note that a joiner's `Ready` came now."""
+        """Note that a joiner's `Ready` came now: how far it had followed the log then, and with the first one
+        that its time to show a proof begins (`overdue`)."""
         self._reported_at[peer] = self._followed.get(peer, 0)
         if peer not in self.ctx.run.membership.active_from:
             self._claimed.setdefault(peer, (self._t, self.ctx.clock.now))
 
     def shown(self, peer: str) -> None:
-        """Note that a joiner showed the proof of its state."""
+        """Note that a joiner showed the proof of its state: it is not `overdue`, until it reports itself
+        ready again."""
         self._claimed.pop(peer, None)
 
     def overdue(self) -> list[str]:
@@ -93,8 +96,8 @@ class Vouchers:
         return self._reported_at.get(peer, 0) < self._lengths.get(t, 0)
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
-        """Enter a replica's proof of its state, if this peer knows the same log entry; returns why it is
-        refused, or None."""
+        """Enter a replica's proof of its state, if this peer knows the same log entry of that iteration (else
+        it is ignored: too old, too new, or rolled back). Returns why it is refused, or None."""
         t, stage, membership = message.fence.t, message.stage, self.ctx.run.membership
         if not (membership.is_live(peer, stage, t) or membership.is_live(peer, stage, t + 1)):
             return "it does not serve the stage for which it vouches"

@@ -50,7 +50,8 @@ class WitnessedReduces:
     """Member that was removed without a link -> iteration up to which it is expelled for the same."""
 
     def failed(self, stage: int, t: int) -> None:
-        """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
+        """Have the stage's reduces witnessed up to iteration t + WITNESSED_FOR, as one failed in iteration
+        t."""
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
@@ -75,8 +76,8 @@ class WitnessedReduces:
         return ReducePlan((ctx.me,), (len(members),) * PARTS) if own != stage else None
 
     def result(self, attempt: Attempt) -> tuple[bool, tuple[str, Mapping[str, float]] | None]:
-        """(True if the attempt is witnessed, its result as this peer summed it: digest and sums of squares,
-        None if not known)."""
+        """(True if the attempt is witnessed, its result as this peer summed it: digest and sums of squares).
+        None for the result of one that is not witnessed or not summed yet."""
         if not witnessed(attempt, self.ctx.me):
             return False, None
         account = self.account(attempt)
@@ -86,8 +87,9 @@ class WitnessedReduces:
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> tuple[dict[str, str], list[str]] | None:
         """Members that block a stalled witnessed attempt: those to remove, with reasons, and those that are
-        given more time; None if this attempt is not witnessed. Members that nobody hears are judged
-        elsewhere. Those that others hear and this peer cannot reach are given TRIES_LATE attempts."""
+        given more time; None if this attempt is not witnessed, nobody if it has not begun here. Each call
+        counts as one more stall. Members that nobody hears are judged elsewhere. Those that others hear and
+        this peer cannot reach are given TRIES_LATE attempts."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage
