@@ -36,8 +36,8 @@ class Claims:
         self._manifest = ""
 
     def hold(self, unit: int, half: bool = False) -> None:
-        """Add a unit whose weight gradient is now in this replica's sum. half: True if it is reported with
-        another unit that will soon follow."""
+        """Add a unit whose weight gradient is now in this replica's sum, to be reported by the next `send`; a
+        second time changes nothing. half: True if it is reported with another unit that will soon follow."""
         self.held.add(unit)
         self.changed = self.changed or not half
 
@@ -47,9 +47,10 @@ class Claims:
         self.changed = True
 
     def in_range(self, index: int, result: Result, sender: str = "") -> bool:
-        """True if the task found no overflow (non-finite or out-of-range value). Otherwise note it for the
-        leader, which skips the step if another replica finds it too, and with another one's input. sender:
-        peer that sent the last input, and may be the cause."""
+        """True if the task of microbatch `index` found no overflow (non-finite or out-of-range value).
+        Otherwise it is noted for the leader, unless it was with the same sender before. The leader skips the
+        step if another replica finds it too, and with another one's input. sender: peer that sent the last
+        input, and may be the cause ("": nobody did)."""
         if result.overflow and not self.overflowed(index, sender):
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)
@@ -60,18 +61,19 @@ class Claims:
         return not result.overflow
 
     def give_up(self, slot: int, sender: str = "") -> None:
-        """Note for the leader that the crew of a slot does not go on: a task of it failed here. sender: peer
-        that sent the last input."""
+        """Note for the leader that the crew of a slot does not go on: a task of it failed here. A second call
+        with the same sender does nothing. sender: peer that sent the last input."""
         self.in_range(slot, Result(overflow=GIVEN_UP), sender)
 
     def overflowed(self, index: int, sender: str) -> bool:
-        """True if microbatch `index` overflowed here before with an input of `sender`."""
+        """True if the last overflow of microbatch `index` here was with an input of `sender`."""
         return index in self.overflows and self.overflows[index].sender == sender
 
     def send(self) -> None:
-        """Send the leader all overflows, and the cumulative claim with the members of this stage that this
-        replica cannot reach (R6). No claim is sent while all of it is empty, but by a data node after a
-        `Missing`: the leader may lack the hash of the batch, without which it skips no step."""
+        """Send the leader all overflows, and the whole claim so far with the members of this stage that this
+        replica cannot reach (R6), also if nothing is new. No claim is sent while all of it is empty, but by a
+        data node after a `Missing`: the leader may lack the hash of the batch, without which it skips no
+        step."""
         self.changed = False
         for overflow in self.overflows.values():
             self.ctx.outbox.send(self.ctx.log.leader, overflow)

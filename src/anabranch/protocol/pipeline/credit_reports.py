@@ -43,7 +43,8 @@ class CreditReports:
         self.tell(self.ledger.deal(upstream, plan))
 
     def tell(self, peers: list[str]) -> None:
-        """Report to upstream peers the credits of each.
+        """Report to upstream peers, each of which must have a grant, the credits of each; one that is named
+        twice is told once.
 
         A peer whose linked process is newer than its member in the log gets no report: it would take the
         credits of its former incarnation for its own.
@@ -71,14 +72,17 @@ class CreditReports:
         self.tell(news)
 
     def link_up(self, peer: str) -> None:
-        """Grant `peer`, whose link is (back) up, its guaranteed credits again, and report them to it."""
+        """Grant `peer`, whose link is (back) up, its guaranteed credits again as far as they are free, and
+        report them to it. Nothing for a peer without a grant, or whose process is newer than its member in
+        the log."""
         if not self._is_next(peer):
             self.ledger.link(peer)
             if peer in self.ledger.grants:
                 self.tell([peer])
 
     def on_return(self, peer: str, message: Return) -> None:
-        """Take back the credits that `peer` returns, and report those that others get by it."""
+        """Take back the credits that `peer` returns (its total so far), and report those that others get by
+        it. Nothing for a total that is not new, or a peer without a grant."""
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
@@ -86,12 +90,14 @@ class CreditReports:
         self.tell(self.ledger.insist())
 
     def use(self, peer: str) -> None:
-        """Count a new microbatch from `peer`, and report the credits and the load that changed by it."""
+        """Count a new microbatch that was received from `peer` (`SlotLedger.receive`), and report the credits
+        and the load that changed by it."""
         self.tell(self.ledger.use(peer))
         self.load_changed(peer, 1)
 
     def release(self, peer: str) -> None:
-        """Free the credit of a finished microbatch of `peer`, and report whose credits changed."""
+        """Free the credit of a finished microbatch of `peer`, once for each, and report whose credits
+        changed. peer: "" for one that was removed."""
         self.tell(self.ledger.release(peer))
 
     def _is_next(self, peer: str) -> bool:

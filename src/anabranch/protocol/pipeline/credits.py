@@ -24,7 +24,8 @@ FADES, FADED = 0.75, 0.5
 
 
 def fade(uses: dict[str, float]) -> None:
-    """Decay the use of credits (upstream peer -> number used), at the beginning of an iteration."""
+    """Decay the use of credits in place (upstream peer -> number used), at the beginning of an iteration;
+    small ones are dropped."""
     left = {peer: FADES * used for peer, used in uses.items() if FADES * used > FADED}
     uses.clear()
     uses.update(left)
@@ -76,8 +77,8 @@ class Grant:
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
-        """Make the report of this grant to its peer. others: microbatches of other senders being computed
-        here; stored, so that only great changes are reported again."""
+        """Make the report of this grant to its peer; the caller sends it. others: microbatches of other
+        senders being computed here; stored, so that only great changes are reported again."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -135,7 +136,8 @@ class SlotLedger:
         return list(slots)
 
     def receive(self, peer: str) -> bool:
-        """Count a microbatch received from `peer`; False, and nothing is counted, if it had no credit."""
+        """Count a microbatch received from `peer`, and use one of its credits; False, and nothing is counted,
+        if it had none."""
         grant = self.grants.get(peer)
         if grant is None or grant.unused <= 0:
             return False
@@ -143,8 +145,8 @@ class SlotLedger:
         return True
 
     def use(self, peer: str) -> list[str]:
-        """Count a new microbatch of `peer`, which by that may get another credit that it asked for; returns
-        the peers to tell their credits."""
+        """Count a microbatch of `peer` that was received and is new here, which by that may get another
+        credit that it asked for; returns the peers to tell their credits."""
         self.uses[peer] = self.uses.get(peer, 0.0) + 1.0
         if not self.asks:
             return []
@@ -154,11 +156,12 @@ class SlotLedger:
         return notified
 
     def useless(self, peer: str) -> None:
-        """Undo the count that `use` made for a microbatch of `peer` that turned out to be unusable."""
+        """Undo the count that `use` made for a microbatch of `peer` that turned out to be unusable. Its
+        credit is not freed by that (`release`)."""
         self.uses[peer] = self.uses.get(peer, 0.0) - 1.0
 
     def _bound(self, peer: str) -> bool:
-        """True if a peer may get no further credit now, as it holds too many unused ones.
+        """True if a peer with a grant may get no further credit now, as it holds too many unused ones.
 
         Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
         one for each that it has used, while all peers together hold less than a quarter of the capacity
@@ -177,7 +180,8 @@ class SlotLedger:
         return next((at for at, (_, _, peer) in enumerate(self.asks) if not self._bound(peer)), None)
 
     def release(self, peer: str) -> list[str]:
-        """Free the credit of a finished microbatch of `peer`; returns the peers to tell their credits."""
+        """Free the credit of a finished microbatch of `peer`, to be called once for each; returns the peers
+        to tell their credits. Without a grant of `peer` (it was removed) the credit goes to the pool."""
         grant = self.grants.get(peer)
         if grant is None:
             self._put_back(1)
@@ -190,7 +194,8 @@ class SlotLedger:
 
     def give_back(self, peer: str, total: int) -> list[str]:
         """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
-        `peer` has returned so far."""
+        `peer` has returned so far; those counted before, and more than it holds unused, are ignored. []
+        without a grant."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -255,8 +260,8 @@ class SlotLedger:
         return [*late, *self._take_back(linked.keys() - late)]
 
     def _take_back(self, peers: Collection[str]) -> list[str]:
-        """Lower the largest number of guaranteed credits among `peers` by one, so that its holder returns a
-        credit; returns a list with that peer, empty if none has any."""
+        """Lower the largest number of guaranteed credits among `peers` (which have grants) by one, so that
+        its holder returns a credit; returns a list with that peer, to be told; [] if none has any."""
         richest = max(peers, key=lambda peer: (self.grants[peer].standing, peer), default=None)
         if richest is None or self.grants[richest].standing == 0:
             return []
@@ -265,8 +270,8 @@ class SlotLedger:
         return [richest]
 
     def unlink(self, peer: str) -> list[str]:
-        """Free the unused credits of a peer whose link broke, and drop its requests; returns the peers to
-        tell."""
+        """Free the unused credits of a peer whose link broke, and drop its requests; it gets the guaranteed
+        ones again by `link`. Returns the peers to tell their credits."""
         self.asks = [ask for ask in self.asks if ask[2] != peer]
         grant = self.grants.get(peer)
         if grant is not None:
@@ -288,14 +293,15 @@ class SlotLedger:
             grant.total += 1
 
     def forget(self, peer: str) -> list[str]:
-        """Free the unused credits of a removed peer, and drop its grant and requests; returns the peers to
-        tell."""
+        """Free the unused credits of a removed peer, and drop its grant and requests; credits of its
+        microbatches that are here are freed by `release`. Returns the peers to tell their credits."""
         notified = self.unlink(peer)
         self.grants.pop(peer, None)
         return notified
 
     def _put_back(self, slots: int) -> None:
-        """Return `slots` freed credits to the pool; the repair credit is restored first if it is in use."""
+        """Return `slots` freed credits (0 or more) to the pool; the repair credit is restored first if it is
+        in use."""
         if slots > 0 and not self.repair_free:
             self.repair_free = True
             slots -= 1
@@ -358,12 +364,13 @@ class Credit:
 
     @property
     def free(self) -> int:
-        """Credits that can be used now."""
+        """Credits that can be used now; 0 since the link broke, until the receiver has reported again."""
         return 0 if self.stale else self.total - self.used - self.returned
 
     @property
     def beyond_standing(self) -> int:
-        """Credits held, used or not, beyond the guaranteed ones, by the last report."""
+        """Credits held, used or not, beyond the guaranteed ones, by the last report; negative if fewer are
+        held."""
         return self.total - self.released - self.returned - self.standing
 
     def told(self, slots: Slots, now: float) -> None:

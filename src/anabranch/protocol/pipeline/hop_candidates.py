@@ -48,7 +48,7 @@ class HopCandidates:
 
     def peers(self) -> list[str]:
         """Serving replicas of the next stage that are neighbours of this peer in the overlay
-        (`membership.overlay`)."""
+        (`membership.overlay`), reachable or not."""
         return self.ctx.run.near.active_neighbours(self.ctx.run.next_stage(), self.ctx.run.stage, self.t)
 
     def open_to(self, item: OutgoingMicrobatch) -> tuple[list[str], float]:
@@ -87,8 +87,8 @@ class HopCandidates:
         return open_to, min((at for at in until.values() if at > self.ctx.clock.now), default=all_at)
 
     def keeps_slot(self, holder: str) -> bool:
-        """True if the machine of a slot is reachable and serves; where late slots are dropped, it served in
-        the round before, too."""
+        """True if the machine of a slot is reachable and serves the next stage in this round; where late
+        slots are dropped, it served in the round before, too."""
         run = self.ctx.run
         since = self.t - 1 if run.settings.rounds.drops else self.t
         return run.membership.is_live(holder, run.next_stage(), since) and self.ctx.reachable(holder)
@@ -126,8 +126,8 @@ class HopCandidates:
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _of_crew(self, slot: Slot) -> list[str]:
-        """Machine of the next stage in a slot's crew, if it is reachable; none if it left and came back, and
-        so lost what it had computed of the slot."""
+        """Machine of the next stage in a slot's crew, as a list of it alone; [] if it is not reachable (it is
+        dialled if it serves), left, or left and came back, and so lost what it had computed of the slot."""
         if not slot.crew:
             return []
         holder = slot.crew[self.ctx.run.next_stage() - 1]
@@ -145,7 +145,7 @@ class HopCandidates:
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
-        (infinite: now)."""
+        (infinite: all are now). Of none: ([], infinite)."""
         faults = {peer: self._fault(item, peer) for peer in peers}
         least = min(faults.values(), default=(0, 0))
         preferred = [peer for peer in peers if faults[peer] == least]
@@ -165,7 +165,8 @@ class HopCandidates:
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
         """Time (s) since which a microbatch waits for better peers than those at hand: any that did not
-        refuse it, any that are no standbys. Set by the first call."""
+        refuse it, any that are no standbys. The first call sets it to now, and the first one after a
+        repair."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since
@@ -177,11 +178,12 @@ class HopCandidates:
         outstanding: Mapping[str, int],
         credits: Mapping[str, Credit],
     ) -> list[Candidate]:
-        """The eligible `peers` with the costs by which the dispatch policy chooses.
+        """The eligible `peers`, in their order, with the costs by which the dispatch policy chooses; [] of
+        none.
 
-        outstanding: peer -> microbatches of this sender that it has. credits: peer -> credits that it
-        granted. With `return = "own"` the last relay has the data node that began the microbatch as its only
-        candidate, if eligible.
+        outstanding: peer -> microbatches of this sender that it has (absent: 0). credits: peer -> credits
+        that it granted; without any it is a candidate, too, that has to be asked. With `return = "own"` the
+        last relay has the data node that began the microbatch as its only candidate, if eligible.
         """
         own = self.ctx.run.settings.returns == "own" and self.ctx.run.next_stage() == 0
         if own and item.path[0] in peers:

@@ -66,7 +66,8 @@ class IncomingMicrobatch:
 
     @property
     def sender_of_last(self) -> str:
-        """Peer that sent the last input used: the activation, then the gradient."""
+        """Peer that sent the last input used: the gradient, if that came and the forward is computed, else
+        the activation."""
         return self.gradient_sender if self.forward_done and self.gradient_sender else self.sender
 
     def rank(self, usual: TaskPriority) -> TaskPriority:

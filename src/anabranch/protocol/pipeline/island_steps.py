@@ -28,21 +28,23 @@ from anabranch.protocol.pipeline.claims import Claims
 
 
 class IslandSteps:
-    """Slots of round t whose inner steps this peer takes part in. None in an iteration that is no round of
-    pipeline islands. claims: gets the overflows. failed(slot): called with a slot of which a task failed."""
+    """Slots of round t whose inner steps this peer takes part in; none in an iteration that is no round of
+    pipeline islands. claims: gets the overflows and the slots that were given up."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, claims: Claims) -> None:
         self.ctx, self.t, self.base, self.claims = ctx, t, base, claims
         self._slots: dict[int, CrewPass] = {}
 
     def begin(self, index: int, slot: Slot, ended: Callable[[], None] | None = None) -> None:
-        """Take part in the inner steps of a slot whose state the worker has made. ended: called at its data
-        node after the last inner step. Nothing if the slot is begun."""
+        """Take part in the inner steps of a slot whose state the worker has made; a data node sends the first
+        microbatches at once. ended: called at its data node after the last inner step, not if a task failed.
+        Nothing if the slot is begun."""
         if index not in self._slots:
             self._slots[index] = CrewPass(self, index, slot, ended)
 
     def end(self, index: int) -> None:
-        """Take no further part in a slot, which was closed or given up."""
+        """Take no further part in a slot, which was closed or given up; nothing if it takes none. The
+        worker's state of the slot stays."""
         self._slots.pop(index, None)
 
     def on_activation(self, peer: str, message: InnerActivation, payload: Payload | None) -> str | None:
@@ -60,7 +62,8 @@ class IslandSteps:
         return crew.on_gradient(peer, message.step, message.number, payload)
 
     def link_up(self, peer: str) -> None:
-        """Send `peer`, whose link is back, the activations again for which it has sent no gradient yet."""
+        """Send `peer`, whose link is back, the activations again for which it has sent no gradient yet;
+        nothing if it is not the machine after this one in any slot."""
         for crew in self._slots.values():
             crew.link_up(peer)
 
@@ -111,7 +114,8 @@ class CrewPass:
     # --- forward -------------------------------------------------------------------------------
 
     def _send_more(self) -> None:
-        """At the data node: embed further microbatches of the step, as many as the crew can hold."""
+        """At the data node: submit the embedding of further microbatches of the step, as many as the crew can
+        hold beside those whose gradients are not back."""
         while len(self._begun) < min(self.count, self._backwards + self._most):
             self._forward(len(self._begun), ())
 
@@ -133,8 +137,9 @@ class CrewPass:
         self.ctx.outbox.send(self.downstream, message, self._sent[number])
 
     def on_activation(self, peer: str, step: int, number: int, payload: Payload) -> str | None:
-        """Take an activation from the machine before, or at the data node from the last relay. One that came
-        before is answered again if its gradient was sent: that may be lost with a link."""
+        """Take an activation from the machine before, or at the data node from the last relay; return why it
+        is refused, or None. One that came before is ignored, or answered again if its gradient was sent: that
+        may be lost with a link. One of the next step is kept for it."""
         if peer != self.upstream or not 0 <= number < self.count:
             return f"no activation of microbatch {number} of slot {self.index} is expected from this peer"
         self._forget_answers(step, number - self._most)
@@ -178,7 +183,8 @@ class CrewPass:
     # --- backward ------------------------------------------------------------------------------
 
     def on_gradient(self, peer: str, step: int, number: int, payload: Payload) -> str | None:
-        """Take a gradient from the machine after this one."""
+        """Take a gradient from the machine after this one; return why it is refused, or None. Its backward
+        begins when those of all microbatches before it have; a second one is ignored."""
         if peer != self.downstream or step > self.step or not 0 <= number < self.count:
             return f"no gradient of microbatch {number} of slot {self.index} is expected from this peer"
         if step < self.step or number < self._backwards:
@@ -206,7 +212,8 @@ class CrewPass:
             self._submit(TaskPriority.GRADIENT, task, (), self._stepped)
 
     def _gradient_done(self, number: int, result: Result) -> None:
-        """Send the gradient that a backward or head task made to the machine before."""
+        """Send the gradient that a backward or head task made to the machine before, and keep it to send it
+        again; nothing if the task failed."""
         if self._is_good(result, self.upstream if self._is_source else self.downstream):
             self._answers[self.step, number] = result.outputs[0]
             self._answer(self.step, number, result.outputs[0])
@@ -243,8 +250,8 @@ class CrewPass:
             self.ctx.tasks.submit(rank, task, inputs, then, self.index)
 
     def _is_good(self, result: Result, sender: str) -> bool:
-        """True if a task succeeded. Otherwise this peer goes on with the slot no more, and reports that, so
-        that the leader drops it. sender: of the task's input."""
+        """True if a task succeeded, and none of this slot failed before. Otherwise this peer goes on with the
+        slot no more, and reports that, so that the leader drops it. sender: of the task's input."""
         if self._failed:
             return False
         if result.error:

@@ -129,19 +129,22 @@ class Iteration:
 
     @property
     def partners(self) -> set[str]:
-        """Peers that this peer exchanges microbatches with."""
+        """Peers that this peer exchanges microbatches with: those that it granted credits, or that granted it
+        some."""
         return {*self.credits.ledger.grants, *self.sender.credits}
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Free the credits of `peer`, whose link broke, and send the microbatches that it had to another
-        replica."""
+        """Free the unused credits of `peer`, whose link broke, and send the microbatches that it had and owes
+        a gradient of to another replica. Those that came from it stay: their gradients are sent once asked
+        for again."""
         self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
         self.repairs.link_down(peer, reason)
 
     def on_ask(self, peer: str, message: Ask) -> str | None:
-        """Take a request for a credit; return why it is refused, or None."""
+        """Take a request for a credit, which is reported as soon as one is free; return why it is refused, or
+        None."""
         if not self.source.exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
         if (refusal := self._stranger(peer, message.index)) is not None:
@@ -261,7 +264,8 @@ class Iteration:
         self.ctx.tasks.submit(rank, head, (unit.received,), partial(self._head_done, unit), unit.index)
 
     def _has_room(self) -> bool:
-        """True if the activations of one more microbatch can be kept until its weight gradient is added."""
+        """True if the activations of one more microbatch can be kept, from its forward until its weight
+        gradient is added."""
         kept = sum(unit.kept and unit.granted is not None for unit in self.units.values())
         return kept < self._room
 
@@ -331,14 +335,16 @@ class Iteration:
 
     def on_got(self, peer: str, message: Got) -> None:
         """Measure the link to `peer` by the time from sending an activation, or (message.backward) a
-        gradient, to this acknowledgement. Others than the expected acknowledgement are ignored."""
+        gradient, to this acknowledgement. One that is not awaited from `peer` is ignored."""
         if not message.backward:
             self.sender.on_got(peer, message.index)
             return
         self.replies.delivered(self.units.get(message.index), peer)
 
     def _gradient_arrived(self, peer: str, index: int, payload: Payload | None) -> None:
-        """Use the first gradient of microbatch `index` that came from `peer` of the next stage."""
+        """Use the first gradient of microbatch `index` that came from `peer` of the next stage: submit the
+        backward task, once the forward is computed; without training, pass it on. payload: None without
+        training."""
         if self.ctx.run.stage == 0:
             self.source.gradient_arrived(index, payload)
             return
@@ -437,7 +443,9 @@ class Iteration:
         return False
 
     def _refuse(self, unit: IncomingMicrobatch, reason: str) -> None:
-        """Give up a microbatch that cannot be computed; its sender may try elsewhere."""
+        """Give up a microbatch that cannot be computed: free its credit, and tell all upstream peers that
+        wait for it that it is not here; these may try elsewhere. A task of it that runs is not stopped.
+        reason: for the event log."""
         del self.units[unit.index]
         self.islands.end(unit.index)
         if self.ctx.run.stage:  # a data node may be the source of the microbatch too, and stays so
@@ -501,8 +509,9 @@ class Iteration:
     # --- membership --------------------------------------------------------------------------
 
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
-        """Free the credits of a removed member of `stage`; send the microbatches that it had again; take over
-        those of a removed data node that are assigned to this one."""
+        """Free the credits of a removed member of `stage`; send the microbatches that it had again, also
+        those whose gradient is back; take over those of a removed data node that are assigned to this one.
+        reason: for the event log."""
         if stage == self.ctx.run.previous_stage():
             for unit in self.units.values():
                 unit.others.pop(peer, None)

@@ -13,10 +13,11 @@ def units_to_recall(
     costs: PeerCosts, credits: Mapping[str, Credit], units: Mapping[str, int], newcomer: str
 ) -> Mapping[str, int]:
     """Number of microbatches to call back, by peer: as many as shorten the time until the last one is done,
-    if the other senders do likewise. Empty while a compute time is unknown.
+    if the other senders do likewise, and no more than the newcomer has credits for. Empty while a compute
+    time is unknown.
 
-    credits: peer -> this sender's credits. units: peer -> microbatches of this sender that it has. newcomer:
-    new peer, which is to get them.
+    credits: peer -> this sender's credits, of all `units` and the newcomer. units: peer -> microbatches of
+    this sender that it has, at least one. newcomer: new peer, which is to get them, not among `units`.
     """
     ahead = {peer: float(count + credits[peer].others) for peer, count in units.items()}
     each = {peer: ahead[peer] / count for peer, count in units.items()}

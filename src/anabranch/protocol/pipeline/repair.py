@@ -45,6 +45,7 @@ class Repairs:
 
     def find(self, index: int, path: tuple[str, ...], train: bool, lost: Iterable[str] = ()) -> None:
         """Add a microbatch that a later stage may already have: ask the next stage for it before sending it.
+        One of this index that the sender has is replaced.
 
         path: peers that computed it, this one last. train: False in an evaluation. lost: peers of this stage
         that may have sent it on; in a sparse overlay their neighbours are dialled and asked too.
@@ -130,7 +131,8 @@ class Repairs:
         return self.ctx.clock.now - item.sent_at - self.ctx.costs.most_s(peer, item.ahead_bytes)
 
     def _found_nobody(self, item: OutgoingMicrobatch) -> None:
-        """End a search once every asked peer lacks the microbatch: it is sent anew."""
+        """End a search once every asked peer lacks the microbatch, or cannot be asked: it is sent anew.
+        Nothing for a microbatch that is not searched."""
         if item.leg is OutgoingState.FINDING and not item.finding:
             item.leg, item.probe_at = OutgoingState.WAITING, math.inf
             self._sender.pump()
@@ -180,7 +182,8 @@ class Repairs:
         return ctx.run.near.crowded and ctx.run.membership.stage_of(peer) not in (None, ctx.run.next_stage())
 
     def peer_removed(self, peer: str, reason: str) -> None:
-        """Send the microbatches of a removed peer again, also those with gradients: its claims are void."""
+        """Send the microbatches of a removed peer again, also those with gradients: its claims are void. Its
+        credits are forgotten. reason: for the event log."""
         self._sender.drop_peer(peer)
         self._lost(peer, reason)  # the same record may move it to another stage
         for item in list(self._sender.items.values()):
@@ -189,7 +192,8 @@ class Repairs:
         self._sender.pump()
 
     def recheck(self, indices: list[int]) -> None:
-        """Inquire after the microbatches `indices`, whose claims at the next stage the leader misses.
+        """Inquire after the microbatches `indices`, whose claims at the next stage the leader misses; those
+        that this peer does not send are passed over.
 
         The peer that has one is asked. If that peer is not reachable, now or later in this iteration, or gave
         the gradient back and still does not claim it, the microbatch is sent to another replica.
@@ -211,8 +215,9 @@ class Repairs:
         self._sender.pump()
 
     def _withheld(self, item: OutgoingMicrobatch, peer: str) -> bool:
-        """Send a microbatch to another replica, and give `peer` none for a while, if it returned the
-        gradient but repeatedly does not claim the microbatch; True if it was sent."""
+        """Note that the leader misses the claim of a microbatch that `peer` has. If `peer` returned the
+        gradient and this is the UNCLAIMED_REPORTSth time, and another replica is there, send it to that one,
+        give `peer` none for a while, and return True; else False."""
         item.unclaimed += item.returned
         if item.unclaimed < UNCLAIMED_REPORTS or not self._sender.others_could(item):
             return False
@@ -224,7 +229,8 @@ class Repairs:
 
     def reject(self, index: int, reason: str) -> None:
         """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
-        again."""
+        again; the peer that has it counts as less preferred for it. KeyError if this peer does not send
+        it."""
         item, peer = self._sender.items[index], self._sender.items[index].peer or ""
         self.ctx.outbox.refuse(peer, "Backward", reason)
         item.returned = False

@@ -80,14 +80,16 @@ class Sender:
     # --- microbatches and their gradients ------------------------------------------------------
 
     def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
-        """Add a microbatch to send on, unless it is known, and send what can be sent. payload: its
-        activation. path: peers that computed it. train: False in an evaluation."""
+        """Add a microbatch to send on, unless its index is known, and send what can be sent. payload: its
+        activation; None: `provide` brings it. path: peers that computed it, this one last. train: False in an
+        evaluation."""
         if index not in self.items:
             self.items[index] = OutgoingMicrobatch(index, train, path, payload)
             self.pump()
 
     def admit(self, indices: Iterable[int], trains: Callable[[int], bool]) -> None:
-        """Add microbatches that this data node begins, and send. trains(index): False in an evaluation."""
+        """Add microbatches that this data node begins, and send those that get a credit; one that is known is
+        begun anew. trains(index): False in an evaluation."""
         for index in indices:
             self.items[index] = OutgoingMicrobatch(index, trains(index), (self.ctx.me,), None)
         self.pump()
@@ -106,8 +108,8 @@ class Sender:
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
         """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
-        gradients. Returns True if it is the first one for this microbatch, and the reason if it is refused,
-        else None."""
+        gradients. payload: not stored here; None only in an evaluation. Returns True if it is the first one
+        for this microbatch, and the reason if it is refused, else None."""
         item = self.items.get(index)
         if item is None and index in self.called_back:
             return False, None
@@ -146,7 +148,8 @@ class Sender:
         return {peer: (tuple(given), tuple(sent)) for peer, (given, sent) in found.items()}
 
     def forget(self, index: int) -> None:
-        """Forget a microbatch that this peer gave up, because its input or its own result cannot be used."""
+        """Forget a microbatch that this peer gave up, because its input or its own result cannot be used.
+        Nobody is told; nothing if it is not known."""
         self.items.pop(index, None)
         self._due_at = None
 
@@ -170,9 +173,9 @@ class Sender:
     # --- credits -------------------------------------------------------------------------------
 
     def on_slots(self, peer: str, slots: Slots) -> None:
-        """Store the credits that `peer` reports, send what can be sent, and return those that are neither
-        guaranteed nor used. If it began to serve during this iteration, call microbatches back from other
-        peers for it."""
+        """Store the credits that `peer`, of the next stage, reports, send what can be sent, and return those
+        that are neither guaranteed nor used. If it began to serve during this iteration, call microbatches
+        back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()
@@ -183,7 +186,8 @@ class Sender:
 
     def link_down(self, peer: str) -> None:
         """Distrust the credits of a peer whose link broke until it reports them anew; forget the requests to
-        it, and which activations it has not acknowledged."""
+        it, and which activations it has not acknowledged. What it has is not sent again by that
+        (`Repairs.link_down`)."""
         if peer in self.credits:
             self.credits[peer].stale = True
         for item in self.items.values():
@@ -191,13 +195,14 @@ class Sender:
         self.forget_asks(peer)
 
     def drop_peer(self, peer: str) -> None:
-        """Forget the credits that a removed peer granted to this sender, and the requests for more."""
+        """Forget the credits that a removed peer granted to this sender, and the requests for more. What was
+        sent to it is not sent again by that (`Repairs.peer_removed`)."""
         self.credits.pop(peer, None)
         self._initial_peers.discard(peer)
         self.forget_asks(peer)
 
     def forget_asks(self, peer: str) -> None:
-        """Forget the credit requests to a peer."""
+        """Forget all requests for credits to a peer, so that waiting microbatches may ask it again."""
         for item in self.items.values():
             item.asked -= {(peer, False), (peer, True)}
 
@@ -388,8 +393,8 @@ class Sender:
 
     def _most_usual_s(self) -> float:
         """Greatest usual time (s) that is believed: MOST_USUAL times that of the middle peer of the next
-        stage, of two the faster one; infinite if fewer than two are known. Without it a peer that gives each
-        microbatch back just in time would be given more time by each."""
+        stage, of an even number the faster of the two; infinite if fewer than two are known. Without it a
+        peer that gives each microbatch back just in time would be given more time by each."""
         costs, peers = self.ctx.costs.neighbours, {*self.hops.peers(), *self.credits}
         known = [costs[peer].gradient_s for peer in peers if peer in costs and costs[peer].gradient_s]
         return MOST_USUAL * median_low(known) if len(known) > 1 else math.inf
@@ -442,7 +447,8 @@ class Sender:
         item.overdue += 1
 
     def deadline(self) -> float:
-        """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
+        """Earliest time (s) at which a microbatch was held back long enough, or is overdue, or is to be
+        inquired after; infinite if there is none."""
         if self._due_at is None:
             due = math.inf
             for item in self.items.values():

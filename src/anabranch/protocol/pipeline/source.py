@@ -60,7 +60,7 @@ class Source:
 
     def begin(self) -> None:
         """Begin the microbatches of this data node, those of a batch alone while the step before is not
-        applied."""
+        applied; called once. Nothing at a relay."""
         if self.ctx.run.stage == 0:
             self._admit([0] if self._delayed else [0, 1])
 
@@ -77,7 +77,8 @@ class Source:
         return Counter(crew[stage - 1] for crew in around if crew[stage : stage + 1] == (self.ctx.me,))
 
     def settle(self) -> None:
-        """Begin the held-out windows of a delayed iteration whose previous step is applied now."""
+        """Begin the held-out windows of a delayed iteration whose previous step is applied now; called once.
+        Nothing more at a relay."""
         self._delayed = False
         if self.ctx.run.stage == 0:
             self._admit([1])
@@ -102,11 +103,13 @@ class Source:
         return self.slots[index] if self.trains(index) and index < len(self.slots) else NO_SLOT
 
     def has_begun(self, index: int) -> bool:
-        """True if this data node's worker began a slot of a round, and has sent it."""
+        """True if this data node's worker began a slot of a round, or embedded a microbatch, so that there is
+        something to send; also after it was sent."""
         return index in self.sender.items and self.sender.items[index].payload is not None
 
     def lacks_gradient(self, index: int) -> bool:
-        """True if this data node began a slot of a round whose gradient it has not added yet."""
+        """True if this data node began a slot of a round whose gradient it has not added yet; False in a
+        synchronous iteration."""
         return bool(self.slots) and index in self.sender.items and embed_unit(index) not in self.claims.held
 
     def exists(self, index: int) -> bool:
@@ -133,8 +136,8 @@ class Source:
             self.sender.provide(index, result.outputs[0])
 
     def gradient_arrived(self, index: int, payload: Payload | None) -> None:
-        """Use the first gradient of microbatch `index` that came back, once it is hashed if this run seals
-        payloads. Nothing for an evaluation window, or without a payload."""
+        """Use the first gradient of microbatch `index` that came back: keep it, and have it added once it is
+        hashed, if this run seals payloads. Nothing for an evaluation window, or without a payload."""
         if not self.trains(index) or payload is None:
             return
         self.gradients[index] = payload

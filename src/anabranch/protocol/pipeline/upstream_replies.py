@@ -26,8 +26,9 @@ class UpstreamReplies:
         self.base = base
 
     def send_back(self, unit: IncomingMicrobatch) -> None:
-        """Send the gradient of a microbatch to all upstream peers that wait for it; a message without the
-        tensor in an evaluation, or if they have that gradient already."""
+        """Send the gradient of a microbatch, which must be ready, to all upstream peers that wait for it,
+        again to one that had it; a message without the tensor in an evaluation, or if they have that gradient
+        already."""
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
         seal = self._seals.seal(GRADIENT, unit.index) if payload is not None else b""
         message = Backward(self.ctx.fence(self.t, self.base), unit.index, seal)
@@ -82,12 +83,13 @@ class UpstreamReplies:
 
     def delivered(self, unit: IncomingMicrobatch | None, peer: str) -> None:
         """Measure the link to `peer` by its acknowledgement of a gradient; ignored unless it is awaited from
-        `peer`."""
+        `peer`. unit: None if the microbatch is not here."""
         if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
             self.ctx.links.payloads_come(peer)
             unit.sent_back_at = None
 
     def lack(self, peer: str, index: int, transmission: int, refused: bool) -> None:
-        """Tell an upstream peer that a microbatch is not here. refused: it was refused or called back."""
+        """Tell an upstream peer that a microbatch is not here. transmission: its number of the send or search
+        that is answered. refused: True if it was here, and was refused or called back."""
         self.ctx.outbox.send(peer, Lack(self.ctx.fence(self.t, self.base), index, refused, transmission))
