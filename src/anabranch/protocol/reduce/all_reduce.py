@@ -67,7 +67,8 @@ class AllReduce:
         """Peer -> send time (s) of the part that the peer has not acknowledged; -inf if it is several."""
 
     def open(self, iteration: Iteration) -> None:
-        """Begin an iteration: forget the attempts and parts of the previous iteration."""
+        """Begin an iteration: forget the attempts and parts of the previous one, also parts that came early,
+        and dial the likely partners of its reduce."""
         self.close()
         self.iteration = iteration
         self._deferred.opened()
@@ -77,7 +78,8 @@ class AllReduce:
         self.look_ahead()
 
     def close(self) -> None:
-        """Drop the open iteration and the state of its reduce."""
+        """Drop the open iteration, if there is one, and the state of its reduce. Results of tasks under way
+        are ignored."""
         self.iteration = self.reduce = self.prepared = self._announced = None
 
     def look_ahead(self) -> None:
@@ -128,12 +130,14 @@ class AllReduce:
         return None
 
     def forget_attempts(self, term: int) -> None:
-        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader."""
+        """Forget the reduce attempt, and what was made of it, if it was ordered in a log term above `term`:
+        its sender was not the leader."""
         if self._announced is not None and self._announced.attempt.term > term:
             self._announced = self.reduce = self.prepared = None
 
     def _owned(self, message: Attempt) -> frozenset[int]:
-        """Units that an attempt assigns to this replica."""
+        """Units that an attempt, of which this replica is a member, assigns to it; empty if it only receives
+        the result."""
         return attempt_sets(message).units_of(self.ctx.me)
 
     def resume(self) -> None:
@@ -169,7 +173,7 @@ class AllReduce:
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
         """Start the task that adds (+1) or subtracts (-1) the weight gradient of a unit to or from this
-        replica's sum."""
+        replica's sum; the unit's inputs must be here still. The claim is left as it is."""
         task = Recount(iteration.t, unit, sign)
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
@@ -197,7 +201,7 @@ class AllReduce:
 
     def _send_part(self, reduce: ReduceAttempt, part: int, to: str, payload: Payload) -> None:
         """Send a part of this replica's sum, or of its cell's sum (a cell is a group of members in a large
-        stage), to the peer that adds the part up."""
+        stage), to the peer that adds the part up, with a seal if it is of its own sum."""
         message = reduce.message
         # With two parts under way, an acknowledgement does not say which of them arrived.
         self._sent_at[to] = -math.inf if to in self._sent_at else self.ctx.clock.now
@@ -213,7 +217,7 @@ class AllReduce:
 
     def _deliver_deferred(self) -> None:
         """Send standbys the parts that this replica has summed so far; they get its later parts together with
-        the other members."""
+        the other members. Nothing without an attempt, or if they have been served."""
         reduce = self.reduce
         if (positions := self._deferred.take(reduce)) and reduce is not None:
             for part in reduce.mine:
@@ -221,7 +225,7 @@ class AllReduce:
                     self._send_to(reduce, part, positions)
 
     def _send_reduced(self, reduce: ReduceAttempt, part: int, to: int) -> None:
-        """Send a member a part that this replica summed."""
+        """Send the member at position `to` a part that this replica has summed."""
         message = reduce.message
         seal = reduce.receipt.reduced_seal(part)
         reduced = ReducedPart(self._fence(), message.stage, message.attempt, part, seal)
@@ -236,8 +240,9 @@ class AllReduce:
     def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
         """Take a part of a member's sum, or a reduced part; return why it is refused, or None.
 
-        A part of an attempt that has not begun here is kept until it begins; one of an older attempt is
-        dropped.
+        A part of an attempt that has not begun here is kept until it begins; one of an older attempt, and a
+        second one, is dropped. The sender of a part is told that it came in iterations in which links are
+        timed.
         """
         if payload is None:
             return "a part of a reduce without its payload"
@@ -283,7 +288,7 @@ class AllReduce:
 
     def on_got(self, peer: str) -> None:
         """Measure the link to `peer` by its acknowledgement of a part; not if several parts to it are under
-        way."""
+        way, at a data node, or if none is awaited."""
         settings, reduce = self.ctx.run.settings, self.reduce
         sent_at = self._sent_at.pop(peer, -math.inf)
         if reduce is None or not settings.blocks or not self.ctx.run.stage or sent_at < 0.0:
@@ -308,7 +313,7 @@ class AllReduce:
         self, summing: PartialSums, part: int, inputs: tuple[Payload, ...], result: Result
     ) -> None:
         """Send the sum of this replica's cell (group of members in a large stage) to the peers that collect
-        the same part in the other cells."""
+        the same part in the other cells, and add up what came from these. Ignored if the attempt is over."""
         reduce = self.reduce
         if reduce is None or reduce.summing is not summing or self._failed(reduce, result):
             return
@@ -341,7 +346,8 @@ class AllReduce:
         self._assemble(reduce)
 
     def _assemble(self, reduce: ReduceAttempt) -> None:
-        """Join the reduced parts to a gradient once all are here; `_assembled` checks and reports it."""
+        """Join the reduced parts to a gradient once all are here, once for each attempt; `_assembled` checks
+        and reports it."""
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
@@ -403,7 +409,8 @@ class AllReduce:
     # --- repeating -----------------------------------------------------------------------------
 
     def repeat_prepared(self) -> None:
-        """Send PREPARED to the leader (again), if this replica has the reduced gradient."""
+        """Send PREPARED to the leader as known here (again), with a new receipt if the work went on since;
+        nothing unless this replica has the reduced gradient."""
         if self.prepared is None:
             return
         reduce, iteration = self.reduce, self.iteration
@@ -413,8 +420,8 @@ class AllReduce:
         self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send a member or helper whose link is back the own and reduced parts that it may have missed;
-        nothing while this peer has no reduce whose parts are there."""
+        """Send `peer`, a member or helper whose link is back, the own and reduced parts that it may have
+        missed; nothing to others, or while this peer has no reduce whose parts are there."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return
@@ -463,7 +470,8 @@ class AllReduce:
         return self._deferred.arriving(self.reduce, t)
 
     def step_committed(self) -> None:
-        """React to the commit of the open iteration's step: deliver the reduced parts to the standbys."""
+        """React to the commit of the open iteration's step, before it is applied: deliver the reduced parts
+        to the standbys."""
         self._deferred.committed()
         self._deliver_deferred()
 

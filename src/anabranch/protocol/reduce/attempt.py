@@ -71,7 +71,7 @@ class ReduceAttempt:
 
     @cached_property
     def partners(self) -> list[str]:
-        """Peers that this replica exchanges parts with."""
+        """Peers that this replica exchanges parts with, helpers included, itself left out."""
         collectors = list(dict.fromkeys(self.collectors))
         if self.message.sums and self.members[self.position] not in collectors:
             return collectors

@@ -19,7 +19,8 @@ NO_NAMES: Mapping[int, Collection[str]] = MappingProxyType({})
 
 
 def missing(cover: frozenset[int], claims: Mapping[str, Iterable[int]]) -> set[int]:
-    """Units of the cover that no replica claims (claims: replica -> units)."""
+    """Units of the cover that no replica claims (claims: replica -> units); the whole cover without
+    claims."""
     return set(cover.difference(*claims.values()))
 
 
@@ -31,8 +32,9 @@ def settle(
 ) -> tuple[int, ...]:
     """Owner of every unit as a position in `members`, in unit order (R7).
 
-    A unit with several claims goes to a peer that is `named` for it (unit -> peers), and of several to the
-    lowest peer id. Raises ValueError if no member claims a unit.
+    A unit with several claims goes to a peer that is `named` for it (unit -> peers), else, and of several
+    named ones, to the lowest peer id. Claims of others than `members` do not count. Raises ValueError if no
+    member claims a unit.
     """
     sets = {member: set(claims.get(member, ())) for member in members}
     by_id = sorted(range(len(members)), key=lambda position: members[position])
@@ -64,8 +66,8 @@ def refused_cover(message: Attempt, cover: frozenset[int], slots: int = 0) -> st
     """Reason why a replica refuses the unit owners that the leader names in an attempt, or None.
 
     `message.owners` has one entry per unit, so no unit can have two owners. This function checks that every
-    unit has an owner and that each owner is a member of the attempt. slots: most slots of a round, which may
-    leave out late ones, but not all.
+    unit has an owner and that each owner is a member of the attempt. cover: units of the step. slots: most
+    slots of a round, which may leave out late ones, but not all; 0: no round.
     """
     members = len(message.members)
     if slots:
@@ -92,19 +94,21 @@ SQUARES_BYTES = MAX_MESSAGE_BYTES // 2
 
 def squares_bytes(stage: int, blocks: Sequence[int]) -> int:
     """Bytes that a stage's sums of squares may take in a log line: its part of SQUARES_BYTES by its model
-    blocks, counting one more at each stage. blocks: of stages 1 to S."""
+    blocks, counting one more at each stage. stage: 0 to S. blocks: model blocks of stages 1 to S."""
     mine = 1 + (blocks[stage - 1] if stage else 0)
     return SQUARES_BYTES * mine // (1 + len(blocks) + sum(blocks))
 
 
 def plausible(squares: Mapping[str, float], most_bytes: int = SQUARES_BYTES) -> bool:
     """True if a peer's sums of squares (tensor name -> sum) can be logged and added up: finite, not negative,
-    together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log."""
+    together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log. None at all
+    are plausible."""
     least_odd = MOST_SQUARES / (len(squares) + 1)
     fit = all(name.isprintable() and 0.0 <= value < least_odd for name, value in squares.items())
     return fit and len(msgspec.json.encode(squares)) <= most_bytes
 
 
 def global_norm(squares: Iterable[Mapping[str, float]]) -> float:
-    """2-norm of the gradient from sums of squares per stage and tensor, the same for any partition."""
+    """2-norm of the gradient from sums of squares (finite, not negative) per stage and tensor, the same for
+    any partition; 0 of none."""
     return math.sqrt(math.fsum(value for stage in squares for value in stage.values()))

@@ -37,11 +37,13 @@ class DeferredDelivery:
         self._tried, self.at = False, math.inf
 
     def announced(self) -> None:
-        """Start to measure the duration of a reduce, which bounds how long a standby waits for its parts."""
+        """Start to measure the duration of a reduce, from a new attempt on; it bounds how long a standby
+        waits for its parts."""
         self._announced_at = self.ctx.clock.now
 
     def committed(self) -> None:
-        """Note the time at which this replica's next step was committed."""
+        """Note that the step of the open iteration was committed now: with that the duration of its reduce
+        ends."""
         self._committed_at = self.ctx.clock.now
 
     def first(self, reduce: ReduceAttempt, committed: bool) -> Collection[int]:
@@ -65,15 +67,17 @@ class DeferredDelivery:
 
     def assembled(self, reduce: ReduceAttempt) -> None:
         """Set the latest time at which the standbys get the reduced parts, as this replica holds the whole
-        reduced gradient now. A commit that takes long may need the `Prepared` of a standby."""
+        reduced gradient now; nothing if all members get them at once. A commit that takes long may need the
+        `Prepared` of a standby."""
         if len(reduce.first) < len(reduce.fellows):
             size_bytes = self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage) * (len(reduce.first) - 1)
             needs_s = self.ctx.costs.reduce_s(size_bytes / len(reduce.senders))
             self.at = self.ctx.clock.now + DELAY_S + DELAY_FACTOR * needs_s
 
     def take(self, reduce: ReduceAttempt | None) -> Collection[int]:
-        """Positions, in order, of the standbys to deliver to now; from now on they get parts together with
-        the other members. Empty without an attempt, or if nobody waits."""
+        """Positions, in order, of the standbys to deliver to now, which the caller does; from now on they get
+        parts together with the other members, so that a second call returns none. Empty without an attempt,
+        or if nobody waits."""
         self.at = math.inf
         if reduce is None:
             return ()

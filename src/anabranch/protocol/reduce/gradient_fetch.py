@@ -56,12 +56,14 @@ class GradientFetch:
         return self._at < math.inf
 
     def seek(self, soon: bool) -> None:
-        """Begin to fetch the gradient of the next step. soon: True if a reduce of the step is under way here,
-        so that the first request waits for FETCH_AFTER_S."""
+        """Begin to fetch the gradient of the next step, or begin anew with the wait; `tick` sends the
+        requests. soon: True if a reduce of the step is under way here, so that the first request waits for
+        FETCH_AFTER_S."""
         self._at = self.ctx.clock.now + (FETCH_AFTER_S if soon else 0.0)
 
     def end(self) -> None:
-        """Stop the fetch, as no gradient is missing or useful any more."""
+        """Stop the fetch, if there is one, as no gradient is missing or useful any more; answers under way
+        are ignored."""
         self._at = math.inf
         self._without.clear()
         self._awaited.clear()
@@ -72,7 +74,9 @@ class GradientFetch:
         return self._at if self._at < math.inf and self._wanted() is not None else math.inf
 
     def tick(self) -> None:
-        """Ask the next replica, or give up, once the wait is over."""
+        """Ask the next replica, or give up, once the wait is over: if none that can be reached has the
+        gradient, or several rounds of requests brought nothing. Nothing before, or while no step is
+        wanted."""
         record = self._wanted()
         if record is None or self.ctx.clock.now < self._at:
             return
@@ -111,7 +115,7 @@ class GradientFetch:
         ctx.outbox.send(peer, FetchGradient(t, ctx.run.stage))
 
     def link_down(self, peer: str) -> None:
-        """Forget that `peer`, whose link broke, may be sending the gradient."""
+        """Forget that `peer`, whose link broke, may be sending the gradient: it may be asked again."""
         self._awaited.pop(peer, None)
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:

@@ -52,17 +52,18 @@ class ReduceHelper:
         self._early: dict[int, EarlyParts] = {}
 
     def forget(self) -> None:
-        """Forget all attempts, at the end of an iteration."""
+        """Forget all attempts and parts, at the end of an iteration; sums under way are dropped."""
         self._helps.clear()
         self._early.clear()
 
     def forget_attempts(self, term: int) -> None:
-        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader."""
+        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader. Parts
+        that came early stay."""
         self._helps = {s: help for s, help in self._helps.items() if help.message.attempt.term <= term}
 
     @property
     def partners(self) -> set[str]:
-        """Members of the stages that this peer helps."""
+        """Members of the reduces that this peer helps with, of other stages; itself never."""
         return {member for help in self._helps.values() for member in help.message.members}
 
     @property
@@ -99,8 +100,9 @@ class ReduceHelper:
         return None
 
     def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
-        """Take a part from a member of a helped stage; return why it is refused, or None. A part of an
-        attempt that is not announced yet is kept; one of an older attempt is dropped."""
+        """Take a part of its sum from a member of a helped stage; return why it is refused, or None. A part
+        of an attempt that is not announced yet is kept; one of an older attempt, and a second one, is
+        dropped."""
         ctx = self.ctx
         never = ctx.run.settings.spread == "never" and ctx.me != ctx.log.leader
         if payload is None or isinstance(message, ReducedPart) or never:
@@ -121,7 +123,8 @@ class ReduceHelper:
         return None
 
     def link_up(self, peer: str) -> None:
-        """Send the member `peer`, whose link is back, the reduced parts that it may have missed."""
+        """Send `peer`, whose link is back, the reduced parts that it may have missed of each reduce that it
+        is a member of."""
         for help in self._helps.values():
             if peer in help.message.members:
                 for part in help.reduced:

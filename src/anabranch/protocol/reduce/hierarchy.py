@@ -26,18 +26,18 @@ FLAT = 4
 @dataclass(frozen=True)
 class ReduceCells:
     """Division of the members of an attempt into cells, groups that sum on their own first. A small stage is
-    one cell. A member is named by its position in the attempt. bounds: position of the first member of each
-    cell, and of the first one after it."""
+    one cell. A member is named by its position in the attempt. bounds: of each cell, position of its first
+    member and of the first one after it; at least one cell, none empty, together all members in order."""
 
     bounds: tuple[tuple[int, int], ...]
 
     @property
     def parts(self) -> int:
-        """Number of parts of the gradient."""
+        """Number of parts into which the gradient is cut: the members of the smallest cell."""
         return min(end - begin for begin, end in self.bounds)
 
     def of(self, position: int) -> int:
-        """Cell of the member at `position`."""
+        """Cell, as an index of `bounds`, of the member at `position`, which there must be."""
         return next(cell for cell, (begin, end) in enumerate(self.bounds) if begin <= position < end)
 
     def fellows(self, cell: int) -> range:
@@ -45,7 +45,7 @@ class ReduceCells:
         return range(*self.bounds[cell])
 
     def part(self, position: int) -> int | None:
-        """Part that the member at `position` sums in its cell; None if all parts go to other members."""
+        """Part that the member at `position` sums in its cell; None if all parts go to members before it."""
         rank = position - self.bounds[self.of(position)][0]
         return rank if rank < self.parts else None
 
@@ -54,7 +54,8 @@ class ReduceCells:
         return self.bounds[cell][0] + part
 
     def partners(self, position: int) -> set[int]:
-        """Positions of the members that the member at `position` exchanges parts with."""
+        """Positions of the members that the member at `position` exchanges parts with: its cell, and the
+        members that sum its part in other cells; its own left out."""
         cell, part = self.of(position), self.part(position)
         found = set(self.fellows(cell))
         if part is not None:
@@ -71,7 +72,7 @@ def in_order(members: list[str], known: Mapping[str, Member], picks: int) -> lis
 
 @lru_cache(256)
 def cells_of(members: int, flat: int) -> ReduceCells:
-    """Cells of a stage of `members` members: one for up to `flat` members, else about sqrt(members) of about
-    the same size."""
+    """Cells of a stage of `members` members (1 or more): one for up to `flat` members, else about
+    sqrt(members) of about the same size."""
     count = 1 if members <= flat else max(2, round(math.sqrt(members)))
     return ReduceCells(tuple(part_bounds(members, count)))

@@ -53,17 +53,18 @@ class PartialSums:
 
     def keep(self) -> None:
         """Keep the parts of each member beside their sums, so that `examine` can check the members one by
-        one."""
+        one. To be called before the first part is added."""
         self._kept = {position: {} for position in self._positions}
 
     def lacking(self) -> dict[int, int]:
-        """Positions that have not sent all their parts -> number of parts that came."""
+        """Positions that have not sent all the parts that this peer sums -> number of parts that came (0 or
+        more); empty once all have."""
         return {p: self.sent[p] for p in self._positions if self.sent[p] < len(self.mine)}
 
     def examine(self, stage: int) -> None:
         """After a failed sum, find the members whose contribution alone makes no gradient of `stage` and
-        enter them in `unusable`, once the tasks that check them are done. Needs `keep`; else nothing
-        happens."""
+        enter them in `unusable`, once the tasks that check them are done; members whose parts did not all
+        come are passed over. Needs `keep`; else, and in a second call, nothing happens."""
         kept, self._kept = self._kept or {}, None
         for position, parts in kept.items():
             if len(parts) == len(self.mine):
@@ -123,7 +124,8 @@ class ReduceAccount(NamedTuple):
 
 
 def witnessed(message: Attempt, peer: str) -> bool:
-    """True if `peer` sums all parts of an attempt, and so knows who sent its contribution, and the result."""
+    """True if `peer` sums all parts of an attempt that names who sums them, and so knows who sent its
+    contribution, and the result."""
     return bool(message.sums) and set(collectors(message)) == {peer}
 
 
@@ -134,7 +136,8 @@ def collectors(message: Attempt) -> tuple[str, ...]:
 
 
 def contributors(message: Attempt) -> tuple[int, ...]:
-    """Positions, in order, of the members that own a unit. The others only receive the result."""
+    """Positions, in order, of the members that own a unit, and so have a sum to send. The others only receive
+    the result."""
     return tuple(sorted(set(message.owners) - {-1}))
 
 
@@ -154,12 +157,13 @@ class AttemptSets:
         self._refusal: tuple[frozenset[int], int, str | None] | None = None
 
     def units_of(self, peer: str) -> frozenset[int]:
-        """Units that the attempt assigns to a member."""
+        """Units that the attempt assigns to a member; empty if it only receives the result. KeyError for a
+        peer that is no member."""
         return self.units.get(self.positions[peer], frozenset())
 
     def refusal(self, cover: frozenset[int], slots: int) -> str | None:
         """Reason why a member refuses the attempt, whatever it holds itself, or None. cover: units of the
-        step. slots: most slots of a round (`refused_cover`)."""
+        step. slots: most slots of a round, 0 in another iteration (`refused_cover`)."""
         known = self._refusal
         if known is None or known[0] is not cover or known[1] != slots:
             why = refused_cover(self.message, cover, slots) or misdealt(self.message)
@@ -196,8 +200,9 @@ def misdealt(message: Attempt) -> str | None:
 def account_of(
     message: Attempt, summing: PartialSums, reduced: int, result: tuple[str, Mapping[str, float]] | None
 ) -> ReduceAccount:
-    """Account (what members sent, and the result) of an attempt, for the leader at this peer. summing: its
-    sums. reduced: number of parts that are summed. result: digest and sums of squares of the gradient."""
+    """Account of an attempt whose parts this peer sums all, for the leader at this peer: what members sent,
+    and the result. summing: its sums. reduced: number of parts that are summed. result: digest and sums of
+    squares of the gradient; None: not known yet."""
     lacking = {message.members[position]: count for position, count in summing.lacking().items()}
     unusable = {message.members[position] for position in summing.unusable}
     return ReduceAccount(lacking, unusable, reduced == len(message.sums), result)

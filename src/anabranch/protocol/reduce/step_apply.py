@@ -62,8 +62,8 @@ class StepApply(Timer):
 
     def advance(self) -> None:
         """Apply the next committed step if its gradient is here, or it is a skip; otherwise fetch the
-        gradient. If the next step was dropped from `pending`, a whole state is fetched. Nothing without a
-        state, or while a step is being applied."""
+        gradient. If the next step was dropped from `pending`, or the state proves false, a whole state is
+        fetched. Nothing without a state, without a pending step, or while one is being applied."""
         if not self.pending or self._applying or self.t < 0:
             return
         following = self.pending.get(self.t + 1)
@@ -118,15 +118,15 @@ class StepApply(Timer):
         self.advance()
 
     def loaded(self, t: int, base: str, fingerprint: str) -> None:
-        """Record that the state after iteration `t` was loaded, and drop the pending steps up to `t`;
-        `advance` applies the later ones. base: hash of the log entry after which the state stands.
-        fingerprint: hash of the state, which is not checked here."""
+        """Record that the state after iteration `t` was loaded by the worker, and drop the pending steps up
+        to `t`; the caller then calls `advance`, which applies the later ones. base: hash of the log entry
+        after which the state stands. fingerprint: hash of the state, which is not checked here."""
         self.t, self.base, self.fingerprint = t, base, fingerprint
         self.pending = {k: v for k, v in self.pending.items() if k > t}
 
     def roll_back(self) -> None:
-        """Give up the state and all pending steps: the log went back to an earlier iteration, whose state is
-        loaded next."""
+        """Give up the state, all pending steps and the open iteration: the log went back to an earlier
+        iteration, whose state the caller has loaded next (`loaded`)."""
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
         self._applying = False
@@ -145,12 +145,14 @@ class StepApply(Timer):
         return None if following is None or self._applying else following[0]
 
     def _fetched(self, record: Commit) -> None:
-        """Apply a step whose fetched gradient is here."""
+        """Apply a step whose fetched gradient is at the worker; nothing if it is no longer the next one, or
+        being applied."""
         if self.t + 1 == record.t and not self._applying:
             self._take(self._apply_task(record))
 
     def start_anew(self) -> None:
-        """Give up the state, as it proved false, and have another fetched."""
+        """Give up the state, as it proved false, and have another fetched (`on_behind`). Pending steps
+        stay."""
         self._applying = False
         self._give_up(self.t)
 
@@ -163,7 +165,8 @@ class StepApply(Timer):
         self._on_behind(step)
 
     def on_fetch_gradient(self, peer: str, message: FetchGradient) -> None:
-        """Send a peer the gradient of a step, or an empty answer if it is not kept any more."""
+        """Send `peer` the gradient of a step, or an empty answer if it is not kept any more. Only of this
+        replica's stage: the caller checks that."""
 
         def answer(result: Result) -> None:
             payload = result.outputs[0] if result.outputs else None
@@ -172,8 +175,8 @@ class StepApply(Timer):
         self.ctx.tasks.submit(TaskPriority.STEP, ReadGradient(message.t), (), answer)
 
     def _apply_task(self, record: Commit) -> Apply:
-        """Task for a step with the log's values (learning rate, clip factor, bias corrections, digest), which
-        are never recomputed here."""
+        """Task that takes a step (no skipped one) with the log's values (learning rate, clip factor, bias
+        corrections, digest), which are never recomputed here."""
         return Apply(
             record.t,
             record.learning_rate,

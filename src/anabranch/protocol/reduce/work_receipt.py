@@ -68,7 +68,8 @@ class WorkReceipt:
         self._parts = hashes
 
     def part_seal(self, part: int) -> bytes:
-        """Seal of a part of this replica's sum; b"" without audit."""
+        """Seal of a part of this replica's sum, once the sum is cut (`frozen`); b"" before, and without
+        audit."""
         return self._seal(PART, part, self._parts[part]) if self._parts else b""
 
     def reduced_seal(self, part: int) -> bytes:
@@ -79,7 +80,8 @@ class WorkReceipt:
     # --- receiving -----------------------------------------------------------------------------
 
     def came(self, kind: str, part: int, sender: str, seal: bytes) -> None:
-        """Note the seal of a part that came (the first one). kind: PART (of a member's sum) or REDUCED."""
+        """Note the seal of a part that came from `sender`; a second one of the same part is ignored. kind:
+        PART (of a member's sum) or REDUCED. The seal is checked once the part's hash is known."""
         if self.on:
             self._came.setdefault((kind, part, sender), seal)
 
@@ -126,11 +128,13 @@ class WorkReceipt:
 
     @property
     def outdated(self) -> bool:
-        """True if the receipt that was signed last lacks results that this relay computed since."""
+        """True if the receipt that was signed last lacks results that this relay computed since; before the
+        first one, if there is any result."""
         return self._seals.statements > self._listed
 
     def signed(self, t: int, base: str, units: Collection[int]) -> bytes:
-        """Signed receipt of this peer's work on its `units`; b"" without audit."""
+        """Encoded and signed receipt of this peer's work on its `units` up to now, which may be signed again
+        when there is more; b"" without audit. t, base: iteration."""
         run, message = self._ctx.run, self._message
         if not self.on:
             return b""
