@@ -102,8 +102,9 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it in `current`. Returns why it is refused, else
-        None; without audits, or if `peer` is no member of `attempt`, nothing is checked or kept."""
+        """Check the receipt of a PREPARED report (signed, of this attempt, of the parts it had to sum, with
+        seals of peers that served) and keep it in `current`. Returns why it is refused, else None; without
+        audits, or if `peer` is no member of `attempt`, nothing is checked or kept."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)

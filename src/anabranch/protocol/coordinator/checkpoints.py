@@ -95,8 +95,9 @@ class Checkpoints:
             download.start()
 
     def failed(self, t: int, reason: str) -> None:
-        """Handle a failed checkpoint of step t: try that of the run's last step again after a back-off; give
-        any other up. The run goes on, and the last checkpoint that was written stays."""
+        """Handle a failed checkpoint of step t: try that of the run's last step again after a back-off, as
+        often as LAST_CHECKPOINT says; give any other up. The run goes on, and the last checkpoint that was
+        written stays. reason: for the event log."""
         self._open = None
         self.ctx.outbox.note("note", text=f"no checkpoint of iteration {t}: {reason}")
         wait_s = self._again.next() if self.tip.over else None

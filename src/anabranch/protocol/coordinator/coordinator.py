@@ -184,8 +184,8 @@ class Coordinator:
         return not self.released.last or self.reducing.prepared(current, stage) is None
 
     def removed(self, peer: str) -> None:
-        """Drop what is known of a peer that was removed or left its stage. A reduce in which it took part may
-        be unable to end and is then ordered anew."""
+        """Drop what is known of a peer that was removed or left its stage, its claims of the open iteration
+        included. A reduce in which it took part may be unable to end and is then ordered anew."""
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
@@ -505,8 +505,8 @@ class Coordinator:
 
     def _lone_finder(self) -> str | None:
         """Relay whose word alone the last SKIPS_IN_A_ROW skipped steps are, as its stage has no other replica
-        that was there; None if it is not known, is this peer, or nobody can serve in its place. Once the peer
-        that does finds the same, its word is taken."""
+        that was there; None if it is not known, is this peer, or nobody can serve in its place. If the peer
+        that replaced it finds overflows, too, that one's word is taken."""
         if len(self._overflows.finders) != 1:
             return None
         [(stage, peer)] = self._overflows.finders

@@ -149,8 +149,8 @@ class DoubleClaims:
         return new
 
     def stalled(self, current: Round, stage: int) -> None:
-        """Take the claims of a doubted stage as they are, once the step has stalled: the peer that could
-        say whose they are may be gone, or lie."""
+        """Take the claims of a doubted stage as they are in this round, once the step has stalled: the peer
+        that could say whose they are may be gone, or lie. Nothing for any other stage."""
         if current.doubted.get(stage):
             current.doubted[stage] = False
             current.looked.pop(stage, None)

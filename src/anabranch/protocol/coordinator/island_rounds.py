@@ -126,8 +126,9 @@ class IslandRounds:
                 self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
-        """Measure the speed of a peer (microbatches per second) by the compute seconds that it reports for
-        the last step; nothing if none of its work counted, or if no honest peer reports such a time."""
+        """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
+        that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
+        plausible one."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates.pop(peer, None)
@@ -351,8 +352,8 @@ class IslandRounds:
         return bool(alone) and len(machines) > 1 and source not in (self.ctx.me, *self._admission.going())
 
     def _waited_for(self, current: Round) -> dict[str, int]:
-        """Machines whose bound slots are not ready -> slot, but those that left or are being removed, also if
-        they came back since: others redo their slots."""
+        """Machines whose bound slots are not ready -> slot (of several the last), but this one and those that
+        left or are being removed, also if they came back since: others redo their slots."""
         membership = self.ctx.run.membership
         waiting = sets_of(current.slots).slots - self._ready(current) - current.dropped
         gone = {*self._admission.going(), *membership.gone, self.ctx.me}
@@ -369,8 +370,8 @@ class IslandRounds:
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
-        """Slots, but those `ready`, that nobody can fill: their machine left with what it carried, or one of
-        their crew left."""
+        """Slots, but those `ready` or dropped, that nobody can fill: their machine left with what it carried,
+        or one of their crew left. Empty in a round whose slots others may fill."""
         crews = self.ctx.run.settings.rounds.pipeline
         if not (crews or sets_of(current.slots).carried):
             return frozenset()

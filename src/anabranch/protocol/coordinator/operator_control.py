@@ -36,8 +36,9 @@ class FounderRequests:
         return self._own is not None or bool(self._revocations)
 
     def wish(self, action: str, steps: int = 0, target: str = "", reason: str = "") -> None:
-        """Start a request (arguments as in `Wish`), to be repeated to the leader until it is in the log. A
-        revocation is never given up; others are after WISH_S seconds, and when a later one replaces them."""
+        """Start a request (arguments as in `Wish`), which `repeat` sends to the leader until it is in the
+        log. A revocation is never given up, and none is started for a target that is revoked; others are
+        given up after WISH_S seconds, and when a later one replaces them."""
         wish = Wish(action, steps, target=target, reason=reason)
         if action != REVOKE:
             self._own, self._until = wish, self._ctx.clock.now + WISH_S

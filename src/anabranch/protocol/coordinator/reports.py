@@ -45,8 +45,9 @@ class Reports:
     """Peer that reported false overflows -> peers whose inputs it said to have had."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (units in its sum). Returns why it is refused; None if it is
-        entered, or ignored because it is not about the open round or the peer does not serve the stage."""
+        """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. Returns why
+        it is refused; None if it is entered, or ignored because it is not about the open round or the peer
+        does not serve the stage. A peer that claims an impossible loss is expelled."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -105,7 +106,8 @@ class Reports:
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
         """Enter a PREPARED report (a replica has the reduced gradient); returns why it is refused, None if it
-        is entered or is not about the reduce in progress."""
+        is entered or is not about the reduce in progress. Of a second one of the same attempt only the
+        receipt is taken."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:

@@ -106,11 +106,12 @@ class SlotLedger:
     _spare: int = 0
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
-        """Grant the capacity in advance to the peers `upstream`; returns them all, to be told.
+        """Grant the capacity in advance to the peers `upstream`, in place of all grants before; returns them
+        all, to be told.
 
         plan: upstream peer -> planned microbatches; at most half of the capacity is granted by the plan. The
-        rest is split evenly, less one credit if there is a plan. The remainder is the pool, so that a peer
-        without a grant need not wait for others.
+        rest is split evenly, less one credit if there is a plan. The remainder is the pool (all without
+        `upstream`), so that a peer without a grant need not wait for others.
         """
         shares = {peer: (plan or {}).get(peer, 0) for peer in upstream}
         planned = sum(shares.values())
@@ -126,9 +127,9 @@ class SlotLedger:
         return list(upstream)
 
     def expect(self, slots: Mapping[str, int]) -> list[str]:
-        """Grant in advance one credit for each slot of a round that is to come here: upstream peer -> number.
-        The rest of the capacity is the pool; more slots than that are the capacity, as a data node keeps but
-        a byte of each. Returns the peers to be told."""
+        """Grant in advance one credit for each slot of a round that is to come here (upstream peer ->
+        number), in place of `deal`. The rest of the capacity is the pool. If there are more slots, their
+        number is the capacity, as a data node keeps but a byte of each. Returns the peers to be told."""
         self.once = True
         self.capacity = max(self.capacity, sum(slots.values()))
         self.pool = self._spare = max(0, self.capacity - sum(slots.values()))

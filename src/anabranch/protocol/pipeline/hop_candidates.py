@@ -158,9 +158,9 @@ class HopCandidates:
         return self._fault(item, peer) == (0, 0)
 
     def _fault(self, item: OutgoingMicrobatch, peer: str) -> tuple[int, int]:
-        """How little a peer is preferred for a microbatch: how often it failed with this one, then how badly
-        with others. Where the next stage withholds, honest peers are late and avoided, too: a peer that
-        withholds would else get the same microbatch again and again."""
+        """How little a peer is preferred for a microbatch, (0, 0) if nothing speaks against it: how often it
+        failed with this one, then how badly with others. Where the next stage withholds, honest peers are
+        late and avoided, too: a peer that withholds would else get the same microbatch again and again."""
         return item.refused_by[peer], (peer in self.doubted) + self.ctx.costs.avoided(peer, self.t)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:

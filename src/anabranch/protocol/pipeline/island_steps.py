@@ -48,14 +48,16 @@ class IslandSteps:
         self._slots.pop(index, None)
 
     def on_activation(self, peer: str, message: InnerActivation, payload: Payload | None) -> str | None:
-        """Take an activation of an inner step; return why it is refused, or None."""
+        """Take an activation of an inner step of a slot that is begun here; return why it is refused, or
+        None."""
         crew = self._slots.get(message.index)
         if crew is None or payload is None:
             return f"slot {message.index} takes no inner steps here"
         return crew.on_activation(peer, message.step, message.number, payload)
 
     def on_gradient(self, peer: str, message: InnerGradient, payload: Payload | None) -> str | None:
-        """Take a gradient of an inner step; return why it is refused, or None."""
+        """Take a gradient of an inner step of a slot that is begun here; return why it is refused, or
+        None."""
         crew = self._slots.get(message.index)
         if crew is None or payload is None:
             return f"slot {message.index} takes no inner steps here"
@@ -261,7 +263,8 @@ class CrewPass:
         return not self._failed
 
     def link_up(self, peer: str) -> None:
-        """Send the machine after this one the activations again whose gradients have not come."""
+        """Send the machine after this one, if `peer` is it, the activations again whose gradients have not
+        come."""
         if peer == self.downstream:
             for number in sorted(self._sent.keys() - self._gradients.keys()):
                 self._send_on(number)

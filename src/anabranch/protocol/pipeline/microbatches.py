@@ -298,7 +298,8 @@ class Iteration:
         return False
 
     def _give_up(self, unit: IncomingMicrobatch) -> None:
-        """Tell the leader that the crew of a slot does not go on, as a task of it failed here."""
+        """Tell the leader that the crew of a slot does not go on, as a task of it failed here; nothing for a
+        microbatch, or a slot that one machine fills."""
         if self.source.slot(unit.index).others:
             self.claims.give_up(unit.index, unit.sender_of_last)
 
@@ -390,7 +391,8 @@ class Iteration:
 
     def _sealed(self, index: int, came: str, made: str, result: Result) -> str | None:
         """Check the seal of a task's first input, of kind `came`, and note the hash of its output, of kind
-        `made`; return why the input is refused, or None."""
+        `made`; return why the input is refused, and then nothing is noted, or None. Nothing if the task made
+        no hashes, in a run without audits."""
         if not result.hashes:
             return None
         if refusal := self.seals.check(came, index, result.hashes[0]):

@@ -83,7 +83,7 @@ class OutgoingMicrobatch:
 
     def bound_for(self) -> Collection[str]:
         """Peers whose expected load includes this microbatch. While it waits it counts at every peer asked
-        for a credit, so that requests spread over the peers."""
+        for a credit, so that requests spread over the peers; at none once its gradient is back."""
         if self.leg is OutgoingState.WAITING:
             return {peer for peer, _ in self.asked} if self.held_for is None else (self.held_for,)
         done = self.returned and not self.redoing

@@ -84,7 +84,7 @@ class Repairs:
 
     def _unheard(self, item: OutgoingMicrobatch, *peers: str) -> None:
         """Add peers that may have had the microbatch and sent it on, but cannot be asked, to those that its
-        next holder asks for it (`lost`)."""
+        next holder asks for it (`lost`, of which the newest LOST_MAX stay). Nothing without peers."""
         if peers:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
@@ -238,8 +238,9 @@ class Repairs:
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
-        """True if the gradient of a microbatch overflowed here, for the first time with one of its sender,
-        and another peer could send one: the sender may have made it up, and the microbatch is sent again."""
+        """True if the gradient with which microbatch `index` overflowed here came from a relay, none of that
+        relay's did before, and another peer could send one: it may be made up, and the caller has the
+        microbatch computed again (`reject`). To be asked before the overflow is entered in `claims`."""
         item = self._sender.items.get(index)
         if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
             return False

@@ -95,8 +95,8 @@ class Sender:
         self.pump()
 
     def provide(self, index: int, payload: Payload) -> None:
-        """Take the computed activation of microbatch `index`, which must be one to send, and send what can be
-        sent."""
+        """Take the computed activation of microbatch `index`, which must be one to send (else KeyError), and
+        send what can be sent. Before that nothing of it is sent."""
         item = self.items[index]
         item.payload = payload
         if item.leg is OutgoingState.PREPARING and item.peer is not None:
@@ -139,8 +139,8 @@ class Sender:
         return True, None
 
     def holders(self) -> SentOn:
-        """Peer of the next stage -> microbatches of the batch that it gave back first, and others that it was
-        sent or asked after."""
+        """Peer of the next stage -> microbatches of the batch, evaluations left out, that it gave back first,
+        and others that it was sent or asked after; both in order of index."""
         found: dict[str, tuple[list[int], list[int]]] = {}
         for index, item in sorted(self.items.items()):
             for peer in sorted(item.told | {item.given_by} - {""}) if item.train else ():
@@ -207,7 +207,8 @@ class Sender:
             item.asked -= {(peer, False), (peer, True)}
 
     def _give_back(self, to: str | None) -> None:
-        """Return to each receiver, or only to `to`, the free credits beyond those it guarantees.
+        """Return to each receiver, or only to `to` (which reported credits), the free credits beyond those it
+        guarantees.
 
         They were requested for a microbatch that went to another receiver, and would stay idle here while
         other senders wait. Called after every pass over the waiting microbatches, which may have used them.
@@ -297,7 +298,8 @@ class Sender:
                 self._transmit(item, choice.peer)
 
     def _use_slot(self, item: OutgoingMicrobatch, peer: str) -> None:
-        """Use a credit of `peer` for `item`. If another microbatch requested it, that one asks again."""
+        """Use a credit of `peer`, which must be free, for `item`. If another microbatch requested it, that
+        one asks again."""
         self.credits[peer].used += 1
         self.hops.took(peer)
         ask = (peer, item.repair)

@@ -384,7 +384,7 @@ class AllReduce:
             self.iteration.claims.send()
 
     def _failed(self, reduce: ReduceAttempt, result: Result) -> bool:
-        """True if `result` holds no sum, e.g. because a contribution is not finite.
+        """True if `result` holds no sum, e.g. because a contribution is not finite; else nothing happens.
 
         A note says why, and the members' contributions are examined one by one. This replica then sends no
         `Prepared`, and the leader orders another attempt, with or without the member at fault.
@@ -448,7 +448,7 @@ class AllReduce:
     def audited_items(self, subject: str) -> dict[WorkItem, Payload]:
         """Parts (item -> payload) from which the audited replica `subject` made its sums in the present
         attempt. If that is this replica: the parts of all members that came; else the parts that this replica
-        sent to `subject`."""
+        sent to `subject`. Empty without an attempt."""
         reduce = self.reduce
         if reduce is None:
             return {}

@@ -50,7 +50,7 @@ class ReduceCells:
         return rank if rank < self.parts else None
 
     def collector(self, cell: int, part: int) -> int:
-        """Position of the member that sums part number `part` in cell number `cell`."""
+        """Position of the member that sums part number `part` (below `parts`) in cell number `cell`."""
         return self.bounds[cell][0] + part
 
     def partners(self, position: int) -> set[int]:

@@ -175,7 +175,8 @@ _sets: dict[int, AttemptSets] = {}
 
 
 def attempt_sets(message: Attempt) -> AttemptSets:
-    """Sets of an attempt, worked out once for the object `message`."""
+    """Sets of an attempt, worked out once for the object `message` and shared by its members in a simulated
+    swarm: not to be changed."""
     found = _sets.get(id(message))
     if found is None or found.message is not message:
         if len(_sets) >= ATTEMPTS_CACHED:

@@ -158,7 +158,7 @@ class StepApply(Timer):
 
     def _give_up(self, step: int) -> None:
         """Stop applying steps one by one, and have a whole state fetched (`on_behind`): the gradient of
-        `step` is not to be had."""
+        `step` is not to be had, or the state is false. Pending steps stay."""
         self.lacking.end()
         self.t = -1  # nothing is applied until the state is here
         self.all_reduce.close()

@@ -97,8 +97,8 @@ class WorkReceipt:
         self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
     ) -> str | None:
         """Note what the sum of `part` was made of; return the first member (peer id) whose part does not have
-        that member's seal, or None. senders: positions of the members, in the order of `inputs`. hashes: of
-        the inputs, then of the sum."""
+        that member's seal, and then nothing is noted, or None. senders: positions of the members, in the
+        order of `inputs`. hashes: of the inputs, then of the sum; () if they were not made."""
         if not self.on or not self._flat or not hashes:
             return None
         transfers = []
@@ -113,8 +113,9 @@ class WorkReceipt:
         return None
 
     def assembled(self, collectors: Sequence[str], hashes: tuple[str, ...]) -> str | None:
-        """Note the reduced parts; return the first peer whose part does not have that peer's seal, or None.
-        collectors: peer that summed each part. hashes: of the parts, in their order."""
+        """Note the reduced parts; return the first peer whose part does not have that peer's seal, and then
+        nothing is noted, or None. collectors: peer that summed each part. hashes: of the parts, in their
+        order."""
         if not self.on or not self._flat or len(hashes) < len(collectors):
             return None
         transfers = []
