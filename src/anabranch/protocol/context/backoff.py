@@ -23,7 +23,8 @@ class Backoff:
         self.tries = 0
 
     def next(self) -> float | None:
-        """Count a try and return the seconds to wait before it; None after the last."""
+        """Count a try and return the seconds to wait before it; None, and nothing is counted, once the limit
+        of tries is reached."""
         if self._limit is not None and self.tries >= self._limit:
             return None
         planned_s = min(self._most_s, self._first_s * 2.0 ** min(self.tries, DOUBLINGS_MAX))

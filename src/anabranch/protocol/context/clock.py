@@ -48,7 +48,8 @@ class OwnTime:
         self._awaited_own = -math.inf
 
     def take(self, clock: float) -> float:
-        """Advance to the driver's time `clock` of an event; returns this peer's own time of it."""
+        """Advance to the driver's time `clock` (s) of an event; returns this peer's own time of it. Ends the
+        wait for a planned wake-up (`awaits`), which has to be planned anew."""
         if clock < self._last:
             self._ahead -= self._last - clock
         else:

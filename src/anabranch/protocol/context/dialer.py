@@ -60,7 +60,8 @@ class Dialer:
         return self._due_at
 
     def reach(self, peer: str) -> None:
-        """Dial a member or fellow voter with a known address, unless it is linked or being dialled."""
+        """Dial a member or fellow voter with a known address, and go on with back-off until it is linked,
+        unless it is linked or being dialled. Nothing for this peer itself, or without an address."""
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return
         if address := self.addresses(peer):
@@ -74,7 +75,8 @@ class Dialer:
             self.reach(peer)
 
     def plan(self, peer: str, least_s: float = 0.0) -> None:
-        """Plan the next attempt to dial `peer`, after a back-off of at least `least_s` seconds."""
+        """Plan the next attempt to dial `peer`, in place of one that is planned, after a back-off of at least
+        `least_s` seconds, longer each time."""
         _, backoff = self._dials.get(peer, (0.0, None))
         backoff = backoff or Backoff(self.rng, REDIAL_S, REDIAL_MAX_S)
         self._dials[peer] = (self.clock.now + max(least_s, backoff.next() or REDIAL_MAX_S), backoff)

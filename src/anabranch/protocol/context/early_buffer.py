@@ -99,7 +99,8 @@ class EarlyBuffer:
         self._drop(lambda peer, message: void(message))
 
     def link_down(self, sender: str) -> None:
-        """Drop the messages of a disconnected peer that are valid only on their connection (credits)."""
+        """Drop the messages of a disconnected peer that are valid only on their connection (credits); its
+        other ones stay."""
         if sender in self._by_peer:
             self._drop(lambda peer, message: peer == sender and type(message) in PER_CONNECTION)
 

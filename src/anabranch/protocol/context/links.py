@@ -66,8 +66,8 @@ class LinkTable:
         self._users: list[Callable[[], Collection[str]]] = []
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
-        """Record to which process of `peer` a new link leads, and through which carrier ("": none). The count
-        of its dials through carriers begins anew."""
+        """Record to which process of `peer` a new link leads, and through which carrier ("": none); `add`
+        enters the link itself. The count of its dials through carriers begins anew."""
         self.incarnations[peer] = incarnation
         self.payloads_come(peer)
         _forget(self.tried_carriers, peer)
@@ -102,14 +102,15 @@ class LinkTable:
                 self.lossy.add(peer)
 
     def payloads_come(self, peer: str) -> None:
-        """Forget which payloads to `peer` were late: it acknowledged one, or there is no better way. A link's
-        payloads arrive in order, so nothing that was sent before an acknowledged one is lost."""
+        """Forget which payloads to `peer` were late, so that its link is not `lossy`: it acknowledged one, or
+        there is no better way. A link's payloads arrive in order, so nothing that was sent before an
+        acknowledged one is lost."""
         self._late.pop(peer, None)
         self.lossy.discard(peer)
 
     def close(self, peer: str) -> None:
-        """Remove the link, which is up, to a peer that was removed from the run, but keep its
-        measurements."""
+        """Remove the link, which must be up, to a peer that was removed from the run, but keep its
+        measurements, and whether it is suspected."""
         self.up.pop(peer)
 
     def forget_carriers(self, peer: str) -> None:
@@ -141,7 +142,8 @@ class LinkTable:
         self._users.append(partners)
 
     def in_use(self) -> set[str]:
-        """Peers with which any component of this peer exchanges work now, neighbours or not."""
+        """Peers with which any component of this peer exchanges work now, neighbours or not, linked or
+        not."""
         return {peer for partners in self._users for peer in partners()}
 
 

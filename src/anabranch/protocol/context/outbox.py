@@ -53,7 +53,8 @@ class Outbox:
             self.effects.append(Note(kind, fields))
 
     def refuse(self, peer: str, message: str, reason: str) -> None:
-        """Count a refused message of kind `message`, and note it in the event log unless the peer floods."""
+        """Count a refused message of kind `message`, and note it with the reason in the event log unless the
+        peer floods. The peer is not told, nor is its allowance charged."""
         count = self.rate_limits.count(peer, message)
         if self.rate_limits.is_noted(count):
             self.note("refused", subject=peer, reason=f"{message}: {reason}", count=count)
@@ -62,6 +63,7 @@ class Outbox:
         self.backlog = microbatches
 
     def take_effects(self) -> list[Effect]:
-        """Remove and return the effects collected so far."""
+        """Remove and return the effects collected so far, in order; messages to this peer itself (`to_self`)
+        stay."""
         effects, self.effects = self.effects, []
         return effects

@@ -56,11 +56,12 @@ class PeerContext:
         self.costs.activation_bytes = settings.activation_bytes
 
     def fence(self, t: int, base: str) -> Fence:
-        """Fence of a message about iteration `t` on `base`: with this peer's epoch, incarnation, stage."""
+        """Fence of a message about iteration `t` on `base` (hash of the log entry that it builds on): with
+        this peer's epoch, incarnation, stage."""
         return Fence(self.run.settings.epoch, self.incarnation, t, base, self.run.stage)
 
     def start_next(self) -> bool:
-        """Start the next waiting task if the worker is free; True if one was started."""
+        """Have the driver run the next waiting task if the worker is free; True if one was started."""
         job = self.tasks.next()
         if job is None:
             return False

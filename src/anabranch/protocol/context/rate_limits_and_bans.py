@@ -47,7 +47,8 @@ class TokenBucket:
     at: float
 
     def fill(self, burst: float, per_s: float, now: float) -> None:
-        """Add the tokens accrued until `now`, at `per_s` a second, up to `burst`."""
+        """Add the tokens accrued until `now`, at `per_s` a second, up to `burst`; nothing for a time that has
+        passed already."""
         if now > self.at:
             left = self.left + per_s * (now - self.at)
             self.left, self.at = left if left < burst else burst, now
@@ -88,8 +89,8 @@ class RateLimits:
         """Peer -> ticket and address block with which it came."""
 
     def came_with(self, peer: str, *shared: str) -> None:
-        """Note the ticket that `peer` showed and the address block that it came from ("": none); as a
-        stranger it is charged and banned together with them."""
+        """Note the ticket that `peer` showed and the address block that it came from ("": none), in place of
+        those noted before; as a stranger it is charged and banned together with them."""
         self._came_with.pop(peer, None)
         if names := tuple([name for name in shared if name]):
             self._came_with[peer] = names
@@ -152,7 +153,7 @@ class RateLimits:
 
     def ban(self, peer: str, now: float) -> None:
         """Ban a peer, and strangers that come with its ticket or from its address block: for BAN_S, and each
-        time for twice as long."""
+        time for twice as long, up to LONGEST_BAN_S. Its links are not closed here."""
         self._bans = {name: ban for name, ban in self._bans.items() if ban.until + FORGIVEN_S > now}
         for name in (peer, *self._came_with.get(peer, ())):
             former = self._bans.pop(name, None)

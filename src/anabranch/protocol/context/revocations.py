@@ -23,7 +23,8 @@ class Revocations:
             self.add({record.id: record.reason})
 
     def add(self, reasons: Mapping[str, str]) -> None:
-        """Add revocations that are known from elsewhere: a resumed run's log, or a `Welcome`."""
+        """Add revocations (peer id or ticket key -> reason) that are known from elsewhere: a resumed run's
+        log, or a `Welcome`. The first reason of a target stays."""
         for target, reason in reasons.items():
             self.reasons.setdefault(target, reason)
 
@@ -37,7 +38,8 @@ class Revocations:
         return None
 
     def refused(self, members: Iterable[Member]) -> dict[str, str]:
-        """Those of the given members that may not take part: id -> reason."""
+        """Those of the given members that may not take part, as they or their tickets are revoked: id ->
+        reason."""
         if not self.reasons:
             return {}
         found = {member.id: self.refusal(member.id, member.ticket) for member in members}

@@ -93,7 +93,8 @@ class RunView:
         self.use_settings(settings)
 
     def use_settings(self, settings: Settings) -> None:
-        """Replace the settings of the run, and with them routing policy and overlay."""
+        """Replace the settings of the run, and with them routing policy and overlay, which begin anew;
+        members and plans stay."""
         self.settings = settings
         self.policy = make_policy(settings.policy, CounterRng(*self._policy_seed))
         self.near = Overlay(self._me, lambda: self.membership, settings.neighbours, settings.stages)
@@ -151,13 +152,15 @@ class RunView:
         return self._next in self._plans
 
     def batch(self, t: int) -> tuple[int, ...]:
-        """Indices of the microbatches of iteration t; of its slots that take part, if it is a round."""
+        """Indices of the microbatches of iteration t; of its slots that take part, if it is a round, () if
+        the plan of that is not known."""
         if self.settings.rounds.has(t):
             return sets_of(self.plan(t)).active
         return tuple(range(self.settings.microbatches))
 
     def split(self, t: int) -> Assignment:
-        """Data node of each microbatch of iteration t's batch; of each slot that has a crew, the crew's."""
+        """Data node of each microbatch of iteration t's batch; of each slot that has a crew, the crew's. A
+        copy of its own, which the caller may change."""
         split = self.membership.assignment(t, self.batch(t))
         if self.settings.rounds.pipeline and self.settings.rounds.has(t):
             crews = {slot: self.plan(t)[slot].crew for slot in self.batch(t)}
@@ -264,7 +267,7 @@ class StandbyView:
         return self._latest[1]
 
     def working(self, peers: Sequence[str]) -> Sequence[str]:
-        """Those of `peers` that are no standbys; all of them if all are standbys."""
+        """Those of `peers` that are no standbys, in order; all of them if all are standbys."""
         if not self.waits:
             return peers
         return [peer for peer in peers if peer not in self.waits] or peers

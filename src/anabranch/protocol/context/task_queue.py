@@ -97,8 +97,8 @@ class WorkQueue:
         return self.running.task, self.running.inputs
 
     def finish(self, task: Task) -> Then | None:
-        """Note that the running task has ended; returns the function that takes its result. Raises
-        RuntimeError if `task` is another one."""
+        """Note that the running task has ended; returns the function that takes its result (one that ignores
+        it, if it was dropped meanwhile). Raises RuntimeError if `task` is another one; nothing runs then."""
         job, self.running = self.running, None
         if job is None or job.task is not task:
             raise RuntimeError(f"the driver finished {task}, which was not running")
@@ -110,7 +110,7 @@ class WorkQueue:
         return [(TaskPriority(job.rank), job.task) for job in jobs]
 
     def withdraw(self, task: Task) -> None:
-        """Remove a waiting task; it gets no result."""
+        """Remove a waiting task; it gets no result. One that runs, or is not in the queue, is left alone."""
         self._heap = [job for job in self._heap if job.task is not task]
         heapq.heapify(self._heap)
 

@@ -216,7 +216,8 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no peer in: others have all its seats; None: a seat is left."""
+        """Reason why a ticket lets no peer in: others have all its seats; None: a seat is left, or the ticket
+        has no quota. `peer` itself, and members that are being removed, do not count."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -237,7 +238,8 @@ class Admission:
         return [member for member in known.values() if member.id not in out]
 
     def _open_stages(self, peer: str) -> list[int]:
-        """Stages with a seat for the walk-in `peer`, those with the fewest members first."""
+        """Stages with a seat for the walk-in `peer`, those with the fewest members first; [] if there is
+        none. A seat that it has itself counts as free."""
         serving, stages = self.ctx.run.membership.active_from, self.ctx.run.settings.stages
         return open_stages(self._others(peer), serving, stages)
 
@@ -318,8 +320,8 @@ class Admission:
         return None
 
     def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
-        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one; the
-        last time, remove it."""
+        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one;
+        after more than FALSE_STATES different ones remove it."""
         self.ready.pop(peer, None)
         told = self._false.setdefault(peer, set())
         told.add((message.t, message.fingerprint))
@@ -337,8 +339,9 @@ class Admission:
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Let the members of a stage that has no active replica at iteration t serve from t on, where the log
-        has them serve only from a later iteration: they have the stage's state already."""
+        """Count as ready the members of a stage that has no active replica at iteration t, where the log has
+        them serve only from a later iteration: they have the stage's state already, and the next `change` may
+        have them serve from t on."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and not member.is_auditor and membership.active_from.get(peer, t) > t:
@@ -348,7 +351,7 @@ class Admission:
 
     def leave(self, peer: str, reason: str) -> None:
         """Note that a member asked to leave; `let_go` removes it when the run can do without it. A joiner
-        that is not a member yet is dropped at once."""
+        that is not a member yet is dropped at once. A repeated request changes nothing."""
         if peer in self.ctx.run.membership.members:
             self._leaving.setdefault(peer, (reason, self.ctx.clock.now + VOTE_S))
         else:
@@ -376,8 +379,8 @@ class Admission:
                 self.remove(peer, f"left: {reason}")
 
     def remove(self, peer: str, reason: str) -> None:
-        """Plan to log the removal of a member, never of this peer itself; the first reason stays. Drop a
-        joiner that is not a member yet."""
+        """Plan to log the removal of a member, never of this peer itself; the first reason stays, and
+        `change` makes the record. Drop a joiner that is not a member yet; nothing for a stranger."""
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
         self._ready_t.pop(peer, None)
@@ -425,8 +428,8 @@ class Admission:
         self._connections.indirect_probes.ask(peer)
 
     def link_up(self, peer: str) -> None:
-        """Note a new link to `peer`. If it leads to a restarted process, the member is removed, since its
-        state is gone."""
+        """Note a new link to `peer`. If it leads to a later process than the log has as a member, the member
+        is removed, since its state is gone."""
         self._lost.pop(peer, None)
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation:
@@ -547,8 +550,9 @@ class Admission:
 
     def change(self, begins: Callable[[int, int], int | None] = lambda stage, t: None) -> Members | None:
         """Next Members record to log, or None: removals if any are planned, else joiners (as ADMISSIONS
-        allows), else members that begin to serve; its contents are planned no longer. begins(stage, t):
-        iteration from which ready members with the stage's state after t serve; None: not yet."""
+        allows), else members that begin to serve; its contents are planned no longer. To be called once the
+        record before is committed: the caller logs this one. begins(stage, t): iteration from which ready
+        members with the stage's state after t serve; None: not yet."""
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}

@@ -30,8 +30,8 @@ def marked(member: Member) -> Member:
 
 
 def stage_to_audit(members: Iterable[Member], stages: int) -> int:
-    """Stage for the next auditor: one with the fewest auditors; of those the one with the fewest replicas,
-    which can settle a dispute least. members: those that stay or come."""
+    """Stage (1 to `stages`, at least 1) for the next auditor: one with the fewest auditors; of those the one
+    with the fewest replicas, which can settle a dispute least. members: those that stay or come."""
     auditors, replicas = dict.fromkeys(range(1, stages + 1), 0), dict.fromkeys(range(1, stages + 1), 0)
     for member in members:
         if member.stage:

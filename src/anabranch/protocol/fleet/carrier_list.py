@@ -65,8 +65,9 @@ class CarrierList:
         return None
 
     def record(self) -> Carriers | None:
-        """Next record of the list to log; None: it stays as it is, or it is too early for a record
-        (`RECORDS`). Carriers that are revoked, or had no link for GONE_S, are dropped."""
+        """Next record of the list, which the caller logs; None: it stays as it is, or it is too early for a
+        record (`RECORDS`). Carriers that are revoked, or had no link for GONE_S, are dropped. Offers are
+        noted no longer by that."""
         run, up, now = self._ctx.run, self._ctx.links.up, self._ctx.clock.now
         if (not run.carriers and not self._offers) or self._wait_s() > 0.0:
             return None

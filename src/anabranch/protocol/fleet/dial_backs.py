@@ -34,7 +34,8 @@ class DialBacks:
             self._ctx.outbox.emit(DialBack(peer, direct))
 
     def answered(self, event: DialledBack) -> None:
-        """Keep the result of a dial-back, and send it to the joiner."""
+        """Keep the result of a dial-back in place of an earlier one, and send it to the joiner if it is
+        linked."""
         peer = event.peer
         self._under_way.discard(peer)
         self._results.pop(peer, None)

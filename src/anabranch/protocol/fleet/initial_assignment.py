@@ -52,15 +52,15 @@ class InitialAssignment:
         self._moved: frozenset[str] = frozenset()
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """Enter a ready member's report of its links: receiver -> (round trip in s, bits per second to
-        it)."""
+        """Enter a member's report of its links (receiver -> (round trip in s, bits per second to it)) in
+        place of its last one; ignored if it is empty, of a stranger, or once the run has begun."""
         if self.ctx.run.deals and links and peer in self.ctx.run.membership.members:
             self.admission.ways.told(peer, links)
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
 
     def removed(self, peer: str) -> None:
-        """Drop the link report of a peer that was removed or moved. A moved one is no longer ready to serve:
-        its report that it was ready may have been of its old stage."""
+        """Drop the link report of a peer that was removed or moved. One that `decide` moved is no longer
+        ready to serve: its report that it was ready may have been of its old stage."""
         self._reported.pop(peer, None)
         if peer in self._moved:
             self.admission.ready.pop(peer, None)
@@ -95,7 +95,7 @@ class InitialAssignment:
         return asked and peer in self.admission.ready and self.ctx.reachable(peer)
 
     def _all_reported(self) -> bool:
-        """True if every member has reported its bandwidth to every other one."""
+        """True if every member, auditors left out, has reported its bandwidth to every other one."""
         membership = self.ctx.run.membership
         members = membership.members.keys() - membership.auditors.keys()
         return all(members - {peer} <= set(self._reported.get(peer, ())) for peer in members)
@@ -145,7 +145,8 @@ class InitialAssignment:
             yield before | dict(zip(movable, stages, strict=True))
 
     def _record(self, before: Deal, deal: Deal) -> Members:
-        """Record that moves each relay whose stage differs between the assignments `before` and `deal`."""
+        """Record that moves each relay whose stage differs between the assignments `before` and `deal`; these
+        relays are noted as moved."""
         membership = self.ctx.run.membership
         self._moved = frozenset(peer for peer in deal if deal[peer] != before[peer])
         moved = [msgspec.structs.replace(membership.members[peer], stage=deal[peer]) for peer in self._moved]

@@ -59,8 +59,9 @@ class Rebalancing:
         self._plans: dict[tuple[int, int], dict[str, int]] = {}
 
     def decide(self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]) -> Members | None:
-        """Record of the moves to be made now, or None. t: last committed iteration. quiet: True while a move
-        would lose little work. applied: stage -> peers that have confirmed step t."""
+        """Record of the moves to be made now, which the caller logs, or None (always without
+        `settings.rebalance`, and before the run has begun). t: last committed iteration. quiet: True while a
+        move would lose little work. applied: stage -> peers that have confirmed step t."""
         wanted = self.ctx.run.settings.rebalance
         if not wanted or not self.ctx.run.membership.begun:
             return None
@@ -82,7 +83,8 @@ class Rebalancing:
         return Members(self.ctx.run.membership.number + 1, removed=reasons, joined=moved)
 
     def _has_departed(self) -> bool:
-        """True if a relay of the previous iteration is gone or has restarted; stores the present relays."""
+        """True if a relay of the iteration in which this was asked last is gone or has restarted; stores the
+        present relays."""
         members = self.ctx.run.membership.members
         before = self._incarnations
         self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage and not m.is_auditor}

@@ -99,7 +99,8 @@ class SnapshotCatalog:
 
     def begin(self, point: RestorePoint) -> None:
         """Begin with the restore point from which this coordinator continues, at its start or after a
-        rollback; later points are dropped."""
+        rollback; later points are dropped. If a point of that iteration is known, `point` takes over where
+        its states are."""
         self._logged = {t for t in self._logged if t < point.t} | {point.t}
         known = self.points.get(point.t)
         if known is not None:
@@ -126,7 +127,8 @@ class SnapshotCatalog:
             self._changed = True
 
     def begun_as_seeded(self) -> None:
-        """Note that the run's initial states can be made by every peer from the seed."""
+        """Note that the run's initial states can be made by every peer from the seed; nothing if iteration 0
+        is no restore point any more."""
         if 0 in self.points:
             self.points[0].initial, self.points[0].on_disk = True, False
 
@@ -220,7 +222,7 @@ class SnapshotCatalog:
 
     def has(self, t: int, stage: int, among: Among = lambda peer: True) -> bool:
         """True if some peer that satisfies `among` has the stage's state after iteration t, or every peer can
-        make it from the seed."""
+        make it from the seed. False if t is no restore point."""
         point = self.points.get(t)
         return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 
@@ -278,7 +280,8 @@ class SnapshotCatalog:
             self._passes[peer] = most, most
 
     def _order(self, point: RestorePoint) -> bool:
-        """Order the copies that a restore point lacks; True if the point is complete."""
+        """Order the copies that a restore point lacks, or order them again; True if the point is complete:
+        each stage has as many keepers as are wanted, or as there are to be had, but at least one."""
         membership, complete = self.ctx.run.membership, True
         load = Counter(peer for _, peer in point.ordered)
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -310,7 +313,8 @@ class SnapshotCatalog:
         return not refuses and self.ctx.reachable(peer)
 
     def _tell(self, point: RestorePoint, stage: int, peer: str, holders: list[str]) -> None:
-        """Send a keeper its order to copy a state; again after ORDER_AGAIN_S. holders: its sources."""
+        """Send a keeper its order to copy a state; nothing if that was done within ORDER_AGAIN_S, after which
+        `tick` tries again. holders: its sources, of which those of the stage are named first."""
         said_at = point.ordered.get((stage, peer), -math.inf)
         if self.ctx.clock.now >= said_at + ORDER_AGAIN_S:
             point.ordered[stage, peer] = said_at = self.ctx.clock.now
@@ -320,7 +324,8 @@ class SnapshotCatalog:
         self._again_at = min(self._again_at, said_at + ORDER_AGAIN_S)
 
     def repeat(self, peer: str) -> None:
-        """Announce the latest complete restore point to a peer again; it may drop older snapshots."""
+        """Announce the latest complete restore point, if there is one, to `peer` again; it may drop older
+        snapshots."""
         if self.complete_t >= 0:
             self.ctx.outbox.send(peer, Complete(self.complete_t))
 
@@ -330,7 +335,8 @@ class SnapshotCatalog:
 
 
 def candidates(membership: Membership, stage: int) -> list[str]:
-    """Members that may keep copies of a stage's state: active members of other stages."""
+    """Members that may keep copies of a stage's state: active members of other stages, reachable or not,
+    sorted by id."""
     serving = membership.active_from
     return sorted(p for p, m in membership.members.items() if m.stage != stage and p in serving)
 
@@ -338,8 +344,9 @@ def candidates(membership: Membership, stage: int) -> list[str]:
 def choose(
     membership: Membership, stage: int, willing: list[str], chosen: list[str], load: Counter[str]
 ) -> str:
-    """Next keeper of a stage among `willing`: preferably of another stage than the keepers in `chosen`, with
-    an address that can be dialled, and with the least `load` (copies ordered); a hash breaks ties."""
+    """Next keeper of a stage among `willing` (members, at least one): preferably of another stage than the
+    keepers in `chosen`, with an address that can be dialled, and with the least `load` (copies ordered); a
+    hash breaks ties."""
     used = {membership.stage_of(peer) for peer in chosen}
 
     def order(peer: str) -> tuple[bool, bool, int, str]:

@@ -68,7 +68,7 @@ class StageRecovery:
         self.ctx.outbox.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
 
     def lacking(self, peers: Collection[str], t: int) -> list[str]:
-        """Those of `peers` that reported that they cannot get the state after iteration t."""
+        """Those of `peers` whose last report says that they cannot get the state after iteration t itself."""
         return [peer for peer in peers if self._behind.get(peer) == t]
 
     def forget(self, peer: str) -> None:
@@ -125,7 +125,7 @@ class StageRecovery:
 
     def _is_lost(self, stage: int, t: int) -> bool:
         """True if no member can have the stage's state after iteration t, except in a snapshot of another
-        stage's peer."""
+        stage's peer; also if nobody is of the stage."""
         membership = self.ctx.run.membership
         able = membership.live(stage, t + 1) or [p for p in membership.of(stage) if self._knows(p)]
         return len(self.lacking(able, t)) == len(able)

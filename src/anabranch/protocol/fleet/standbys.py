@@ -97,7 +97,8 @@ class Standbys:
             )
 
     def repeat(self, peer: str) -> None:
-        """Send the announcement again to a peer whose link is new."""
+        """Send the announcement of the standbys again to a peer whose link is new; nothing before this
+        coordinator has announced any."""
         if self._t:
             self._number += 1
             self.ctx.outbox.send(peer, Spared(self._number, dict(self.ctx.standby_view.waits)))

@@ -64,7 +64,8 @@ class Stragglers:
         self._waits_for = waits_for
 
     def take_over(self) -> None:
-        """Begin as a new leader: every active member has to report the last step that it applied."""
+        """Begin as a new leader: every active member has to report the last step that it applied, within
+        REPORTED_S; later it counts as silent until it does."""
         self._unheard = set(self.ctx.run.membership.active_from)
         self._reported_by = self.ctx.clock.now + REPORTED_S
 
@@ -105,8 +106,8 @@ class Stragglers:
         return set(replicas) - (self.silent() - late.difference(self._going()))
 
     def without(self, t: int) -> set[str]:
-        """Members whom the reduces leave out from iteration t on. They may have computed a part of iteration
-        t before, which others compute again."""
+        """Members that the reduces leave out from iteration t on, not from an earlier one. They may have
+        computed a part of iteration t before, which others compute again."""
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
@@ -115,7 +116,8 @@ class Stragglers:
         return peer in self._without or peer in self._awaited or peer in self._unheard
 
     def needed(self, peer: str) -> bool:
-        """True if the open step waits for `peer`."""
+        """True if the open step waits for `peer`: its stage is not done, and takes it along. False for one
+        that is no member. As `present` does, it may record others as left out."""
         membership = self.ctx.run.membership
         stage = membership.stage_of(peer)
         if stage is None or not self._waits_for(stage):

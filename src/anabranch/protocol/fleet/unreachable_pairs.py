@@ -26,7 +26,8 @@ class UnreachablePairs:
         self._apart: dict[str, frozenset[str]] = {}
 
     def told(self, peer: str, apart: Collection[str]) -> None:
-        """Enter the latest report of `peer`. apart: replicas of its stage that it cannot reach."""
+        """Enter the report of `peer` in place of its last one. apart: replicas of its stage that it cannot
+        reach; empty: it reaches all."""
         self._apart[peer] = frozenset(apart)
 
     def removed(self, peer: str) -> None:

@@ -117,12 +117,14 @@ class Download:
         self._ask()
 
     def cancel(self) -> None:
-        """End the download, without either callback. Messages that arrive later are ignored."""
+        """End the download, without either callback; nothing if it is over. Messages that arrive later are
+        ignored."""
         self.over = True
 
     @property
     def givers(self) -> set[str]:
-        """Sources that offered the state which is, or was, downloaded."""
+        """Sources that offered the state which is, or was, downloaded; empty before the first offer is
+        chosen."""
         return {s.peer for s in self.sources.values() if self._chosen is not None and s.offer == self._chosen}
 
     @property
@@ -254,7 +256,8 @@ class Download:
     # --- pieces --------------------------------------------------------------------------------
 
     def _pull(self, source: Source) -> None:
-        """Request the next pieces from a source, until WINDOW pieces are outstanding."""
+        """Request the next pieces from a source, until WINDOW pieces are outstanding; without any its answer
+        is no longer awaited. An offer must be chosen."""
         assert self._chosen is not None
         for piece in list(self._wanted(source)):
             source.asked.add(piece)
@@ -334,7 +337,8 @@ class Download:
         self.ctx.tasks.submit(TaskPriority.BACKGROUND, CheckState(offer.t, self.stage), pieces, checked)
 
     def _replace(self, wrong: Sequence[int]) -> None:
-        """Request the pieces `wrong`, which have a wrong hash, from other sources."""
+        """Request the pieces `wrong`, which have a wrong hash, from other sources than those that sent them,
+        which are excluded; pieces from disk are not looked for there again."""
         for piece in wrong:
             _, peer = self._pieces.pop(piece)
             self._pending.append(piece)
@@ -369,7 +373,8 @@ class Download:
     # --- links and time ------------------------------------------------------------------------
 
     def link_down(self, peer: str) -> None:
-        """Shorten the wait for a source whose link broke, so that another (or the same) is asked soon."""
+        """Shorten the wait for a source whose link broke, so that another (or the same) is asked soon;
+        nothing for a peer that is no source, or from which nothing is awaited."""
         source = self.sources.get(peer)
         if source is not None and source.due < math.inf:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)

@@ -32,8 +32,8 @@ class PossessionProof:
         self._asked = NO_STATE
 
     def get(self) -> str | None:
-        """Proof of the present state; None: being computed, `on_proved` follows; "": of the initial state,
-        which anyone can make."""
+        """Proof of the present state; None: being computed, `on_proved` follows unless the state changes
+        before; "": of the initial state, which anyone can make, or without a state."""
         present = self._present()
         if present[0] <= 0:
             return ""

@@ -110,7 +110,7 @@ class StateServer:
 
     def checkpoint_written(self, t: int) -> None:
         """Note that the checkpoint of step t, newer than those that were read, was written, and that no
-        rollback overtook it."""
+        rollback overtook it: the newest is read anew when it is asked for."""
         self._newest.clear()
         self._sound_t = max(self._sound_t, t)
 
@@ -124,7 +124,8 @@ class StateServer:
     def snapshot(self, pin: Callable[[State], None] | None = None) -> None:
         """Copy the current state before any later step is applied, and offer the copy to the peers that wait
         for it (or say that there is none, if that fails). pin: callback with the copy, for an owner that
-        keeps it."""
+        keeps it; not called if copying fails. Without it, nothing if a copy of this state is being made. This
+        peer must have a state."""
         stage, t = key = self.ctx.run.stage, self._state_t()
         if key in self._taking and pin is None:
             return
@@ -181,7 +182,8 @@ class StateServer:
         self.abandon(t)
 
     def abandon(self, t: int) -> None:
-        """Tell peers that wait for states after t that there are none, as the worker's tasks were dropped."""
+        """Tell peers that wait for states after t that there are none, as the worker's tasks were dropped.
+        Those that asked for a step that is not applied yet get no answer, and ask again."""
         void = [key for key in self._waiting if key[1] > t]
         for stage, later in void:
             for peer in sorted(self._waiting.pop((stage, later))):

@@ -107,8 +107,9 @@ class Snapshots(Timer):
         self._pull_next()
 
     def _has_room(self, state: State) -> bool:
-        """True if a copy of `state` fits the memory budget. The copies of one iteration may take half of it,
-        since the copies of the next one arrive before they are dropped."""
+        """True if a copy of `state` (of another stage) fits the memory budget beside the copies of the same
+        iteration. These may take half of it, since the copies of the next one arrive before they are
+        dropped."""
         held = [s for s in self.states.pinned.values() if s.stage != self.ctx.run.stage and s.t == state.t]
         pieces = len(state.pieces) + sum(len(other.pieces) for other in held)
         return 2 * pieces * PIECE_BYTES <= self.ctx.run.settings.snapshot_budget_bytes
