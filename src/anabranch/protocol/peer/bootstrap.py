@@ -42,12 +42,12 @@ def lead(
 ) -> Peer:
     """Make the peer that founds a run or resumes it.
 
-    genesis: first record, if the run is new. kept: the log so far (none: a new run). saved: newest checkpoint
-    (none: the initial state). model_hash: of the model that this machine trains. certify, unheard, signer: as
-    for `Peer`. If the log has other voters, the founder does not lead at once: it asks at their addresses and
-    joins the leader if there is one. If there is none and a majority of the voters is present, it may be
-    elected, and resumes the run from its checkpoint. Raises ValueError if a log that it resumes at once lacks
-    its genesis record.
+    genesis: first record, if the run is new; else the one in the log counts. kept: the log so far (none: a
+    new run). saved: newest checkpoint (none: the initial state). model_hash: of the model that this machine
+    trains. certify, unheard, signer: as for `Peer`. If the log has other voters, the founder does not lead at
+    once: it asks at their addresses and joins the leader if there is one. If there is none and a majority of
+    the voters is present, it may be elected, and resumes the run from its checkpoint. Raises ValueError if a
+    log that it resumes at once lacks its genesis record.
     """
     kept = _own(kept or SavedVoterState(), member.id)
     history = fold(kept.lines)
@@ -108,9 +108,9 @@ def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
 def _taken_up(
     history: LogReplay, genesis: Genesis, member: Member, saved: SavedCheckpoint | None
 ) -> list[AnyRecord]:
-    """First records of a founder that resumes a run: removal of all former members, rollback to the
-    checkpoint `saved` (None: to the initial state) if the log is past it, end of a pause, and its own
-    admission."""
+    """First records, in order, of a founder that resumes a run: removal of all former members, rollback to
+    the checkpoint `saved` (None: to the initial state) if the log is past it, end of a pause, and its own
+    admission. What does not apply is left out; the last always comes."""
     number = history.membership.number
     records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")

@@ -64,7 +64,8 @@ class CatchUp(Timer):
 
     def announce(self, t: int, base: str, fingerprint: str) -> None:
         """Set the state that this stage has to reach: after iteration `t`, on the log entry with hash `base`;
-        fingerprint: hash of the stage's part ("" if unknown)."""
+        fingerprint: hash of the stage's part ("" if unknown). Nothing is fetched by that (`begin`,
+        `built`)."""
         self.announced = AnnouncedState(t, base, fingerprint)
 
     def built(self, fingerprint: str, kept: KeptState | None = None) -> None:
@@ -102,7 +103,8 @@ class CatchUp(Timer):
 
     def begin(self) -> None:
         """Fetch the state of this stage (its frozen weights first): start a download, or ask the leader who
-        has it.
+        has it. Called again for each further try; after a rollback it is the state of that iteration, else
+        the latest.
 
         Sources: replicas for the latest state; its holders, or the leader's checkpoint, for one that the run
         was rolled back to; the leader's checkpoint where no snapshots are kept and no replica is left. (Such
@@ -252,7 +254,8 @@ class CatchUp(Timer):
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed, and continue from it. base: of that state."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: of that state. The
+        stage must be built."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(
@@ -260,8 +263,8 @@ class CatchUp(Timer):
         )
 
     def have(self, t: int, base: str, fingerprint: str) -> None:
-        """Continue from the loaded state after iteration `t`: apply the steps after it, and report it. base:
-        hash of its log entry. fingerprint: its hash."""
+        """Continue from the state after iteration `t`, which the worker has loaded: this peer is READY,
+        applies the steps after it, and reports it. base: hash of its log entry. fingerprint: its hash."""
         self._entry.advance(Step.READY)
         self.download = self._kept = None
         self._failure, self._wanted_t, self._least_t = "", -1, -1
@@ -310,9 +313,9 @@ class CatchUp(Timer):
     # --- rollback and change of stage ----------------------------------------------------------
 
     def roll_back(self, record: Rollback, base: str) -> None:
-        """Return to the state after record.t: by this peer's own snapshot, or the seed (t = 0), else by
-        fetching it. Before this peer has built its stage only the state to reach is noted. base: hash of the
-        record's log entry."""
+        """Return to the state after record.t: by this peer's own snapshot, or the seed (t = 0), or the state
+        on its disk, else by fetching it. A download in progress is cancelled. Before this peer has built its
+        stage only the state to reach is noted. base: hash of the record's log entry."""
         t, stage = record.t, self._ctx.run.stage
         wanted = record.fingerprints[stage]
         self.announce(t, base, wanted)
@@ -332,7 +335,9 @@ class CatchUp(Timer):
             self.begin()
 
     def move(self) -> None:
-        """Build the stage that this peer was moved to, then fetch its state as a joiner does."""
+        """Have the driver build the stage that this peer was moved to (`RunView.stage`, set before), then
+        fetch its state as a joiner does. What was loaded or is being fetched of the former stage counts no
+        more."""
         ctx, committed = self._ctx, self._progress.committed
         self._cancel()
         self._wanted_t, self._least_t, self.initial, self._frozen = -1, -1, "", ""

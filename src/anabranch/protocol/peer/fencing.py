@@ -92,7 +92,8 @@ class MessageGate:
         return isinstance(message, msg.Announce) and self.sources.believes(peer)
 
     def _former_process(self, peer: str, message: msg.Message) -> str | None:
-        """Reason to refuse a message of a former process of a member; None if the process is current."""
+        """Reason to refuse a message of another process than the one that the log has as a member; None if it
+        is that one's, or the sender is no member."""
         assert isinstance(message, msg.FencedMessage)
         member, incarnation = self._ctx.run.membership.members.get(peer), message.fence.incarnation
         if member is not None and incarnation != member.incarnation:
@@ -116,7 +117,8 @@ class MessageGate:
         self._ban(peer, f"{reason} (the last: {name})")
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Close the link to a peer, and accept none from it for a while; nothing if it is not linked."""
+        """Close the link to a peer, also to an observer, and accept none from it, or from strangers with its
+        ticket or address block, for a while; nothing if it is not linked."""
         ctx, links = self._ctx, self.links
         if links.observes(peer) or peer in ctx.links.up:
             ctx.outbox.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
@@ -130,7 +132,8 @@ class MessageGate:
             self._flooded(peer, message, "too many messages about past iterations")
 
     def garbled(self, event: ev.Garbled) -> None:
-        """Count undecodable bytes of a peer, whose link the driver closed; ban a peer that repeats it."""
+        """Count undecodable bytes of a peer, whose link the driver closed, in its refused messages; ban a
+        peer that repeats it. The link counts as lost."""
         ctx, peer = self._ctx, event.peer
         ctx.outbox.refuse(peer, "bytes", event.reason)
         if not ctx.rate_limits.charge(peer, REFUSALS, ctx.clock.now, GARBLED):

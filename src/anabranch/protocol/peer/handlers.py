@@ -178,9 +178,9 @@ class MessageHandlers:
         return self._judge_ready(peer, message)
 
     def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
-        """Compare a joiner's state and proof with those of the run, and hand both answers to the admission;
-        returns why the report is refused, or None. A difference says nothing if the joiner may not have
-        followed the log so far when it reported."""
+        """Compare a joiner's state and proof with those of the run, and hand both answers to the admission,
+        which may let it serve, tell it or remove it; returns why the report is refused, or None. A difference
+        says nothing if the joiner may not have followed the log so far when it reported."""
         lead = self._lead
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
         proven = lead.vouchers.proves(message.t, message.stage, message.proof)

@@ -147,7 +147,7 @@ class Iterations(Timer):
         self.current.settle()
 
     def close(self) -> None:
-        """Drop the open iterations without taking their steps."""
+        """Drop the open iterations without taking their steps; their tasks stay in the queue."""
         self._fly(None, None)
 
     def committed(self, record: Commit, base: str) -> None:
@@ -246,9 +246,9 @@ class Iterations(Timer):
         self._on_behind(step)
 
     def released(self, fence: msg.Fence) -> None:
-        """Stop keeping what was kept for the step in `fence`: enough replicas of every stage have applied it,
-        so nobody needs these activations and gradients again (R11). Stop repeating the report that it is
-        applied."""
+        """Stop keeping what was kept for the step in `fence` and earlier ones: enough replicas of every stage
+        have applied it, so nobody needs these activations and gradients again (R11). Stop repeating the
+        report that it is applied."""
         self.retained = [kept for kept in self.retained if kept.t > fence.t]
         if self.applied is not None and self.applied.fence.base == fence.base:
             self.applied = None
@@ -257,8 +257,8 @@ class Iterations(Timer):
 
     def report_applied(self, timing: dict[str, float]) -> None:
         """Report the last applied step, and the fingerprint of the state after it, to the leader, which
-        releases the step when enough replicas agree (R9); repeated until then. timing: compute seconds by
-        task kind."""
+        releases the step when enough replicas agree (R9); repeated until then (`released`). timing: compute
+        seconds by task kind since the step before; {} if not known."""
         self.applied = self._applied_report(timing)
         self._repeat_at = self._ctx.clock.now + self._repeat_s()
         self._ctx.outbox.send(self._ctx.log.leader, self.applied)
@@ -291,7 +291,8 @@ class Iterations(Timer):
         self._on_applied()
 
     def report_again(self) -> None:
-        """Repeat all reports to a new leader."""
+        """Make the report of the last step anew if this peer has applied it, and repeat all reports, to a new
+        leader."""
         ctx, t = self._ctx, self.replica.t
         if t > 0 and t == self._progress.committed and ctx.me in ctx.run.membership.members:
             self.applied = self._applied_report({})

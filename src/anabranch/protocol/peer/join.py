@@ -74,7 +74,8 @@ class JoinProcess(Timer):
     # --- finding the leader --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin: a leader admits itself, others wait for a link and dial further addresses meanwhile."""
+        """Begin: a leader admits itself, others wait for a link and dial further addresses (`doors`)
+        meanwhile. Called once."""
         if self._coordination.coordinator is not None:
             self.admit_self()
         elif self.doors:
@@ -96,7 +97,8 @@ class JoinProcess(Timer):
         self._knock_at = self._ctx.clock.now + KNOCK_S
 
     def leader_up(self) -> None:
-        """Repeat the question or report to the leader, whose link came up."""
+        """Send the peer that is taken for the leader, whose link came up, the question, request or report
+        that is due at this step of joining; no further address is tried while it is linked."""
         self._asks.reset()
         self._founder_requests.repeat()
         if self.step in (Step.STRANGER, Step.ENQUIRED):
@@ -206,7 +208,7 @@ class JoinProcess(Timer):
         self._send_request()
 
     def _send_request(self) -> None:
-        """Ask to be admitted; a leader that admits itself has no request."""
+        """Ask to be admitted, again if no answer comes; a leader that admits itself has no request."""
         if self._request is not None:
             self._ctx.outbox.send(self._ctx.log.leader, self._request)
             self._ask_again()

@@ -48,7 +48,7 @@ class LeaveProcess(Timer):
     def begin(self, reason: str) -> None:
         """Leave the run for `reason`: a leader hands the lead over; any other peer asks the leader for its
         removal, or ends at once if it does not serve, or reaches neither the leader nor (as a voter) any
-        voter."""
+        voter. A second call asks again, with the new reason, and leaves the time limit as it is."""
         ctx = self._ctx
         if self.reason is None:
             self._until, self._linked_at = ctx.clock.now + LEAVE_S, ctx.clock.now

@@ -97,9 +97,9 @@ class LinkEvents(Timer):
         self._ctx.outbox.note("note", text=f"{event.peer[:8]} is reached through iroh {how}")
 
     def link_down(self, peer: str, reason: str, refused: bool = False) -> None:
-        """React to a lost link or a failed dial, and plan to dial `peer` again. refused: True if nothing
-        listens at the address of `peer`. Ignored: a refused dial to a peer that has connected meanwhile, and
-        the link of an observer."""
+        """React to a lost link or a failed dial, and plan to dial `peer` again if it is to be linked.
+        refused: True if nothing listens at the address of `peer`. Ignored: a refused dial to a peer that has
+        connected meanwhile, and the link of an observer."""
         if refused and peer in self._ctx.links.up:
             return  # `peer` has connected to this peer in the meantime
         if self._event_log_server.gone(peer) or self._only_watches(peer):
@@ -118,14 +118,16 @@ class LinkEvents(Timer):
     # --- revocations ---------------------------------------------------------------------------
 
     def revoked(self, peer: str) -> str | None:
-        """Reason why `peer`, or the ticket that it came with, is revoked; None: it is not."""
+        """Reason why `peer`, or the ticket that it came with (shown, else by the log), is revoked; None: it
+        is not."""
         run, shown = self._ctx.run, self.credentials.get(peer)
         member = run.membership.members.get(peer)
         by_log = member.ticket if member is not None else ""
         return run.revoked.refusal(peer, shown.ticket if shown is not None else by_log)
 
     def close_revoked(self) -> None:
-        """Close the links to revoked peers that are no members; members are removed by the log."""
+        """Close the links to revoked peers that are no members, with a word to them; members are removed by
+        the log."""
         members = self._ctx.run.membership.members
         for peer in list(self.credentials):
             if peer not in members and (reason := self.revoked(peer)) is not None:

@@ -25,13 +25,14 @@ class LogSources:
         """Time (s) since which the only voter's log is shorter than this peer's."""
 
     def ask_for_log(self, peer: str) -> None:
-        """Ask `peer` for the log lines after this peer's position."""
+        """Ask `peer` for the log lines after this peer's position; nothing if it is not linked."""
         self._ctx.outbox.send(peer, FetchLog(self._progress.position.index))
 
     def lost_by(self, peer: str) -> bool:
-        """Stop this peer, to join anew, if `peer` leads the log without entries that this peer has applied:
-        its disk lost them, or it runs a copy of the run directory. Returns False if `peer` is not the leader,
-        or if this peer votes itself: then it is for Raft to say which entries count."""
+        """Stop this peer, to join anew, and return True, if `peer` leads the log, without entries that this
+        peer has applied (the caller found that): its disk lost them, or it runs a copy of the run directory.
+        Returns False if `peer` is not the leader, or if this peer votes itself: then it is for Raft to say
+        which entries count."""
         log = self._ctx.log
         if peer != log.leader or log.keeps_log(self._ctx.me):
             return False

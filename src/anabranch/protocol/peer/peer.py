@@ -228,7 +228,8 @@ class Peer:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event at the driver's time `now` (s); return the effects that the driver has to carry
-        out, none once this peer has stopped."""
+        out, in order; none once this peer has stopped. Raises RuntimeError for the end of a task that was not
+        running."""
         self.ctx.clock.advance(self._time.take(now))
         if self.exit.stopped:
             return []
@@ -240,7 +241,7 @@ class Peer:
 
     def deadline(self) -> float:
         """Earliest time, on the driver's clock (s), at which a timer of this peer is due: the driver sends
-        `Wake` then."""
+        `Wake` then; infinite if none is. To be asked after each event."""
         if self._due is None:
             self._due = self._deadline()
         return self._time.awaits(self._due)

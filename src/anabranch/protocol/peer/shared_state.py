@@ -65,7 +65,8 @@ class Progress:
             self._base_of[t - 1] = former
 
     def rebase(self, base: str, t: int) -> None:
-        """Note that the entry with hash `base` made `t` the last committed iteration."""
+        """Note that the entry with hash `base` made `t` the last committed iteration; `t` may be an earlier
+        one, after a rollback."""
         self.bases.append(base)
         known = {before: each for before, each in self._base_of.items() if t - BASES_KEPT < before < t}
         # After a rollback (or a start) nothing before it counts: iterations have another base from here on.
@@ -80,7 +81,7 @@ class Progress:
     def base_of(self, t: int, delayed: bool) -> str:
         """Base of iteration t, which the fence of every message about it names: hash of the log entry that
         led to the state on which t is computed. That is the commit of t - 1, of a delayed iteration the one
-        of t - 2, or a later rollback to that state."""
+        of t - 2, or a later rollback to that state. The oldest one known, if that is not known."""
         return self._base_of.get(t - 1 - delayed) or self._base_of[min(self._base_of)]
 
 
@@ -116,8 +117,8 @@ class LogSummary:
         return points
 
     def fold(self, record: AnyRecord, snapshots_before: bool) -> None:
-        """Update the facts by the next record of the log. snapshots_before: True if the stages took snapshots
-        of the state before this step."""
+        """Update the facts by the next record of the log; records other than Genesis, Rollback and Commit
+        change none. snapshots_before: True if the stages took snapshots of the state before this step."""
         if isinstance(record, Genesis):
             self.fingerprints = record.fingerprints
         elif isinstance(record, Rollback):
@@ -146,9 +147,10 @@ class Exit:
         self.stopped = False
 
     def stop(self, reason: str, ok: bool, again: bool = False, over: bool = False) -> None:
-        """End this peer's part in the run: it handles no more events, and the driver gets `Stop`. reason: for
-        the user. ok: False if neither its user nor the run's owner wanted it. again: True if this machine may
-        join the run again. over: True if the log ended the run because all steps are committed."""
+        """End this peer's part in the run: it handles no more events, and the driver gets `Stop`, at each
+        call. reason: for the user. ok: False if neither its user nor the run's owner wanted it. again: True
+        if this machine may join the run again. over: True if the log ended the run because all steps are
+        committed."""
         self.stopped = True
         self._outbox.emit(ev.Stop(reason, ok, again, over))
 
@@ -251,7 +253,8 @@ class Coordination(Timer):
         self.coordinator = coordinator
 
     def resign(self) -> None:
-        """Give up the lead of the log: drop the coordinator; the leader is not known then."""
+        """Give up the lead of the log: drop the coordinator; the leader is not known then. Only of a peer
+        that was elected (AssertionError)."""
         self._ctx.log.take_lead(0)
         self._ctx.log.follow_leader("")
         self._become(LeadRole.FOLLOWER)

@@ -121,8 +121,8 @@ class Leadership:
         self._following.elected(ctx.me, term)
 
     def coordinate(self, opening: Sequence[AnyRecord] = ()) -> Coordinator:
-        """Build the coordinator and make it this peer's. opening: records that the coordinator logs first.
-        The run's genesis and schedule must be known."""
+        """Build the coordinator and make it this peer's, which must not lead already. opening: records that
+        the coordinator logs first. The run's genesis and schedule must be known."""
         ctx, genesis, links = self._ctx, self._entry.genesis, self._links
         assert ctx.run.schedule is not None
         required = genesis.numerics_class, genesis.corpus_fingerprint, self._joining.model_hash
@@ -185,7 +185,8 @@ class Leadership:
         return True
 
     def welcome(self, member: Member) -> None:
-        """Send an admitted peer the run's members, log position and state; nothing unless this peer leads."""
+        """Send an admitted peer the run's members, log position and state, and its certificate; nothing
+        unless this peer leads, or for itself. A second one does no harm."""
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return
