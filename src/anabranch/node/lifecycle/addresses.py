@@ -50,7 +50,7 @@ def remembered_port(folder: Path) -> int:
 
 
 def remember_port(folder: Path, port: int) -> None:
-    """Write down the port on which the leading peer listens, for its next process."""
+    """Write down, in the leading peer's folder, the port on which it listens, for its next process."""
     if remembered_port(folder) != port:
         write_atomically(folder / PORT_FILE, f"{port}\n".encode())
 
@@ -69,7 +69,8 @@ def advertised(network: NetworkSection, port: int) -> str:
 
 
 def relay_address(url: str) -> Address:
-    """Address that names the iroh relay at this URL, for a peer behind it (`anabranch.addresses`)."""
+    """Address that names the iroh relay at this URL (http or https; the port may be left out), for a peer
+    behind it (`anabranch.addresses`)."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Address(parts.hostname or "", port, kind="iroh" if parts.scheme == "https" else "iroh+http")
@@ -84,9 +85,10 @@ def relay_of(addresses: str) -> Address | None:
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """Start an iroh endpoint that uses this relay; None if iroh is not installed, which `say` then tells.
-    Raises UserError if it cannot start, or if it `must` and is not installed. advertise: addresses of this
-    machine; the first of each IP version that ends in /udp has the port of its UDP socket."""
+    """Start an iroh endpoint that uses this relay, which the caller closes; None if iroh is not installed,
+    which `say` then tells. Raises UserError if it cannot start, or if it `must` and is not installed,
+    ValueError for addresses that cannot be parsed. advertise: addresses of this machine; the first of each IP
+    version that ends in /udp has the port of its UDP socket."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "

@@ -60,8 +60,9 @@ def request(run_dir: Path, action: str, steps: int = 0) -> str:
 
 
 def request_revocation(run_dir: Path, target: str, reason: str) -> None:
-    """Append a request to revoke a ticket, by its key, or a peer, by its id. The caller has it in the gate's
-    record, from which a process that leads later takes it."""
+    """Append a request to revoke a ticket, by its key, or a peer, by its id (64 hexadecimal digits; others
+    are ignored when it is read). The caller has it in the gate's record, from which a process that leads
+    later takes it. Raises OSError if the file cannot be written."""
     _append(run_dir, _Request(REVOKE, 0, target, reason))
 
 
@@ -80,7 +81,8 @@ def _valid(wish: _Request) -> bool:
 
 
 def request_stop(run_dir: Path) -> None:
-    """Append a request to stop after the present step, for systems where no signal can ask for it."""
+    """Append a request to stop after the present step, for systems where no signal can ask for it. Lost if
+    nobody leads the run now. Raises OSError if the file cannot be written."""
     _append(run_dir, _Request(STOP))
 
 

@@ -247,7 +247,8 @@ def _write_initial(
     initial: Mapping[str, Tensor],
     genesis: Genesis,
 ) -> None:
-    """Write imported weights as the checkpoint of iteration 0, from which every peer fetches its stage."""
+    """Write imported weights (`initial`, all tensors by name) as the checkpoint of iteration 0, from which
+    every peer fetches its stage."""
     from anabranch.protocol.interface.tasks import InitState, Snapshot
     from anabranch.train.workers.workers import make_worker
 

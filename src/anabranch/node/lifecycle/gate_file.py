@@ -31,8 +31,8 @@ REASON_CHARS = REMARK_MAX
 
 
 class IssuedTicket(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Ticket that the owner issued. key: its public key. quota: members at one time (0: any number).
-    Times are Unix seconds; revoked_at_s: 0 if it is not revoked. reason: of the revocation."""
+    """Ticket that the owner issued. key: its public key. quota: members at one time (0: any number). Times
+    are Unix seconds; revoked_at_s: 0 if it is not revoked. reason: of the revocation; "" before."""
 
     name: str
     key: PeerIdText
@@ -66,8 +66,8 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return found | {peer.id: peer.reason for peer in self.expelled}
 
     def ticket(self, name_or_key: str) -> IssuedTicket | None:
-        """Ticket with this name, else the ticket whose key begins with this text of at least KEY_CHARS
-        characters; None if there is none, or several of either."""
+        """Ticket with this name, expired and revoked ones included, else the ticket whose key begins with
+        this text of at least KEY_CHARS characters; None if there is none, or several of either."""
         named = [ticket for ticket in self.tickets if ticket.name == name_or_key]
         if not named and len(name_or_key) >= KEY_CHARS:
             named = [ticket for ticket in self.tickets if ticket.key.startswith(name_or_key)]

@@ -173,14 +173,16 @@ class Volunteer:
         self._print(self._named(text))
 
     def _named(self, text: str) -> str:
-        """`text` with the names of members in place of the beginnings of their ids."""
+        """`text` with the names of members in place of the beginnings of their ids, as far as this machine
+        has learnt them."""
         if self._live is not None:
             members = self._live.peer.ctx.run.membership.members
             self._names |= {peer[:ID_DIGITS]: plain(one.name, NAME_MAX) for peer, one in members.items()}
         return with_names(text, self._names)
 
     def stop(self, reason: str) -> None:
-        """Leave the run cleanly and for good, at the user's request."""
+        """Leave the run cleanly and for good, at the user's request, also while no part is under way. reason:
+        for the outcome."""
         self._leave(reason)
         if self._live is not None:
             self._live.stop(reason)
@@ -237,7 +239,8 @@ class Volunteer:
         return outcome
 
     async def _until_lent(self) -> None:
-        """Wait until this machine is lent, by its hours and pauses, or until the user leaves."""
+        """Wait until this machine is lent, by its hours and pauses, or until the user leaves; returns at once
+        if it is."""
         said = ""
         while not self._left.is_set() and (why := self._lending.refusal()) is not None:
             if why.waiting != said:

@@ -27,10 +27,10 @@ class RecoveredRun:
 
 
 def recover(directory: RunDirectory) -> RecoveredRun:
-    """Make the founder of a run its only voter, by an entry at the end of the log in its directory. No
-    process may lead the run meanwhile. Steps that only the other voters have recorded are lost; recomputing
-    them gives the same results. Raises UserError if no run was founded here, the log is damaged, or the run
-    has no other voters."""
+    """Make the founder of a run its only voter, by an entry at the end of the log in its directory; the run
+    is then to be resumed there. No process may lead the run meanwhile, which is not checked here. Steps that
+    only the other voters have recorded are lost; recomputing them gives the same results. Raises UserError if
+    no run was founded here, the log is damaged, or the run has no other voters."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()

@@ -27,8 +27,9 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
     """Lock a folder that no other process uses, while the context is entered, and yield its path.
 
     The folder is `home`; if that is in use and `exclusive` is false, the first free one of `home`-2,
-    `home`-3, ... It is made if it does not exist, readable by its owner alone. The kernel releases the lock
-    of a dead process. Raises UserError if every folder is in use."""
+    `home`-3, ... (up to MAX_HOMES). It is made if it does not exist, readable by its owner alone, and stays.
+    The kernel releases the lock of a dead process. Raises UserError if every folder is in use.
+    """
     for number in range(1, 2 if exclusive else MAX_HOMES + 1):
         folder = home if number == 1 else home.with_name(f"{home.name}-{number}")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -46,7 +46,7 @@ def resolved(run: RunConfig) -> RunConfig:
 
 
 def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
-    """Model of a resolved run file, once everything that needs no corpus is checked.
+    """Model of a resolved run file (`resolved`), once everything that needs no corpus is checked.
 
     tell: gets sentences that warn. Raises ConfigError for a shape, tokenizer, sequence, partition or fleet
     that cannot work. Reads imported weights.
@@ -116,7 +116,8 @@ def tokenizer_size(run: RunConfig) -> int:
 
 
 def _same_tokenizer(tokenizer: str, folder: Path) -> bool:
-    """True if the tokenizer file that a run file names has the bytes of the folder's own."""
+    """True if the tokenizer that a run file names (a file, or a folder with tokenizer.json) has the bytes of
+    the folder's own. False if either is missing, also for "bpe" and "bytes"."""
     given, own = Path(tokenizer).expanduser(), folder / "tokenizer.json"
     given = given / "tokenizer.json" if given.is_dir() else given
     return given.is_file() and own.is_file() and given.read_bytes() == own.read_bytes()

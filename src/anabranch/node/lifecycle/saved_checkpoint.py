@@ -65,7 +65,8 @@ class SavedCheckpoints:
         return None
 
     def _read(self, t: int) -> tuple[str, SavedCheckpoint]:
-        """Base and fingerprints of the checkpoint of step t. Raises UserError if it is damaged."""
+        """Base and fingerprints of the checkpoint of step t, all of whose files are read for that. Raises
+        UserError if it is damaged."""
         manifest = self._directory.manifest(t)
         for stage in manifest.stages:
             self._directory.read_stage(t, stage)

@@ -21,7 +21,8 @@ class Stoppable(Protocol):
         outcome and the other peers."""
 
     def abort(self, reason: str) -> None:
-        """Leave the run at once, without waiting for the current step."""
+        """Leave the run at once, without waiting for the current step or telling the run; also after `stop`.
+        reason: for the outcome."""
 
 
 @contextlib.contextmanager

@@ -87,10 +87,10 @@ def _works(
 
 def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: str = "") -> Ticket:
     """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
-    enter it in the gate's record. quota: peers that may be members with it at one time (0: any number). name:
-    "" for the role and a number. Raises UserError if the run was never led from this directory, if the name
-    is in use, or for an open or an auditor's ticket of a run without audits, TicketError for an unknown role.
-    """
+    enter it in the gate's record; tickets.json stays. quota: peers that may be members with it at one time
+    (0: any number). lifetime_s: seconds until it expires. name: "" for the role and a number. Raises
+    UserError if the run was never led from this directory, if the name is in use, or for an open or an
+    auditor's ticket of a run without audits, TicketError for an unknown role."""
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"
@@ -125,8 +125,9 @@ def history_of(directory: RunDirectory) -> LogReplay:
 
 def revoke_ticket(run_dir: Path, name_or_key: str, reason: str) -> gate_file.IssuedTicket:
     """Revoke a ticket: at once if the run is going, else when it is led the next time. A ticket that is
-    revoked already keeps its first time and reason. name_or_key: its name, or at least the first KEY_CHARS
-    characters of its key. Raises UserError if no ticket, or more than one, has it."""
+    revoked already keeps its first time and reason, and is requested again. name_or_key: its name, or at
+    least the first KEY_CHARS characters of its key. Raises UserError if no ticket, or more than one, has it,
+    or there is no run."""
     RunDirectory.open(run_dir)
     with gate_file.changed(run_dir) as record:
         ticket = record.ticket(name_or_key)

@@ -151,8 +151,8 @@ class TrainingMachine:
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Make the worker that computes a stage; after `member`. Returns the worker in its initial state and
-        the fingerprint of that state; "" if imported weights, which are fetched as a checkpoint, are the
-        initial state."""
+        the fingerprint of that state; "" if imported weights are the initial state, which have to be fetched
+        as a checkpoint: the worker's state is another then."""
         from anabranch.train.adapters.frozen import FrozenStore
         from anabranch.train.workers.workers import make_worker
 
@@ -169,7 +169,8 @@ class TrainingMachine:
 
 def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> int:
     """Number of microbatches whose activations fit in MEMORY_SHARE of the free memory of each device; at
-    least 1, at most MAX_CAPACITY. most_bytes: that count as free."""
+    least 1 (also if none fits), at most MAX_CAPACITY. most_bytes: that count as free, of each GPU or of the
+    host. Raises ConfigError if there are more devices than blocks."""
     fit = [
         int(free * MEMORY_SHARE) // max(1, blocks * _held_bytes(run, model))
         for _, free, blocks in _shares(run, model, most_bytes)
@@ -239,15 +240,16 @@ def _shares(
 
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
-    """Free memory (bytes) of a GPU, or of one of `parts` equal parts of the host."""
+    """Free memory (bytes) now of a GPU (`parts` does not matter), or of one of `parts` equal parts of the
+    host."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int, most_bytes: int = UNLIMITED) -> int:
-    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`.
-    most_bytes: of host memory that count as free."""
+    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`; 0
+    without it, and on a CPU. most_bytes: of host memory that count as free."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
@@ -258,7 +260,8 @@ def parked_places(run: RunConfig, model: ModelConfig, resident: int, most_bytes:
 
 
 def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of activations that a microbatch keeps in a block until its backward pass is done."""
+    """Bytes of activations that a microbatch keeps in a block until its backward pass is done, in fp32 (fp64
+    in a run of that); at least 1."""
     from anabranch.train.model.sizes import activation_elements_kept
 
     width = 8 if run.compute.dtype == "fp64" else 4

@@ -75,7 +75,8 @@ class VolunteerConsole:
                 self._say("the run's owner lets it go on")
 
     def watch(self, live: LivePeer, event: ev.Event) -> None:
-        """Show the download of the stage's state, and a pause that goes on; called after each event."""
+        """Show the download of the stage's state, and a pause that goes on; to be called after each event of
+        the peer."""
         match event:
             case ev.Received(_, Welcome(t=t, held=held)) if 0 <= held <= t and not self._serving:
                 self._say(f"the run is paused by its owner after step {held}; this machine waits")

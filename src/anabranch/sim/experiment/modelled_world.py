@@ -168,7 +168,8 @@ class ModelledWorld(LinedWorld):
         return machine.slot_s(stage, type(task))
 
     def _machine_s(self, host: Host, stage: int, kind: type[Task], parts: int) -> float:
-        """Seconds of a task on a host without drift. parts: into which the stage's reduce is divided."""
+        """Seconds of a task of class `kind` on a host without drift, also of an inner step. parts: into which
+        the stage's reduce is divided."""
         key = (host.id, stage, kind, parts)
         seconds = self._task_s.get(key)
         if seconds is None:
@@ -179,7 +180,8 @@ class ModelledWorld(LinedWorld):
         return seconds
 
     def unfinished_s(self, host: str) -> float:
-        """Seconds for which a host's current task has run; 0 without a task."""
+        """Virtual seconds for which a host's current task has run; 0 without a task, and at the moment when
+        it ends."""
         begun_at, seconds = self._computing.get(host, (0.0, 0.0))
         passed = self.clock.now - begun_at
         return passed if passed < seconds else 0.0
@@ -218,8 +220,9 @@ class ModelledWorld(LinedWorld):
         sent.message_bytes += size
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
-        """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
-        (`traffic`). Nothing is encoded: only `simtest` checks that every message can be decoded."""
+        """Count a message and send it over the link to `peer`; if that is not open, it is lost and not
+        counted. A payload shares bandwidth (`traffic`). Nothing is encoded: only `simtest` checks that every
+        message can be decoded."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
@@ -292,7 +295,8 @@ class ModelledWorld(LinedWorld):
         return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
-        """Number of parts of a stage's current reduce, as the peer `node` knows it, as member or helper."""
+        """Number of parts of a stage's current reduce, as the peer `node` knows it, as member or helper; 1 if
+        it knows of none."""
         if stage != node.peer.ctx.run.stage:
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.all_reduce.reduce

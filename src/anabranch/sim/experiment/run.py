@@ -81,9 +81,9 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 
 class Simulation:
-    """Simulation of one seed of a scenario under a routing policy, with the real protocol. recorder: metrics
-    of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return. committed: called
-    with the number of each iteration after its commit."""
+    """Simulation of one seed of a scenario under a routing policy, with the real protocol; `run` carries it
+    out, once. recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash
+    and return. committed: called with the number of each iteration after its commit."""
 
     def __init__(
         self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None
@@ -180,8 +180,8 @@ class Simulation:
         return True
 
     def _is_last_replica(self, node: Node) -> bool:
-        """True if the crash of `node` would leave no replica of its stage that has taken the last step and
-        serves in the next one."""
+        """True if the crash of `node` would leave no running replica of its stage that has taken the last
+        step and serves in the next one."""
         membership, stage = self.leader.peer.ctx.run.membership, node.peer.ctx.run.stage
         others = [self.world.nodes[peer] for peer in membership.live(stage, self._t + 1) if peer != node.id]
         return not any(other.running and other.peer.replica.t >= self._t for other in others)

@@ -26,7 +26,8 @@ STATE = "state"
 
 
 class TimelineRecorder:
-    """Observer of a simulation that records spans; it must be created before the simulation runs."""
+    """Observer of a simulation that records spans; it must be created before the simulation runs, and asked
+    when it is over."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -44,13 +45,14 @@ class TimelineRecorder:
         ]
 
     def time_of(self, t: int) -> tuple[float, float]:
-        """Begin and end of the committed iteration t in virtual seconds."""
+        """Begin and end of iteration t in virtual seconds. Raises StopIteration if it was not committed."""
         rows = self._simulation.recorder.rows
         begin = sum(row.seconds for row in rows if row.t < t)
         return begin, begin + next(row.seconds for row in rows if row.t == t)
 
     def repairs(self, t: int) -> list[Repair]:
-        """Repairs in iteration t: microbatches lost with a peer that another one brought into the step."""
+        """Repairs in iteration t: microbatches lost with a peer that another one brought into the step. None
+        if the step was skipped."""
         begin, end = self.time_of(t)
         paths, found = self.paths(t), []
         for at, _, kind, fields in self._simulation.world.notes:
@@ -64,8 +66,8 @@ class TimelineRecorder:
         return found
 
     def paths(self, t: int) -> list[list[str]]:
-        """Path of each microbatch whose results entered step t: data node, relay of each stage, data node.
-        Empty if the step was skipped."""
+        """Path of each microbatch, by index, whose results entered step t: data node, relay of each stage,
+        data node. Empty if the step was skipped, or not committed."""
         found: list[list[str]] = []
         for line in self._simulation.world.log:
             record = decode_entry(line).record
