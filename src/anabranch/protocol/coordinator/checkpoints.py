@@ -107,9 +107,10 @@ class Checkpoints:
             self._again_at = self.ctx.clock.now + wait_s
 
     def written(self, t: int, base: str, reached: bool) -> bool:
-        """Note that the checkpoint of iteration t on `base` is on disk; False if a rollback overtook it, so
-        that it is none of the run's present history. reached: True if that history is known to have reached t
-        on that base: an earlier lead of this peer may have begun the checkpoint."""
+        """Note that the checkpoint of iteration t on `base` is on disk, so that none before it is due or goes
+        on; False, and it counts for nothing, if a rollback overtook it, so that it is none of the run's
+        present history. reached: True if that history is known to have reached t on that base: an earlier
+        lead of this peer may have begun the checkpoint."""
         sound = reached or base in self._written
         self.catalog.written(t, sound)
         if sound:

@@ -376,7 +376,8 @@ class ReduceAttempts:
 
     def stalled(self, current: Round) -> None:
         """If no report came for too long (`patience_s`), tell all members which units are missing (none: they
-        repeat their reports), and order stuck reduces again, or count a stall."""
+        repeat their reports), and order stuck reduces again, or count a stall; then the wait begins anew.
+        Nothing before."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)

@@ -220,7 +220,7 @@ def _plan_of(sums: Sequence[int], members: Sequence[str], helpers: Sequence[str]
 
 def by_chance(members: Sequence[str], helpers: Sequence[str], rng: CounterRng) -> ReducePlan:
     """Random plan of a reduce, for tests: at most three helpers, each with at least one part; the other parts
-    are summed anywhere."""
+    are summed by any of the members (at least one) and these helpers."""
     drawn = list(helpers)
     rng.shuffle(drawn)
     chosen = tuple(drawn[: rng.below(4)])

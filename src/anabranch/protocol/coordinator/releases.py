@@ -111,9 +111,9 @@ class Releases:
             self.ctx.outbox.send(peer, Release(fence))
 
     def _reported(self, stage: int) -> tuple[list[str], dict[str, str]]:
-        """Electorate of `stage`, the replicas that may decide its fingerprint, and the fingerprints that they
-        reported. They served in the last step; if those died after the commit, the replicas that serve from
-        the next iteration on decide."""
+        """Electorate of `stage`, the replicas that may decide its fingerprint ([] if nobody serves), and the
+        fingerprints that they reported. They served in the last step; if those died after the commit, the
+        replicas that serve from the next iteration on decide."""
         membership, reported = self.ctx.run.membership, self.applied.get(stage, {})
         live = membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
         return live, {peer: reported[peer] for peer in live if peer in reported}

@@ -283,8 +283,8 @@ class SlotLedger:
         return self._serve()
 
     def link(self, peer: str) -> None:
-        """Grant a peer whose link is (back) up its guaranteed credits again, up to the size of the pool;
-        nothing for one that has no grant, or whose link was up already."""
+        """Grant a peer whose link is (back) up its guaranteed credits again, up to the size of the pool; the
+        caller tells it. Nothing for one that has no grant, or whose link was up already."""
         grant = self.grants.get(peer)
         if grant is None or grant.linked:
             return

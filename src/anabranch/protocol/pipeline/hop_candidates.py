@@ -135,8 +135,8 @@ class HopCandidates:
         return self._only(holder) if stays else []
 
     def _only(self, holder: str) -> list[str]:
-        """Peers that may get a slot which the peer `holder` alone can fill at the next stage: that one, if it
-        serves and is reachable; else none, and it is dialled if it serves."""
+        """Peers that may get a slot which the peer `holder` alone can fill at the next stage: [holder], if it
+        serves and is reachable; else [], and it is dialled if it serves."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
             ctx.dialer.reach(holder)

@@ -164,7 +164,7 @@ class CrewPass:
 
     def _forget_answers(self, step: int, last: int) -> None:
         """Drop the gradients sent back that the machine before has used: those of earlier steps than `step`,
-        and of that one up to number `last`."""
+        and of that one up to number `last`. Nothing unless `step` is open or the next."""
         if step in (self.step, self.step + 1):
             self._answers = {
                 of: answer for of, answer in self._answers.items() if of[0] >= step and (of[0], last) < of

@@ -325,8 +325,8 @@ class AllReduce:
         self._add_up(reduce)
 
     def _add_up(self, reduce: ReduceAttempt) -> None:
-        """Add up this replica's part over all cells once the sum of every cell is here, in cell order: every
-        collector of the part gets the same bits."""
+        """Add up this replica's part over all cells, once, when the sum of every cell is here, in cell order:
+        every collector of the part gets the same bits."""
         cells = range(len(reduce.cells.bounds))
         if reduce.added or len(reduce.sums) < len(cells):
             return

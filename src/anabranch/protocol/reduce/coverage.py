@@ -56,8 +56,9 @@ def settle_slots(
     members: Sequence[str],
     named: Mapping[int, Collection[str]] = NO_NAMES,
 ) -> tuple[int, ...]:
-    """Owner of every unit of a round of at most `slots` slots, as a position in `members` (see `settle`); -1
-    for units that do not count. counts: units that do. Raises ValueError if no member claims one of those."""
+    """Owner of every unit of a round with `slots` slots, as a position in `members` (see `settle`), in unit
+    order: one for each slot, two at stage 0; -1 for units that do not count. counts: units that do. Raises
+    ValueError if no member claims one of those."""
     found = dict(zip(sorted(counts), settle(counts, claims, members, named), strict=True))
     return tuple(found.get(unit, -1) for unit in range(slots if stage else 2 * slots))
 

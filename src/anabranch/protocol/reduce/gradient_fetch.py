@@ -103,8 +103,9 @@ class GradientFetch:
             self.ctx.dialer.reach_some(live)
 
     def _ask(self, t: int, free: list[str]) -> None:
-        """Ask one of the replicas `free`, which are not sending the gradient yet: the one that should deliver
-        first, by the measured links; where the gradient's size is not known, the next in turn."""
+        """Ask one of the replicas `free` (at least one), which are not sending the gradient yet: the one that
+        should deliver first, by the measured links; where the gradient's size is not known, the next in
+        turn."""
         ctx, size_bytes = self.ctx, self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
