@@ -47,10 +47,11 @@ def calm_s() -> float:
 
 @pytest.mark.parametrize("hole", ["r1.1", "r2.0"])
 def test_work_goes_elsewhere(hole: str) -> None:
-    """All steps are committed, in three times the usual virtual time at most, and nobody is removed. The hole
-    is tried again now and then by each peer before it, for three seconds each time."""
+    """All steps are committed, in 1.8 times the usual virtual time at most (2.1 where each peer before the
+    hole finds it for itself), and nobody is removed. It holds up the first steps, whose usual time nobody
+    knows yet, and one more: then the leader takes it for a standby."""
     took_s, world, swallowed = seconds(1, hole)
-    assert swallowed and took_s <= 3.0 * calm_s()
+    assert 0 < swallowed <= 4 and took_s <= 1.8 * calm_s()
     assert world.history().t == len(world.history().commits) == STEPS and wrong_states(world) == {}
     records = (decode_entry(line).record for line in world.log)
     assert not any(record.removed for record in records if isinstance(record, Members))

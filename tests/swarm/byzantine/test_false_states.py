@@ -15,7 +15,7 @@ from anabranch.protocol.log.records import Members, Rollback, decode_entry
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 
 STEPS = 6
 
@@ -116,3 +116,48 @@ def test_two_replicas_that_contradict_each_other_twice() -> None:
     }
     assert removed(world) == {}
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("slowness", [1.0, 300.0])
+def test_a_third_replica_settles_a_dispute(first: int, slowness: float) -> None:
+    """One of two lies about every state from the iteration `first` on. A machine joins their stage 3 s after
+    the beginning: the log goes back at once, not after the 30 s of a dispute that nobody can settle, and the
+    newcomer's report decides, also if it serves only from a later iteration than the disputed one."""
+    world = swarm(2, 2)
+    world.add(member_of(Machine("j", 1)), "d0", at=3.0, slowness=slowness)
+    out_at: list[float] = []
+
+    def lie(sender: str, message: msg.Message) -> msg.Message:
+        if sender == "r1.0" and isinstance(message, msg.Applied) and message.fence.t >= first:
+            return msgspec.structs.replace(message, fingerprint=f"another {message.fence.t}")
+        return message
+
+    def watch(node: Node, event: object) -> None:
+        if not out_at and "r1.0" in removed(world):
+            out_at.append(world.clock.now)
+
+    altered(world, lie)
+    world.watchers.append(watch)
+    world.run(until_s=600.0)
+    assert set(removed(world)) == {"r1.0"} and out_at[0] < 10.0
+    assert len(records(world, Rollback)) == 2
+    assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_joiners_make_the_log_go_back_once_each() -> None:
+    """Both replicas lie, and joiners come whose state nobody can judge: each costs one return of the log at
+    most, and after that the wait between two returns is that of any dispute."""
+    world = swarm(4, 2)
+    for number in range(3):
+        world.add(member_of(Machine(f"j{number}", 1)), "d0", at=3.0 + 4.0 * number, slowness=1e4)
+
+    def lie(sender: str, message: msg.Message) -> msg.Message:
+        if sender in ("r1.0", "r1.1") and isinstance(message, msg.Applied) and message.fence.t >= 2:
+            return msgspec.structs.replace(message, fingerprint=f"{sender} {message.fence.t}")
+        return message
+
+    altered(world, lie)
+    with pytest.raises(TimeoutError):
+        world.run(until_s=28.0)
+    assert 2 <= len(records(world, Rollback)) <= 4

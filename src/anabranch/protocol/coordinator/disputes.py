@@ -30,6 +30,8 @@ class Disputes:
         self.catalog = catalog
         self._wait_s, self._next_at = AGAIN_S[0], 0.0
         self._noted = ""
+        self._called: set[str] = set()
+        """Joiners for which the log went back at once: each could have been the third replica."""
 
     def decide(self, dispute: tuple[int, list[str]] | None) -> Rollback | None:
         """Record that ends a dispute; None if there is no dispute, nothing to go back to, or it is not due
@@ -37,9 +39,19 @@ class Disputes:
         if dispute is None:
             return None
         stage, peers = dispute
+        waiting = self._waiting(stage)
         who = " and ".join(peer[:8] for peer in sorted(peers))
         reason = f"{who} report different states of stage {stage} after iteration {self.tip.t}"
-        return self.go_back(reason, "lend a third replica, or expel one of them")
+        new = waiting - self._called
+        if new:
+            self._called |= waiting
+        return self.go_back(reason, "lend a third replica, or expel one of them", settled=bool(new))
+
+    def _waiting(self, stage: int) -> set[str]:
+        """Joiners of a stage, which could be its third replica."""
+        membership = self.ctx.run.membership
+        members = (member for member in membership.members.values() if member.stage == stage)
+        return {m.id for m in members if m.id not in membership.active_from and not m.is_auditor}
 
     def go_back(
         self, reason: str, advice: str, before: int | None = None, settled: bool = False

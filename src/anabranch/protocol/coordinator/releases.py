@@ -113,10 +113,17 @@ class Releases:
     def _reported(self, stage: int) -> tuple[list[str], dict[str, str]]:
         """Electorate of `stage`, the replicas that may decide its fingerprint ([] if nobody serves), and the
         fingerprints that they reported. They served in the last step; if those died after the commit, the
-        replicas that serve from the next iteration on decide."""
+        replicas that serve from the next iteration on decide. If those that served contradict each other
+        without a majority, replicas that serve from a later iteration on count as well once they report: they
+        took the step from an agreed state."""
         membership, reported = self.ctx.run.membership, self.applied.get(stage, {})
         live = membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
-        return live, {peer: reported[peer] for peer in live if peer in reported}
+        applied = {peer: reported[peer] for peer in live if peer in reported}
+        if len(set(applied.values())) > 1 and len(applied) == len(live) and not self._majority(live, applied):
+            later = [peer for peer in membership.serving(stage) if peer in reported and peer not in live]
+            live = [*live, *later]
+            applied.update((peer, reported[peer]) for peer in later)
+        return live, applied
 
     def _majority(self, live: list[str], applied: Mapping[str, str]) -> str | None:
         """Fingerprint that a stage's electorate `live` decided on; None: there is none yet. applied: peer ->

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.run_view import MOST_S
+from anabranch.protocol.fleet.withholders import Withholders
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.cost_model import Deal, cost_model_of
 from anabranch.protocol.placement.rates import SEARCHED
@@ -57,8 +58,9 @@ class Standbys:
         self.ctx = ctx
         self.ways = ways
         self._number = ctx.standby_view.number  # this peer may have led before
-        self._looked: tuple[int, int, bool] | None = None
-        """Arguments and membership of the last choice."""
+        self.withholders = Withholders(ctx)
+        self._looked: tuple[int, int, bool, frozenset[str]] | None = None
+        """Arguments and membership of the last choice, and relays that withheld then."""
         self._t = 0
         self._heard: set[str] = set()
         """Members that have reported links."""
@@ -70,28 +72,31 @@ class Standbys:
             self._looked = None
 
     def removed(self, peer: str) -> None:
-        """Forget that a former member reported its links."""
+        """Forget that a former member reported its links, or held up steps."""
         self._heard.discard(peer)
+        self.withholders.removed(peer)
 
     def look(self, t: int, released: bool) -> None:
         """Choose the standbys from the open iteration t on, once per iteration and membership, and once more
         when the last step is released (`released`). They are announced in each iteration even if they stay
         the same, since a member may have missed the announcement or follow another coordinator's."""
-        ctx = self.ctx
-        key = (t, ctx.run.membership.version, released)
-        if ctx.run.settings.spare == "never" or self._looked == key:
+        ctx, before, withheld = self.ctx, self.ctx.standby_view.waits, self.withholders.waits()
+        key = (t, ctx.run.membership.version, released, frozenset(withheld))
+        never = ctx.run.settings.spare == "never"
+        if self._looked == key or (never and not withheld and not before):
             return
         begins = self._t != t
         self._looked, self._t = key, t
-        before = ctx.standby_view.waits
         members = ctx.run.membership.members
         relays = sorted(peer for peer, m in members.items() if m.stage and not m.is_auditor)
         chance = ctx.run.settings.spare == "always"
-        waits = by_chance(relays, t, before, ctx.rng) if chance else self._by_links()
+        waits = {} if never else by_chance(relays, t, before, ctx.rng) if chance else self._by_links()
+        names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
+        changed = not never and waits.keys() - withheld.keys() != before.keys() - withheld.keys()
+        waits = {**waits, **withheld}
         if begins or waits != before:
             self._tell(waits)
-        if waits.keys() != before.keys():
-            names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
+        if changed:
             ctx.outbox.note(
                 "note", text=f"spared from iteration {t} on, for the lines that they have: {names}"
             )
