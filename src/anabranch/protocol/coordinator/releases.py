@@ -120,7 +120,7 @@ class Releases:
         live = membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
         applied = {peer: reported[peer] for peer in live if peer in reported}
         if len(set(applied.values())) > 1 and len(applied) == len(live) and not self._majority(live, applied):
-            later = [peer for peer in membership.serving(stage) if peer in reported and peer not in live]
+            later = [peer for peer in sorted(reported) if peer in membership.active_from and peer not in live]
             live = [*live, *later]
             applied.update((peer, reported[peer]) for peer in later)
         return live, applied
