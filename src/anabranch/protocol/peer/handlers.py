@@ -175,6 +175,10 @@ class MessageHandlers:
             return None
         lead.initial_assignment.told(peer, message.links)
         lead.vouchers.on_ready(peer)
+        if lead.vouchers.too_old(peer, message.t):
+            what = f"the state it fetched (after iteration {message.t})"
+            lead.admission.remove(peer, f"{what} is older than any from which it could follow the run")
+            return None
         return self._judge_ready(peer, message)
 
     def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
