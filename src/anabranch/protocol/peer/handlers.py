@@ -51,6 +51,9 @@ class MessageHandlers:
     event_log_server: EventLogServer
     report_buffer: ReportBuffer
     report_budget: ReportBudget = field(default_factory=ReportBudget)
+    share: float = 0.0
+    """Memory of the payload of the message being handled, if it is fenced by iteration, as in `Received`; the
+    message gate sets it."""
 
     def __post_init__(self) -> None:
         self._ctx = self.shared.ctx
@@ -351,7 +354,7 @@ HANDLERS: dict[str, Handler] = {
     "got": MessageHandlers._got,
     "attempt": lambda on, peer, message, _: on._reduce(message.stage).on_attempt(message),
     "reduce_part": lambda on, peer, message, payload: on._reduce(message.stage).on_part(
-        peer, message, payload
+        peer, message, payload, on.share
     ),
     "missing": MessageHandlers._missing,
     # messages from the log's leader
