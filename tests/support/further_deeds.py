@@ -17,6 +17,7 @@ from anabranch.node.chaos.guests.member_deeds import (
     AGAIN_S,
     DEEDS,
     FALSE_HASH,
+    FETCH_NOTHING,
     NEVER_READY,
     Deed,
     Guest,
@@ -26,12 +27,21 @@ from anabranch.node.chaos.guests.member_deeds import (
 from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import opened, signed
+from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.events import Send
-from anabranch.protocol.interface.tasks import Payload, Result, Task
+from anabranch.protocol.interface.events import Event, Received, Send
+from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
+from anabranch.protocol.peer.shared_state import Step
 
 #: Activation or gradient of which no norm is finite in single precision.
 HUGE = 3e38
+#: Loss (nats) that is finite, as two of it together are not.
+LOSS = 1.7e308
+#: Parts of a made-up reduce that a guest sends at once, bytes of each (a piece of a state, nearly the largest
+#: payload of a small run), and iterations between two times.
+LARGE_PARTS, LARGE_BYTES, LARGE_EVERY = 4, PIECE_BYTES, 8
+#: Times that a guest calls each microbatch back.
+CALLS = 8
 #: Seconds after which a guest that keeps its receipt back ends: its parts of the sum have arrived by then.
 DIES_S = 0.5
 
@@ -72,6 +82,12 @@ class LyingPeer(HostilePeer):
         if lie is not None:
             computer = LyingComputer(computer, lambda *task: lie(self.guest, *task), self.begin)
         super()._built(stage, (computer, fingerprint))
+
+    def _handle(self, event: Event) -> None:
+        gradient = isinstance(event, Received) and isinstance(event.message, msg.Gradient)
+        if gradient and event.payload is not None:
+            print("gradient", event.message.stage, flush=True)
+        super()._handle(event)
 
 
 def run_further_guest(
@@ -160,6 +176,117 @@ def _made_up_seal(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=structs.replace(message, receipt=data))]
 
 
+def _lacking_receipt(guest: Guest, send: Send) -> list[Send]:
+    """Leave the first microbatch out of the receipt."""
+    message = send.message
+    if not isinstance(message, msg.Prepared):
+        return [send]
+    receipt = opened(message.receipt, guest.peer.ctx.signer)
+    if receipt is None or not receipt.units:
+        return [send]
+    data = signed(structs.replace(receipt, units=receipt.units[1:]), guest.peer.ctx.signer)
+    return [structs.replace(send, message=structs.replace(message, receipt=data))]
+
+
+def _false_throughout(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
+    """Negate the guest's own gradient sum, and sums that are computed again in audits of others."""
+    return _negated(inputs, right) if isinstance(task, tasks.Freeze | tasks.AuditSum) else right
+
+
+def _long_names(guest: Guest, send: Send) -> list[Send]:
+    if isinstance(send.message, msg.Prepared):
+        named = structs.replace(send.message, squares={"w" * 12_000: 1.0})
+        return [structs.replace(send, message=named)]
+    return [send]
+
+
+def _claim_all(guest: Guest, send: Send) -> list[Send]:
+    """Claim all microbatches of the stage as soon as the guest has one."""
+    message = send.message
+    if not isinstance(message, msg.Claim) or not message.units:
+        return [send]
+    units = tuple(sorted(guest.peer.ctx.run.cover(message.stage, message.fence.t)))
+    return [structs.replace(send, message=structs.replace(message, units=units))]
+
+
+def _infinite_losses(guest: Guest, send: Send) -> list[Send]:
+    message = send.message
+    if not isinstance(message, msg.Claim) or not message.losses:
+        return [send]
+    losses = dict.fromkeys(message.losses, LOSS)
+    return [structs.replace(send, message=structs.replace(message, losses=losses))]
+
+
+def _blame(guest: Guest, send: Send) -> list[Send]:
+    """Report an overflow in one microbatch of each iteration, with inputs of another relay each time."""
+    message, run = send.message, guest.peer.ctx.run
+    if not isinstance(message, msg.Forward) or not message.train or not guest.once("blame", message.fence.t):
+        return [send]
+    relays = run.membership.live(run.stage - 1, message.fence.t)
+    blamed = relays[message.fence.t % len(relays)]
+    overflow = msg.Overflow(message.fence, run.stage, message.index, "made up", blamed)
+    return [guest.to_leader(overflow), send]
+
+
+def _call_back(guest: Guest, send: Send) -> list[Send]:
+    """Call each microbatch back again and again, as soon as it is sent."""
+    message = send.message
+    if not isinstance(message, msg.Forward):
+        return [send]
+    call = msg.CallBack(message.fence, {message.index: message.way}, CALLS)
+    return [send, *[Send(send.peer, call)] * CALLS]
+
+
+def _tell_old_state(guest: Guest) -> Iterator[Send]:
+    """Report the state that the Welcome named once no proof of it is remembered, every AGAIN_S seconds."""
+    peer = guest.peer
+    announced = peer.joining.fetching.announced
+    waits = peer.joining.step is Step.FETCHING and peer.progress.committed > announced.t + VOUCHED_KEPT
+    if waits and guest.once("ready", int(peer.ctx.clock.now / AGAIN_S)):
+        yield guest.to_leader(msg.Ready(announced.t, peer.ctx.run.stage, announced.fingerprint))
+
+
+def _send_large_parts(guest: Guest) -> Iterator[Send]:
+    """Send each replica of the stage parts of a reduce that nobody ordered."""
+    import torch
+
+    run, progress = guest.peer.ctx.run, guest.peer.progress
+    t = progress.committed + 1
+    if not guest.once("parts", t // LARGE_EVERY):
+        return
+    fence, attempt = guest.peer.ctx.fence(t, progress.base), msg.AttemptId(guest.peer.ctx.log.term + 9, t)
+    for peer in run.membership.live(run.stage, t):
+        for part in range(LARGE_PARTS if peer != guest.peer.ctx.me else 0):
+            payload = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+            yield Send(peer, msg.ReducePart(fence, run.stage, attempt, part), payload)
+
+
+def _call_copies_spoilt(guest: Guest) -> Iterator[Send]:
+    """Say of every copy of every stage's state that it is not what it should be."""
+    peer = guest.peer
+    for point in peer.shared.summary.points(peer.progress.committed).values():
+        if guest.once("spoilt", point.t):
+            for stage in range(len(point.fingerprints)):
+                for holder in peer.ctx.run.membership.members:
+                    yield guest.to_leader(msg.Spoilt(stage, point.t, holder))
+
+
+def _move_a_carrier(guest: Guest) -> Iterator[Send]:
+    """Offer to carry at another address each time."""
+    number = len(guest.told)
+    if guest.once("carry", number):
+        yield guest.to_leader(msg.Carry(f"127.9.9.9:{number + 1}"))
+
+
+def _ask_gradients(guest: Guest) -> Iterator[Send]:
+    """Ask every neighbour every AGAIN_S seconds for the first gradients of each stage."""
+    if not guest.once("gradients", int(guest.peer.ctx.clock.now / AGAIN_S)):
+        return
+    for peer in sorted(guest.peer.ctx.links.up):
+        for stage in range(guest.peer.ctx.run.settings.stages + 1):
+            yield Send(peer, msg.FetchGradient(1, stage))
+
+
 FURTHER: dict[str, Deed] = {
     deed.name: deed
     for deed in (
@@ -175,5 +302,17 @@ FURTHER: dict[str, Deed] = {
         WorkerDeed("other bytes than it signed", Role.SERVES, compute=_unsigned),
         WorkerDeed("false audits", Role.SERVES, compute=_false_audit),
         Deed("made-up seal", Role.SERVES, _made_up_seal),
+        Deed("receipt that lacks a result", Role.SERVES, _lacking_receipt),
+        WorkerDeed("false work and audits", Role.SERVES, compute=_false_throughout),
+        Deed("long names of tensors", Role.SERVES, _long_names),
+        Deed("claims its whole stage", Role.SERVES, _claim_all),
+        Deed("losses without a sum", Role.SERVES, _infinite_losses),
+        Deed("blames others", Role.SERVES, _blame),
+        Deed("calls back again and again", Role.SERVES, _call_back),
+        Deed("state of long ago", Role.MEMBER, FETCH_NOTHING, _tell_old_state),
+        Deed("large parts of no reduce", Role.SERVES, None, _send_large_parts),
+        Deed("calls copies spoilt", Role.SERVES, withhold(msg.Holds), _call_copies_spoilt),
+        Deed("carrier that moves", Role.STRANGER, withhold(msg.JoinRequest), _move_a_carrier),
+        Deed("gradients for a stranger", Role.STRANGER, withhold(msg.JoinRequest), _ask_gradients),
     )
 }

@@ -49,12 +49,15 @@ class HostileRun:
         return new_ticket(self.swarm.directory.path, role, quota, 3600.0)
 
     def invite(self, deed: str, stage: int, ticket: Ticket | None = None) -> LiveGuest:
-        """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own."""
+        """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own. One for
+        stage 0 has the corpus."""
         number = len(self.guests) + 1
         host = f"127.0.{1 + number}.1" if sys.platform == "linux" else "127.0.0.1"
-        name, text = f"guest-{number}", (ticket or self.ticket()).text
+        name, text = f"guest-{number}", (ticket or self.ticket("relay" if stage else "data")).text
         home = str(self.swarm.directory.peer(name))
-        process = self.swarm.start_other(name, [deed, text, home, str(stage), host], run_further_guest)
+        corpus = [] if stage else [str(self.swarm.directory.corpus)]
+        arguments = [deed, text, home, str(stage), host, *corpus]
+        process = self.swarm.start_other(name, arguments, run_further_guest)
         guest = LiveGuest(deed, stage, process)
         self.guests.append(guest)
         return guest

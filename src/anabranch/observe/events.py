@@ -180,9 +180,10 @@ class Double(Event, frozen=True, kw_only=True):
 
 class Audit(Event, frozen=True, kw_only=True):
     """Event: finding of `auditor`, which computed the work of `subject` at `stage` in step t again. verdict:
-    "same", "different", "withheld", "unable" or "expired" (it did not report in time). what, found, claimed:
-    the first difference, its hash as computed again and in the subject's receipt. receipt: the signed receipt
-    (base64), if it is different. base: hash of the commit's log entry."""
+    "same", "different", "withheld", "unable" or "expired" (it did not report in time, or nobody else has the
+    weights: then `auditor` is ""). what, found, claimed: the first difference, its hash as computed again and
+    in the subject's receipt. receipt: the signed receipt (base64), if it is different. base: hash of the
+    commit's log entry."""
 
     t: int
     stage: int

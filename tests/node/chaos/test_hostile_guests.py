@@ -21,14 +21,16 @@ from anabranch.node.chaos.run_record import GuestVisit, RunRecord
 from anabranch.node.chaos.swarm_tracker import SwarmTracker
 from anabranch.node.chaos.wasted_compute import WastedCompute
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Event, PeerActive, PeerRemoved, Rollback, Skip, Step
+from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Rollback, Skip, Step
+from anabranch.protocol.fleet.carrier_list import RECORDS
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings as RunSettings
+from anabranch.protocol.log.records import Carriers, Commit, decode_entry
 from anabranch.protocol.messages import Ping
 from anabranch.protocol.peer.peer import Peer
 from support.architecture import Tree
 from support.hostile_runs import HostileRun
-from support.local_swarms import created, small_run, steps_of, swarm_of
+from support.local_swarms import PATIENCE_S, created, small_run, steps_of, swarm_of
 
 #: Settings of a run that ends only with its test.
 ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
@@ -46,6 +48,26 @@ PUT_OUT = [
         ("false state of an idle member", 1, "differs from its stage's"),
         ("empty member", 2, "the state it fetched"),
     ],
+]
+#: Further waves of guests that lose their seats; stage 0: with a data node's ticket.
+PUT_OUT_TOO = [
+    [
+        ("blames others", 2, "overflows that others did not find"),
+        ("state of long ago", 1, "older than any"),
+        ("losses without a sum", 0, "a loss"),
+    ],
+    [
+        ("claims its whole stage", 1, "claimed the work of others"),
+        ("long names of tensors", 2, "its report"),
+    ],
+]
+#: Guests that no proof puts out, and that ask or say too much: deed, stage, words that tell the owner.
+TOO_MUCH = [
+    ("gradients for a stranger", 1, "the gradient of another stage"),
+    ("carrier that moves", 1, ""),
+    ("calls copies spoilt", 1, ""),
+    ("large parts of no reduce", 1, "more bytes than a stage's sum"),
+    ("calls back again and again", 1, ""),
 ]
 #: Waves of guests that no proof puts out: deed, stage, words that tell the owner ("": the run needs none).
 ENDURED = [
@@ -206,6 +228,16 @@ def test_a_live_guest_is_put_out_and_no_bit_differs(
     assert report.holds and report.promise == "bits", report.lines()
 
 
+def put_out(hostile: HostileRun, wave: list[tuple[str, int, str]]) -> None:
+    """Invite a wave of guests, and follow the run until all have lost their seats for the right reasons."""
+    guests = [hostile.invite(deed, stage) for deed, stage, _ in wave]
+    hostile.until(lambda: all(map(hostile.out, guests)))
+    for guest, (deed, _, words) in zip(guests, wave, strict=True):
+        assert words in hostile.out(guest), (deed, hostile.out(guest))
+    hostile.goes_on()
+    hostile.end(*guests)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_guests_are_put_out_one_wave_after_the_other(
@@ -218,13 +250,52 @@ def test_guests_are_put_out_one_wave_after_the_other(
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
         for wave in PUT_OUT:
-            guests = [hostile.invite(deed, stage) for deed, stage, _ in wave]
-            hostile.until(lambda guests=guests: all(map(hostile.out, guests)))  # type: ignore[misc]
-            for guest, (deed, _, words) in zip(guests, wave, strict=True):
-                assert words in hostile.out(guest), (deed, hostile.out(guest))
-            hostile.goes_on()
-            hostile.end(*guests)
+            put_out(hostile, wave)
         assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_further_guests_are_put_out(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+    run = small_run(texts, **ENDLESS, fleet__data_nodes=2)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        for wave in PUT_OUT_TOO:
+            put_out(hostile, wave)
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_guests_that_ask_or_say_too_much_get_nothing(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """All at once: a carrier's addresses do not fill the log, no gradient leaves its stage, and whom a guest
+    calls back asks nobody too often."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guests = [hostile.invite(deed, stage) for deed, stage, _ in TOO_MUCH]
+        hostile.until(hostile.withstood(*guests, steps=30))
+        for deed, _, words in TOO_MUCH:
+            assert not words or hostile.told(words), (deed, swarm.story())
+        assert not guests[0].words("gradient")
+        refused = [event for event in swarm.of(Refused) if event.subject not in {g.peer for g in guests}]
+        assert not refused, refused
+        hostile.end(*guests)
+        assert not hostile.honest_removed(), swarm.story()
+    records = [decode_entry(line).record for line in directory.log.read_bytes().splitlines()]
+    carriers = sum(isinstance(record, Carriers) for record in records)
+    assert 0 < carriers <= RECORDS.burst + 1 + RECORDS.per_s * 3 * PATIENCE_S
+    assert carriers < sum(isinstance(record, Commit) for record in records)
     report = verify(directory.path)
     assert report.holds and report.promise == "bits", report.lines()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.vouchers import SHOWN_WITHIN, SHOWN_WITHIN_S, Vouchers
+from anabranch.protocol.coordinator.vouchers import OLDEST, SEATED_S, SHOWN_WITHIN, SHOWN_WITHIN_S, Vouchers
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
@@ -94,14 +94,14 @@ def test_a_joiner_has_steps_and_time_to_show_its_proof() -> None:
         led.vouchers.on_ready(name)
     led.ctx.clock.now = SHOWN_WITHIN_S
     led.vouchers.moved(2 + SHOWN_WITHIN, "entry")
-    assert led.vouchers.overdue() == []
+    assert not led.vouchers.overdue()
     led.vouchers.moved(3 + SHOWN_WITHIN, "entry")
-    assert led.vouchers.overdue() == ["x"]
+    assert list(led.vouchers.overdue()) == ["x"]
     led.ctx.clock.now -= 1.0
-    assert led.vouchers.overdue() == []
+    assert not led.vouchers.overdue()
     led.ctx.clock.now += 1.0
     led.vouchers.shown("x")
-    assert led.vouchers.overdue() == []
+    assert not led.vouchers.overdue()
 
 
 def test_the_time_of_a_joiner_out_of_reach_begins_anew() -> None:
@@ -111,9 +111,42 @@ def test_the_time_of_a_joiner_out_of_reach_begins_anew() -> None:
     led.ctx.clock.now = SHOWN_WITHIN_S
     led.vouchers.moved(3 + SHOWN_WITHIN, "entry")
     link = led.ctx.links.up.pop("x")
-    assert led.vouchers.overdue() == []
+    assert not led.vouchers.overdue()
     led.ctx.links.up["x"] = link
-    assert led.vouchers.overdue() == []
+    assert not led.vouchers.overdue()
     led.vouchers.moved(3 + 2 * SHOWN_WITHIN, "entry")
     led.ctx.clock.now *= 2.0
-    assert led.vouchers.overdue() == ["x"]
+    assert list(led.vouchers.overdue()) == ["x"]
+
+
+def test_a_joiner_that_never_reports_itself_ready_has_a_day() -> None:
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    assert not led.vouchers.overdue()
+    led.ctx.clock.now = SEATED_S - 1.0
+    assert not led.vouchers.overdue()
+    led.ctx.clock.now = SEATED_S
+    assert list(led.vouchers.overdue()) == ["x"], "a, b and c serve"
+    led.vouchers.gone("x")
+    assert not led.vouchers.overdue(), "a new process has a day of its own"
+
+
+def test_a_joiner_that_showed_its_proof_may_wait() -> None:
+    """It may be unable to reach a fellow, or the run may wait for peers of another stage."""
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    led.vouchers.shown("x")
+    led.ctx.clock.now = 2.0 * SEATED_S
+    assert not led.vouchers.overdue()
+
+
+def test_a_state_is_too_old_if_its_joiner_knows_that() -> None:
+    led = Led()
+    led.vouchers.moved(3 + OLDEST, "entry")
+    led.vouchers.moved(4 + OLDEST, "next")
+    led.vouchers.on_ready("x")
+    assert not led.vouchers.too_old("x", 3), "it may not have followed the log yet"
+    led.vouchers.followed("x", led.length)
+    led.vouchers.on_ready("x")
+    assert led.vouchers.too_old("x", 3) and not led.vouchers.too_old("x", 4)
+    assert not led.vouchers.too_old("a", 3), "it serves: its report is from before it knew that"

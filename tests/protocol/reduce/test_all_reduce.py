@@ -25,7 +25,9 @@ from anabranch.protocol.messages import (
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.reduce.attempt import ReduceAttempt
 from anabranch.protocol.reduce.coverage import SQUARES_BYTES, plausible, squares_bytes
+from anabranch.protocol.reduce.helper import ReduceHelper
 from anabranch.protocol.reduce.hierarchy import cells_of
+from anabranch.protocol.reduce.partial_sums import PARTS_LARGEST, TOO_LARGE
 from anabranch.protocol.reduce.step_apply import PENDING_MAX, StepApply
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
@@ -102,6 +104,40 @@ def test_who_sums_a_part_and_lacks_another_tells_those_who_are_spared_of_it(summ
     done(ctx, Apply, Result(fingerprint="after"))
     assert applied == [1]
     assert sorted(told(ctx)) == ["b", "s"]
+
+
+@pytest.mark.parametrize("kind", [ReducePart, ReducedPart])
+def test_a_member_sends_no_more_bytes_than_the_parts_of_a_reduce_take(
+    kind: type[ReducePart | ReducedPart],
+) -> None:
+    """Parts that come before the attempt begins count, and one that is repeated counts once (I5)."""
+    made, ctx, _ = replica()
+    iteration = Iteration(ctx, 1, "base", 4, 0, True)
+    made.all_reduce.open(iteration)
+    iteration.claims.held.add(0)
+    fence, sums = ctx.fence(1, "base"), (int(kind is ReducedPart),) * 4
+    attempt = Attempt(fence, 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1), (), sums)
+    parts = [kind(fence, 1, attempt.attempt, part) for part in range(4)]
+    share = 0.4 * PARTS_LARGEST
+    early = [made.all_reduce.on_part("b", part, b"theirs", share) for part in (parts[0], parts[1], parts[2])]
+    assert early == [None, None, TOO_LARGE]
+    assert made.all_reduce.on_attempt(attempt) is None
+    done(ctx, Freeze, Result(outputs=(b"mine",) * 4))
+    again = [made.all_reduce.on_part("b", part, b"theirs", share) for part in parts]
+    assert again == [None, None, TOO_LARGE, TOO_LARGE]
+    assert made.all_reduce.on_part("b", parts[3], b"theirs", 0.2 * PARTS_LARGEST) is None
+
+
+def test_a_helper_takes_no_more_bytes_of_a_member_than_the_parts_of_a_reduce() -> None:
+    _, ctx, _ = replica()
+    ctx.run.assign_stage(2)
+    helper = ReduceHelper(ctx)
+    fence = ctx.fence(1, "base")
+    attempt = Attempt(fence, 1, AttemptId(1, 1), 1, ("b", "c"), (0, 1), ("a",), (2, 2, 2))
+    assert helper.on_attempt(attempt) is None
+    parts = [ReducePart(fence, 1, attempt.attempt, part) for part in range(3)]
+    taken = [helper.on_part("b", part, b"theirs", 0.4 * PARTS_LARGEST) for part in (*parts, parts[0])]
+    assert taken == [None, None, TOO_LARGE, None]
 
 
 def test_who_is_spared_waits_for_the_parts_that_it_is_told_late() -> None:

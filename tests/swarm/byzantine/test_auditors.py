@@ -89,6 +89,32 @@ def test_a_stage_of_one_replica_is_audited() -> None:
     assert world.history().t == STEPS and set(verdicts(world, "a1")) == {"same"}
 
 
+def test_a_stage_of_one_replica_without_an_auditor_is_told_to_be_audited_by_nobody() -> None:
+    """Whatever it computes is taken: no other machine has the weights. The owner is told once, and each drawn
+    contribution is noted as expired, so that the ledger counts it."""
+    world = audited_world(share=1.0, replicas=1)
+    worker = give_lying_worker(world, "r1.0", tasks.Freeze, also_audits=False)
+    world.run(until_s=600.0)
+    assert world.history().t == STEPS and worker.lies > 0 and "r1.0" in wrong_states(world)
+    found = [(audit["stage"], audit["auditor"], audit["verdict"]) for audit in audits_of(world)]
+    assert found == [(stage, "", "expired") for _ in range(STEPS) for stage in (1, 2)]
+    told = [str(fields["text"]) for _, _, kind, fields in world.notes if kind == "note"]
+    assert sum("stage 1 has one replica and no auditor" in text for text in told) == 1
+
+
+@pytest.mark.parametrize("kind", [tasks.Forward, tasks.Freeze])
+def test_a_liar_that_is_alone_in_its_stage_is_convicted_by_an_auditor(kind: type[tasks.Task]) -> None:
+    """The log goes back, and the next machine that is lent for the stage takes it up where it was right."""
+    world = audited_world(share=1.0, replicas=1)
+    joins(world, "a1", 1)
+    world.add(member_of(Machine("r1.9", 1)), "d0", at=20.0)
+    worker = give_lying_worker(world, "r1.0", kind, also_audits=False)
+    world.run(until_s=900.0)
+    assert worker.lies > 0 and others_are_right(world, "r1.0")
+    assert [record.id for record in records_of(world) if isinstance(record, Revoke)] == ["r1.0"]
+    assert "r1.9" in world.history().membership.active_from
+
+
 def test_who_withholds_its_work_from_the_auditor_loses_its_seat() -> None:
     """Liar and fellow hand nothing over, and the fellow would find all of it right."""
     world = audited_world(share=1.0, replicas=2)

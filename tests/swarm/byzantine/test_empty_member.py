@@ -9,7 +9,7 @@ from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.vouchers import SHOWN_WITHIN, SHOWN_WITHIN_S
+from anabranch.protocol.coordinator.vouchers import OLDEST, SHOWN_WITHIN, SHOWN_WITHIN_S, VOUCHED_KEPT
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, ProveState, Result
 from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
@@ -211,3 +211,42 @@ def test_a_proof_from_before_a_return_of_the_log_costs_no_seat() -> None:
     assert freed and freed[0] > 1 and not any(record.removed for record in records)
     assert any("x" in record.active_from for record in records)
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+@pytest.mark.slow
+def test_a_joiner_that_reports_a_state_of_long_ago_loses_its_seat_soon() -> None:
+    """It follows the log, and reports for ever the state that its Welcome named, with a fingerprint that is
+    right. Its first report came when no proof of that state was remembered any more: building its stage took
+    more steps than that. Steps are short, so the five minutes of one that shows no proof are far away."""
+    steps = 20 + VOUCHED_KEPT + OLDEST
+    settings = Settings("old", 1, 1, 6, steps, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(2))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    carry, told = world.carry, list[int]()
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        if sender.id != "x" or not isinstance(msg.decode(message), msg.Ready | msg.FetchState):
+            carry(sender, peer, message, payload)
+
+    def come(node: Node, event: object) -> None:
+        t = world.history().t if world.log else 0
+        if "x" not in world.nodes and t >= 3:
+            world.add(member_of(Machine("x", 1)), "d0", world.clock.now)
+        guest = world.nodes.get("x")
+        if guest is None or not guest.running or "d0" not in guest.links or t in told:
+            return
+        announced = guest.peer.joining.fetching.announced
+        waits = "x" in world.leading().peer.ctx.run.membership.members
+        if waits and announced.fingerprint and t > announced.t + VOUCHED_KEPT:
+            told.append(t)
+            carry(guest, "d0", msg.encode(msg.Ready(announced.t, 1, announced.fingerprint)), None)
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.watchers.append(come)
+    world.run(until_s=SHOWN_WITHIN_S)
+    records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
+    assert told and not any("x" in record.active_from for record in records)
+    [why] = [why for record in records for peer, why in record.removed.items() if peer == "x"]
+    assert "the state it fetched" in why and "older" in why
+    assert world.history().t == steps and wrong_states(world) == {}

@@ -9,6 +9,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.context.early_buffer import EARLY_LARGEST, EARLY_PARTS_MAX, EARLY_PAYLOADS_MAX
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.reduce.partial_sums import PARTS, PARTS_LARGEST
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world
@@ -143,3 +144,20 @@ def test_a_member_has_room_for_few_of_the_largest_payloads_of_iterations_to_come
         message = msg.ReducePart(fence, 1, msg.AttemptId(1, 1), part)
         node.handle(ev.Received("r1.1", message, b"x", share=1.0))
     assert len(node.peer.reception.early) - before == EARLY_LARGEST
+
+
+def test_a_member_has_room_for_the_parts_of_one_reduce_before_it_is_announced() -> None:
+    """It names an attempt that never comes, of the open iteration, to a replica of its stage and to a peer
+    beside it, which may be asked to help (I5)."""
+    world = five_peers()
+    peers = [world.nodes[name].peer for name in ("r1.0", "r1.1", "r2.0")]
+    while not all(peer.iteration is not None and peer.iteration.t == 1 for peer in peers):
+        world.clock.step()
+    current = peers[1].iteration
+    assert current is not None
+    fence, attempt = peers[1].ctx.fence(current.t, current.base), msg.AttemptId(99, 1)
+    for node in (world.nodes["r1.0"], world.nodes["r2.0"]):
+        for part in range(PARTS):
+            node.handle(ev.Received("r1.1", msg.ReducePart(fence, 1, attempt, part), b"x", share=0.5))
+    most = PARTS_LARGEST / 0.5
+    assert (len(peers[0].replica.all_reduce._early), peers[2].helping.early) == (most, most)

@@ -92,6 +92,8 @@ class AuditCases:
     _cases: dict[tuple[int, str], Case] = field(default_factory=dict)
     _tickets: dict[str, set[str]] = field(default_factory=dict)
     """Ticket -> its convicted peers."""
+    _unaudited: set[int] = field(default_factory=set)
+    """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
     """Inputs of the last comparison of receipts."""
 
@@ -295,9 +297,24 @@ class AuditCases:
             member = self.ctx.run.membership.members.get(each.subject)
             due_at = self.ctx.clock.now + PATIENCE_S
             incarnation = -1 if member is None else member.incarnation
-            over = not each.first
-            self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
+            case = Case(each, receipt, due_at, incarnation=incarnation)
+            self._cases[each.t, each.subject] = case
+            self._tell_unaudited(case)
         self._void_disputed()
+
+    def _tell_unaudited(self, case: Case) -> None:
+        """Close a case that nobody can audit, as the stage had one replica in the reduce and no auditor, and
+        note it as expired; the first time in a row tell the owner what to do."""
+        stage, told = case.drawn.stage, case.drawn.stage in self._unaudited
+        if case.drawn.first:
+            self._unaudited.discard(stage)
+            return
+        self._expired(case)
+        self._unaudited.add(stage)
+        if not told:
+            what = f"stage {stage} has one replica and no auditor, so nobody can compute its work again"
+            remedy = "lend a second machine for it, or start an auditor (`anabranch audit`)"
+            self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.

@@ -485,8 +485,8 @@ class Coordinator:
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))
         self.tip.t, self.tip.base, self.tip.adam_step = record.t, base, record.adam_step
         self.vouchers.moved(record.t, base)
-        for peer in self.vouchers.overdue():
-            self.admission.remove(peer, "it reports itself ready, and has not shown that it has the state")
+        for peer, reason in self.vouchers.overdue().items():
+            self.admission.remove(peer, reason)
         self.audits.committed(record, base, self.round)
         self.rounds.committed(record, self.round)
         self.released.committed()

@@ -3,10 +3,12 @@ replicas report and the joiner must report, too."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Vouch
+from anabranch.protocol.reduce.step_apply import PENDING_MAX
 
 #: Iterations whose proofs are remembered: a joiner reports the state that it has, which may be a few steps
 #: old. Plain choice.
@@ -15,6 +17,13 @@ VOUCHED_KEPT = 16
 #: state. Choices: an honest one shows it within a few steps, and fetches a newer state after `PENDING_MAX`
 #: (64); a step may take less time than a report.
 SHOWN_WITHIN, SHOWN_WITHIN_S = 64, 300.0
+#: Steps by which the state that a joiner reports may be older than the log as far as it has followed that. A
+#: choice: an honest joiner fetches a newer state once more than `PENDING_MAX` steps wait for it, and some may
+#: come while it takes one.
+OLDEST = 2 * PENDING_MAX
+#: Time (s) that a joiner that never showed a proof keeps its waiting seat. A choice: in a day a line of 1
+#: Mbit/s brings 10 GB; replicas prove their states at each step while somebody waits.
+SEATED_S = 86400.0
 
 
 class Vouchers:
@@ -38,6 +47,8 @@ class Vouchers:
         self._claimed: dict[str, tuple[int, float]] = {}
         """Joiner whose reports have shown no proof -> iteration after which it made the first one, and time
         (s)."""
+        self._seated: dict[str, float] = {}
+        """Joiner -> time (s) at which it was first seen; infinite once it showed a proof."""
         self._t = 0
         """Last committed iteration."""
         self._proofs: dict[tuple[int, int], dict[str, str]] = {}
@@ -70,25 +81,44 @@ class Vouchers:
         """Note that a joiner showed the proof of its state: it is not `overdue`, until it reports itself
         ready again."""
         self._claimed.pop(peer, None)
+        self._seated[peer] = math.inf
 
-    def overdue(self) -> list[str]:
-        """Joiners that report themselves ready and have shown no proof within SHOWN_WITHIN steps and
-        SHOWN_WITHIN_S seconds: they report states of which nobody can vouch any more, or claim that they have
-        not followed the log. The time of one that is out of reach begins anew."""
-        now = self.ctx.clock.now
+    def overdue(self) -> dict[str, str]:
+        """Joiners that have shown no proof for too long -> reason. Those that report themselves ready have
+        SHOWN_WITHIN steps and SHOWN_WITHIN_S seconds: they report states of which nobody can vouch any more,
+        or claim that they have not followed the log. The time of one that is out of reach begins anew.
+        Others have SEATED_S."""
+        now, membership = self.ctx.clock.now, self.ctx.run.membership
+        waiting = membership.members.keys() - membership.active_from.keys() - membership.auditors.keys()
+        self._seated = {peer: self._seated.get(peer, now) for peer in sorted(waiting)}
+        found = {
+            peer: "it has not shown within a day that it has its stage's state"
+            for peer, since in self._seated.items()
+            if now >= since + SEATED_S
+        }
         for peer in filter(lambda peer: not self.ctx.reachable(peer), self._claimed):
             self._claimed[peer] = self._t, now
-        return [
-            peer
-            for peer, (t, since) in self._claimed.items()
-            if self._t >= t + SHOWN_WITHIN and now >= since + SHOWN_WITHIN_S
-        ]
+        for peer, (t, since) in self._claimed.items():
+            if self._t >= t + SHOWN_WITHIN and now >= since + SHOWN_WITHIN_S:
+                found[peer] = "it reports itself ready, and has not shown that it has the state"
+        return found
+
+    def too_old(self, peer: str, t: int) -> bool:
+        """True if the state after iteration t, with which a joiner's last `Ready` came, is older than that of
+        any joiner that has followed the log as far as this one and waits to serve. Nobody can vouch for it
+        any more, so its proof is never judged."""
+        if peer in self.ctx.run.membership.active_from:
+            return False
+        reported_at = self._reported_at.get(peer, 0)
+        followed = [k for k, length in self._lengths.items() if length <= reported_at]
+        return t + OLDEST < max(followed, default=0)
 
     def gone(self, peer: str) -> None:
         """Forget a joiner that serves now, or that was removed."""
         self._followed.pop(peer, None)
         self._reported_at.pop(peer, None)
         self._claimed.pop(peer, None)
+        self._seated.pop(peer, None)
 
     def outdated(self, peer: str, t: int) -> bool:
         """True if the joiner's last `Ready` may be from before it knew the log entry of iteration t, so that

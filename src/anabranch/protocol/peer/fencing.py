@@ -186,6 +186,7 @@ class MessageGate:
         if iteration is not current and _waits(message):
             return self._keep(peer, message, payload, share)
         refusal = self._wrong_sender(row, peer, member.stage, message)
+        self.handlers.share = share
         return refusal or HANDLER_OF[row.type](self.handlers, peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:

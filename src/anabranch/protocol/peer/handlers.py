@@ -51,6 +51,9 @@ class MessageHandlers:
     event_log_server: EventLogServer
     report_buffer: ReportBuffer
     report_budget: ReportBudget = field(default_factory=ReportBudget)
+    share: float = 0.0
+    """Memory of the payload of the message being handled, if it is fenced by iteration, as in `Received`; the
+    message gate sets it."""
 
     def __post_init__(self) -> None:
         self._ctx = self.shared.ctx
@@ -175,6 +178,10 @@ class MessageHandlers:
             return None
         lead.initial_assignment.told(peer, message.links)
         lead.vouchers.on_ready(peer)
+        if lead.vouchers.too_old(peer, message.t):
+            what = f"the state it fetched (after iteration {message.t})"
+            lead.admission.remove(peer, f"{what} is older than any from which it could follow the run")
+            return None
         return self._judge_ready(peer, message)
 
     def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
@@ -347,7 +354,7 @@ HANDLERS: dict[str, Handler] = {
     "got": MessageHandlers._got,
     "attempt": lambda on, peer, message, _: on._reduce(message.stage).on_attempt(message),
     "reduce_part": lambda on, peer, message, payload: on._reduce(message.stage).on_part(
-        peer, message, payload
+        peer, message, payload, on.share
     ),
     "missing": MessageHandlers._missing,
     # messages from the log's leader

@@ -33,6 +33,7 @@ from anabranch.protocol.reduce.attempt import ReduceAttempt
 from anabranch.protocol.reduce.deferred_delivery import DeferredDelivery
 from anabranch.protocol.reduce.hierarchy import FLAT, cells_of, in_order
 from anabranch.protocol.reduce.partial_sums import (
+    TOO_LARGE,
     EarlyParts,
     PartialSums,
     ReduceAccount,
@@ -194,8 +195,8 @@ class AllReduce:
                 reduce.summing.add(part, reduce.position, reduce.parts[part])
             else:
                 self._send_part(reduce, part, collector, reduce.parts[part])
-        for peer, message, payload in self._early.take():
-            self.on_part(peer, message, payload)
+        for peer, message, payload, share in self._early.take():
+            self.on_part(peer, message, payload, share)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -237,12 +238,14 @@ class AllReduce:
 
     # --- receiving and adding up ---------------------------------------------------------------
 
-    def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
+    def on_part(
+        self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None, share: float = 0.0
+    ) -> str | None:
         """Take a part of a member's sum, or a reduced part; return why it is refused, or None.
 
         A part of an attempt that has not begun here is kept until it begins; one of an older attempt, and a
         second one, is dropped. The sender of a part is told that it came in iterations in which links are
-        timed.
+        timed. share: memory of the payload, in largest payloads of the run.
         """
         if payload is None:
             return "a part of a reduce without its payload"
@@ -252,13 +255,15 @@ class AllReduce:
         reduce = self.reduce
         if announced is None or message.attempt > announced.attempt or reduce is None or not reduce.summing:
             if announced is None or message.attempt >= announced.attempt:
-                self._early.keep(peer, message, payload)
+                return self._early.keep(peer, message, payload, share)
             return None
         if message.attempt != reduce.message.attempt:
             return None
         if isinstance(message, ReducedPart):
             if message.part >= reduce.count or reduce.collectors[message.part] != peer:
                 return "a reduced part from a peer that does not sum it"
+            if reduce.memory.exceeded(peer, message, share):
+                return TOO_LARGE
             if message.part not in reduce.reduced:
                 reduce.reduced[message.part] = payload
                 reduce.receipt.came(REDUCED, message.part, peer, message.seal)
@@ -269,6 +274,8 @@ class AllReduce:
             return "a part from a peer that is no member of the attempt"
         if message.part not in reduce.mine:
             return "a part that another member sums"
+        if reduce.memory.exceeded(peer, message, share):
+            return TOO_LARGE
         if sender in reduce.senders:
             reduce.receipt.came(PART, message.part, peer, message.seal)
             reduce.summing.add(message.part, sender, payload)

@@ -14,7 +14,13 @@ from functools import cached_property
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.reduce.hierarchy import ReduceCells
-from anabranch.protocol.reduce.partial_sums import PartialSums, attempt_sets, collectors, contributors
+from anabranch.protocol.reduce.partial_sums import (
+    PartialSums,
+    PartMemory,
+    attempt_sets,
+    collectors,
+    contributors,
+)
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
 
@@ -25,8 +31,8 @@ class ReduceAttempt:
     message: the leader's order. receipt: this replica's receipt. position: index of this replica among the
     members. cells: division of the members into cells (groups, in a large stage; else one). parts: parts of
     its own sum. summing: sums in progress. sums: cell -> sum of the cell for the part that this replica
-    collects. reduced: part -> reduced part. added: True once all cells' sums of its part are being added up.
-    assembled: True if all reduced parts are here.
+    collects. reduced: part -> reduced part. memory: of the parts that came. added: True once all cells' sums
+    of its part are being added up. assembled: True if all reduced parts are here.
 
     Computed: positions: member -> its position. collectors: peer that sums each part for this replica. mine:
     parts that this replica sums. senders: positions in this replica's cell that send parts. first: positions
@@ -42,6 +48,7 @@ class ReduceAttempt:
     summing: PartialSums | None = None
     sums: dict[int, Payload] = field(default_factory=dict)
     reduced: dict[int, Payload] = field(default_factory=dict)
+    memory: PartMemory = field(default_factory=PartMemory)
     added: bool = False
     assembled: bool = False
 

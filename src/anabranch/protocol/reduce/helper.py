@@ -16,8 +16,10 @@ from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.tasks import Assemble, Payload, Result
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
 from anabranch.protocol.reduce.partial_sums import (
+    TOO_LARGE,
     EarlyParts,
     PartialSums,
+    PartMemory,
     ReduceAccount,
     account_of,
     collectors,
@@ -29,14 +31,15 @@ from anabranch.protocol.reduce.partial_sums import (
 
 @dataclass
 class _Help:
-    """Attempt that this peer helps with. summing: its sums of the parts. reduced: part -> reduced part. came,
-    seals: seals of the parts that came, by (part, position), and of the reduced parts, where runs are
-    audited. result: digest and sums of squares of the gradient, if this peer sums all parts; None until they
-    are known."""
+    """Attempt that this peer helps with. summing: its sums of the parts. reduced: part -> reduced part.
+    memory: of the parts that came. came, seals: seals of the parts that came, by (part, position), and of the
+    reduced parts, where runs are audited. result: digest and sums of squares of the gradient, if this peer
+    sums all parts; None until they are known."""
 
     message: Attempt
     summing: PartialSums
     reduced: dict[int, Payload] = field(default_factory=dict)
+    memory: PartMemory = field(default_factory=PartMemory)
     came: dict[tuple[int, int], bytes] = field(default_factory=dict)
     seals: dict[int, bytes] = field(default_factory=dict)
     result: tuple[str, dict[str, float]] | None = None
@@ -95,22 +98,23 @@ class ReduceHelper:
         if witnessed(message, ctx.me):
             summing.keep()
         self._helps[message.stage] = _Help(message, summing)
-        for peer, part, payload in self._of(message.stage).take():
-            self.on_part(peer, part, payload)
+        for peer, part, payload, share in self._of(message.stage).take():
+            self.on_part(peer, part, payload, share)
         return None
 
-    def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
+    def on_part(
+        self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None, share: float = 0.0
+    ) -> str | None:
         """Take a part of its sum from a member of a helped stage; return why it is refused, or None. A part
         of an attempt that is not announced yet is kept; one of an older attempt, and a second one, is
-        dropped."""
+        dropped. share: memory of the payload, in largest payloads of the run."""
         ctx = self.ctx
         never = ctx.run.settings.spread == "never" and ctx.me != ctx.log.leader
         if payload is None or isinstance(message, ReducedPart) or never:
             return "no part of a sum that I am to add up"
         help = self._helps.get(message.stage)
         if help is None or message.attempt > help.message.attempt:
-            self._of(message.stage).keep(peer, message, payload)
-            return None
+            return self._of(message.stage).keep(peer, message, payload, share)
         if message.attempt != help.message.attempt:
             return None
         members = help.message.members
@@ -118,6 +122,8 @@ class ReduceHelper:
             return "a part from a peer that has none in the attempt"
         if message.part not in help.summing.mine:
             return "a part that another sums"
+        if help.memory.exceeded(peer, message, share):
+            return TOO_LARGE
         help.came.setdefault((message.part, members.index(peer)), message.seal)
         help.summing.add(message.part, members.index(peer), payload)
         return None

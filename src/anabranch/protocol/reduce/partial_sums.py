@@ -16,6 +16,10 @@ from anabranch.protocol.reduce.coverage import refused_cover
 #: Number of parts into which a gradient is cut if helpers sum some of them; also the most parts that a peer
 #: may send. Plain choice.
 PARTS = 16
+#: Most memory of the parts that a peer sends of one attempt, in largest payloads of the run (the limit of the
+#: links): those of a stage's sum and of its reduced gradient, each of which is one payload at most.
+PARTS_LARGEST = 2.0
+TOO_LARGE = "more bytes than a stage's sum and its reduced gradient take"
 #: Attempts whose sets are kept: members of a simulated swarm share the message. A choice.
 ATTEMPTS_CACHED = 8
 APart = ReducePart | ReducedPart
@@ -107,6 +111,22 @@ class PartialSums:
         inputs = tuple(contributions[position] for position in self._positions)
         self.ctx.tasks.submit(TaskPriority.STEP, self._task, inputs, partial(self._then, self, part, inputs))
 
+
+class PartMemory:
+    """Memory of the parts that each peer sent of one attempt, in largest payloads of the run."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, dict[tuple[type[APart], int], float]] = {}
+        """Sender -> kind and number of a part -> its memory."""
+
+    def exceeded(self, peer: str, message: APart, share: float) -> bool:
+        """True if a part of the sender `peer`, with a payload of memory `share`, is beyond PARTS_LARGEST;
+        else it is counted, the first time that it comes."""
+        shares, key = self._shares.setdefault(peer, {}), (type(message), message.part)
+        if key not in shares and share + sum(shares.values()) > PARTS_LARGEST:
+            return True
+        shares.setdefault(key, share)
+        return False
 
 
 class ReduceAccount(NamedTuple):
@@ -210,28 +230,33 @@ def account_of(
 
 
 class EarlyParts:
-    """Parts that arrived before their attempt began here; of each sender only those of its newest attempt."""
+    """Parts that arrived before their attempt began here, with the memory of their payloads (in largest
+    payloads of the run); of each sender only those of its newest attempt."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, APart, Payload]] = []
+        self._kept: list[tuple[str, APart, Payload, float]] = []
 
-    def keep(self, peer: str, message: APart, payload: Payload) -> None:
+    def keep(self, peer: str, message: APart, payload: Payload, share: float = 0.0) -> str | None:
         """Keep a part of the sender `peer`, and drop its parts of older attempts. Not kept: a part of an
         older attempt, a second one of the same number and kind (of a sum, or reduced), and more than PARTS of
-        a kind."""
-        of_peer = [m for p, m, _ in self._kept if p == peer]
-        if any(m.attempt > message.attempt for m in of_peer):
-            return
-        alike = {m.part for m in of_peer if m.attempt == message.attempt and type(m) is type(message)}
+        a kind. Returns the reason if it is refused: its sender's parts would take more than PARTS_LARGEST."""
+        of_peer = [(m, s) for p, m, _, s in self._kept if p == peer]
+        if any(m.attempt > message.attempt for m, _ in of_peer):
+            return None
+        of_attempt = [(m, s) for m, s in of_peer if m.attempt == message.attempt]
+        alike = {m.part for m, _ in of_attempt if type(m) is type(message)}
         if message.part in alike or len(alike) >= PARTS:
-            return
+            return None
+        if share + sum(s for _, s in of_attempt) > PARTS_LARGEST:
+            return TOO_LARGE
         self._kept = [kept for kept in self._kept if kept[0] != peer or kept[1].attempt == message.attempt]
-        self._kept.append((peer, message, payload))
+        self._kept.append((peer, message, payload, share))
+        return None
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def take(self) -> list[tuple[str, APart, Payload]]:
+    def take(self) -> list[tuple[str, APart, Payload, float]]:
         """Remove and return all parts, in order of arrival."""
         kept, self._kept = self._kept, []
         return kept

@@ -278,12 +278,14 @@ class IntegerWorker:
                     return Result(error=f"not the state after step {t}")
                 self.t, (self.state, self.ahead) = t, loaded
                 self._gradients.clear()
+                self._before.clear()
                 self._slots.clear()
                 self._islands.forget()
                 self._begun = Begun(), Begun()
             case tasks.InitState():
                 self.t, self.state, self.ahead = 0, initial(self.stage), None
                 self._gradients.clear()
+                self._before.clear()
                 self._islands.forget()
                 self._begun = Begun(), Begun()
         return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,11 +85,11 @@ def run_guest(
     deeds: Mapping[str, Deed] = DEEDS, peer: type[HostilePeer] = HostilePeer,
 ) -> NoReturn:  # fmt: skip
     """Be a guest in this process, which never leaves this call, and which a supervisor started (see
-    `peer_process.run_peer`). arguments: deed, ticket, folder for its key and logs, wished stage, and address
-    of its own. deeds, peer: of members; tests have more of them. The process exits with 0, or 1 if the
-    guest's part ended with an error; a stranger attacks until it is killed."""
+    `peer_process.run_peer`). arguments: deed, ticket, folder for its key and logs, wished stage, address of
+    its own, and, of a data node, the corpus. deeds, peer: of members; tests have more of them. The process
+    exits with 0, or 1 if the guest's part ended with an error; a stranger attacks until it is killed."""
     enter(name, log, namespace, environment)
-    deed, text, home, stage, host = arguments
+    deed, text, home, stage, host, *corpus = arguments
     ticket = parse_ticket(text, now_s=time.time())
     stranger_attacks.GuestTransport.host = host
     if deed in stranger_attacks.ATTACKS:
@@ -96,6 +97,7 @@ def run_guest(
         asyncio.run(stranger_attacks.attack(ticket, deed))
     peer.deed = deeds[deed]
     options = JoinOptions(ticket, Path(home), name=name, stage=int(stage), host=host)
+    options = replace(options, corpus=Path(corpus[0]) if corpus else None)
     try:
         outcome = run_async(join(options, print, peer, stranger_attacks.GuestTransport))
     except UserError as error:

@@ -161,7 +161,7 @@ def _ping(guest: Guest) -> Iterator[Send]:
 
 
 NEVER_READY = withhold(msg.Ready)
-_FETCH_NOTHING = withhold(
+FETCH_NOTHING = withhold(
     msg.FetchState, msg.FetchPiece, msg.FetchGradient, msg.WhoHas, msg.Behind, msg.Ready
 )
 
@@ -173,7 +173,7 @@ DEEDS = {
         Deed("wrong digest", Role.SERVES, _false_digest),
         Deed("false overflow", Role.SERVES, _false_overflow),
         Deed("black hole", Role.SERVES, withhold(msg.Forward, msg.Backward)),
-        Deed("empty member", Role.MEMBER, _FETCH_NOTHING, _tell_ready),
+        Deed("empty member", Role.MEMBER, FETCH_NOTHING, _tell_ready),
         Deed("false holds", Role.MEMBER, withhold(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
         Deed("false reports", Role.MEMBER, None, _tell_reports),
         Deed("ping flood of a member", Role.MEMBER, None, _ping),
