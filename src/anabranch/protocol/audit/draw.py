@@ -31,11 +31,12 @@ PROBATION_STEPS = 50
 #: the relay itself counted, but no more than this many. A choice: a pair of liars convicts nobody in a stage
 #: of five or more, and each replica of the jury keeps weights.
 CONVICTS = 3
-#: Share of false units that draws are made for: a relay with so many false units, or fewer, is found within n
-#: units with probability 1 - (1 - pq)^n, for a share p of audits and q of lies (acceptance of issue 22).
-LIES = 0.1
+#: Share of false units that draws are made for: a relay that computes a tenth of its units falsely, or fewer,
+#: is out within n of them with probability 1 - (1 - pq)^n, for a share p of audits and q of lies (acceptance
+#: of issue 22). The 0.02 above that make up for the step until the verdict.
+LIES = 0.12
 #: Most units of a contribution that its draw takes into account. A choice between power and cost: with eight
-#: a share of 0.05 draws 0.069, with 32 it would draw 0.15.
+#: a share of 0.05 draws 0.073, with 32 it would draw 0.18.
 COUNTED = 8
 _NONE: Mapping[str, int] = MappingProxyType({})
 _NOBODY: Mapping[str, Member] = MappingProxyType({})
