@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from anabranch.node.local_swarm.peer_process import run_peer
+from anabranch.protocol.interface import tasks
 from benchmarks import harness
 
 #: File with the seconds of the parts of one peer, beside the log of its process.
 PARTS_FILE = "parts.json"
+#: Part that every run has, with audits or without, the same number of times: forwards and backwards of
+#: microbatches, without hashes.
+PASSES = "microbatches computed"
+_PASSES = tasks.Embed | tasks.Forward | tasks.Head | tasks.InputGradient | tasks.WeightGradient
 
 
 class Clocks:
@@ -34,10 +39,17 @@ class Clocks:
             try:
                 return function(*arguments, **named)
             finally:
-                self._seconds[label] = self._seconds.get(label, 0.0) + time.thread_time() - begin
-                self._calls[label] = self._calls.get(label, 0) + 1
+                self.add(label, time.thread_time() - begin)
 
         setattr(owner, name, clocked)
+
+    def add(self, part: str, seconds: float) -> None:
+        self._seconds[part] = self._seconds.get(part, 0.0) + seconds
+        self._calls[part] = self._calls.get(part, 0) + 1
+
+    def hashing(self) -> float:
+        """Seconds of all hashes so far."""
+        return sum(seconds for part, seconds in self._seconds.items() if part.startswith("hashes"))
 
     def write(self) -> None:
         content = json.dumps({"seconds": self._seconds, "calls": self._calls}).encode()
@@ -54,6 +66,8 @@ def run_clocked_peer(
 ) -> NoReturn:
     """As `run_peer`, with clocks around the parts of an audit."""
     from anabranch.net.identity import IdentitySigner
+    from anabranch.protocol.audit.auditor import Auditor
+    from anabranch.protocol.audit.kept_work import KeptWork
     from anabranch.protocol.coordinator import audit_cases
     from anabranch.protocol.reduce import work_receipt
     from anabranch.train.stage import worker
@@ -68,10 +82,15 @@ def run_clocked_peer(
     clocks.wrap("units computed again", AuditedSteps, "unit")
     clocks.wrap("their sums cut", AuditedSteps, "sum")
     clocks.wrap("weights kept", AuditedSteps, "keep")
+    clocks.wrap("pieces handed over and taken", KeptWork, "on_fetch")
+    clocks.wrap("pieces handed over and taken", Auditor, "on_work")
     honest = worker.Worker.run
 
     def run(self: Any, task: Any, inputs: Any = ()) -> Any:
+        begin, hashing = time.thread_time(), clocks.hashing()
         result = honest(self, task, inputs)
+        if isinstance(task, _PASSES):
+            clocks.add(PASSES, time.thread_time() - begin - (clocks.hashing() - hashing))
         if type(task).__name__ == "Apply":
             clocks.write()
         return result

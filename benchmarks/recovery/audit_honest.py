@@ -1,28 +1,37 @@
 """Audits of honest relays: units audited, by verdict, in simulated swarms without a liar.
 
-    nice python -m benchmarks.recovery.audit_honest [--minutes 20] [--tensor-minutes 5]
+    nice python -m benchmarks.recovery.audit_honest [--wall-minutes 60]
 
-All contributions are audited (share 1). Swarms compute with integers or, in the second part, train a tiny
-model with torch. Half of the runs have churn: a relay dies every few steps, at any moment of a step, and
-comes back with its disk a little later. Minutes are CPU minutes; no run begins after them. Ends with status 1
-if an honest peer was accused or a state is not that of a single machine.
+All contributions are audited (share 1). Swarms compute with integers or train a tiny model with torch, whose
+codecs (stochastic rounding among them) and sums are drawn. Every second run has *trouble*: every second or
+two, at any moment of a step, a relay dies and comes back with its disk a little later, all replicas of a
+stage die at once (so the log goes back), a process freezes for some seconds (so its microbatches are computed
+twice), a link breaks, or a new relay joins.
+
+The tally of each run is kept in build/audit-honest/ under the commit of the program, so a command goes on
+where an earlier one was stopped, and reports all runs of that folder. No run begins after the wall minutes.
+Ends with status 1 if an honest peer was accused or a state is not that of a single machine.
 """
 
 from __future__ import annotations
 
-import math
 import random
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
+
+import msgspec
+from msgspec import structs
 
 from anabranch.config.schema import AuditSection
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Commit, Member, Revoke, Rollback, decode_entry
-from anabranch.sim.fuzz.tensor_world import VOCABULARY, MadeUpBatches, small_run
+from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback, decode_entry
+from anabranch.sim.fuzz.tensor_world import VOCABULARY, WIRES, MadeUpBatches, small_run
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from anabranch.sim.workers.torch_world import node_member, torch_world
@@ -38,14 +47,25 @@ REPLICAS = 3
 #: Stages, microbatches and steps of a run with integers, and with torch. Choices: the first gives most units
 #: per second of CPU.
 INTEGERS, TENSORS = (8, 24, 30), (2, 12, 20)
-#: Virtual seconds between two deaths, and until a relay is back (choices: a step takes about two).
-DEATHS_S, BACK_S = (2.0, 8.0), (0.5, 5.0)
+#: Virtual seconds between two troubles, until a relay is back, and that a process is frozen (choices: a step
+#: takes about two).
+TROUBLE_S, BACK_S, FROZEN_S = (0.5, 3.0), (0.5, 5.0), (1.0, 8.0)
+#: Kinds of trouble, each as likely as it occurs here.
+TROUBLES = ("death",) * 4 + ("freeze",) * 3 + ("cut",) * 2 + ("stage", "joiner")
+#: Joiners of a run at most, and virtual seconds after which a run counts as stuck. Choices.
+JOINERS, STUCK_S = 4, 2_000.0
+#: Reasons of removals that accuse the removed peer: parts of the words of the leader.
+ACCUSING = (
+    "hand over", "did not", "convicted", "computed", "seal", "receipt", "sent another", "false", "wrong",
+)  # fmt: skip
+KEPT = harness.CACHE / "audit-honest"
 
 
 @dataclass
 class Tally:
-    """Counts over the runs of one kind. audits, units: by verdict. doubts: audits by
-    a second replica. wrong: peers with a wrong state."""
+    """Counts over the runs of one kind. audits, units: by verdict. doubts: audits by a second replica.
+    removed: members that were removed, by reason. troubles: by kind. wrong: peers with a wrong state. stuck:
+    runs that did not end."""
 
     runs: int = 0
     steps: int = 0
@@ -54,14 +74,17 @@ class Tally:
     doubts: int = 0
     revoked: int = 0
     rollbacks: int = 0
-    deaths: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
+    troubles: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
+    stuck: int = 0
     cpu_s: float = 0.0
 
     @property
     def accused(self) -> int:
-        """Peers whose key was revoked, and audits that found something."""
-        return self.revoked + self.audits["different"]
+        """Peers whose key was revoked or that were removed for a deed, and audits that found something."""
+        deeds = sum(n for why, n in self.removed.items() if any(words in why for words in ACCUSING))
+        return self.revoked + self.audits["different"] + deeds
 
 
 def integer_world(seed: int) -> World:
@@ -80,7 +103,8 @@ def integer_world(seed: int) -> World:
 
 def tensor_world(seed: int) -> World:
     stages, microbatches, steps = TENSORS
-    run = replace(small_run(stages, microbatches, steps), audit=AuditSection(share=1.0))
+    wire = random.Random(f"wire {seed}").choice(WIRES)
+    run = replace(small_run(stages, microbatches, steps, wire), audit=AuditSection(share=1.0))
     model, batches = model_config(run.model, VOCABULARY), MadeUpBatches(run)
     settings = replace(settings_of(run, f"honest-{seed}", model), min_replicas=2)
 
@@ -94,25 +118,54 @@ def tensor_world(seed: int) -> World:
 
 
 def shake(world: World, seed: int, tally: Tally) -> None:
-    """Let relays die and come back, one of each stage at a time."""
+    """Trouble a run until it ends: deaths (one relay of each stage at a time, or a whole stage), frozen
+    processes, broken links, joiners."""
     rng = random.Random(seed)
 
     def come_back(name: str) -> None:
         node = world.nodes[name]
         world.add(node.next_life(False), "d0", world.clock.now, node.slowness)
 
-    def die() -> None:
+    def die(names: Sequence[str]) -> None:
+        for name in names:
+            world.crash(name)
+            world.clock.after(rng.uniform(*BACK_S), partial(come_back, name))
+
+    def join() -> None:
+        count = tally.troubles["joiner"]
+        like = world.nodes[f"r{rng.randrange(world.settings.stages) + 1}.0"].member
+        name = f"j{count}.{seed}"
+        member = structs.replace(like, id=name, name=name, address=f"{name}:1", incarnation=1)
+        world.add(member, "d0", world.clock.now)
+
+    def trouble() -> None:
         relays = [node for name, node in sorted(world.nodes.items()) if name != "d0"]
         down = {node.member.stage for node in relays if not node.running}
-        victims = [node.id for node in relays if node.running and node.member.stage not in down]
-        if victims:
-            name = rng.choice(victims)
-            world.crash(name)
-            tally.deaths += 1
-            world.clock.after(rng.uniform(*BACK_S), lambda: come_back(name))
-        world.clock.after(rng.uniform(*DEATHS_S), die)
+        able = [node for node in relays if node.running and not node.frozen and node.member.stage not in down]
+        kind = rng.choice(TROUBLES)
+        joined = sum(name.startswith("j") for name in world.nodes)
+        if able and not (kind == "joiner" and joined == JOINERS):
+            tally.troubles[kind] += 1
+            one = rng.choice(able)
+            match kind:
+                case "death":
+                    die([one.id])
+                case "stage":
+                    die([node.id for node in able if node.member.stage == one.member.stage])
+                case "freeze":
+                    world.freeze(one.id, rng.uniform(*FROZEN_S))
+                case "cut":
+                    world.cut(one.id, rng.choice([name for name in world.nodes if name != one.id]))
+                case "joiner":
+                    join()
+        world.clock.after(rng.uniform(*TROUBLE_S), trouble)
 
-    world.clock.after(rng.uniform(*DEATHS_S), die)
+    world.clock.after(rng.uniform(*TROUBLE_S), trouble)
+
+
+def nameless(reason: str) -> str:
+    """Reason of a removal without names and numbers."""
+    return re.sub(r"\b[rjd]?\d[\w.]*", "#", reason)
 
 
 def follow(world: World, tally: Tally) -> None:
@@ -121,7 +174,7 @@ def follow(world: World, tally: Tally) -> None:
     commits: dict[int, Commit] = {}
     cases = set[tuple[object, object]]()
     founder = world.nodes["d0"]
-    while founder.stopped is None and world.clock.step():
+    while founder.stopped is None and world.clock.now < STUCK_S and world.clock.step():
         for line in world.log[read:]:
             record = decode_entry(line).record
             if isinstance(record, Commit):
@@ -129,6 +182,8 @@ def follow(world: World, tally: Tally) -> None:
             tally.steps += isinstance(record, Commit)
             tally.revoked += isinstance(record, Revoke)
             tally.rollbacks += isinstance(record, Rollback)
+            if isinstance(record, Members):
+                tally.removed.update(nameless(reason) for reason in record.removed.values())
         read = len(world.log)
         for _, _, kind, note in world.notes[noted:]:
             if kind == "audit":
@@ -142,45 +197,45 @@ def follow(world: World, tally: Tally) -> None:
                 cases.add(case)
                 tally.units[verdict] += stage.owners.count(position)
         noted = len(world.notes)
-    if world.history().t != world.settings.steps:
-        raise RuntimeError(f"{world.settings.run} ended after step {world.history().t}")
+    tally.stuck += world.history().t != world.settings.steps
     tally.runs += 1
     tally.cpu_s += time.process_time() - begin
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs of one kind, from `seed` on, for so many CPU minutes, and at most so many of the wall."""
+    """Runs of one kind of workers, from `seed` on, in steps of `stride`, for at most so many minutes of the
+    wall."""
 
     workers: str
     seed: int
-    minutes: float
+    stride: int
     wall_minutes: float
 
 
-def measure(job: Job) -> tuple[str, dict[str, Tally]]:
-    """Runs without and with churn in turn. Each that accuses somebody is told."""
+def measure(job: Job) -> None:
+    """Runs without and with trouble in turn, each with its tally in a file. Each that accuses somebody, ends
+    in a wrong state, or does not end is told."""
     configure(threads=1)
-    tallies = {"no churn": Tally(), "churn": Tally()}
-    seed, until = job.seed, time.process_time() + 60.0 * job.minutes
-    wall = time.monotonic() + 60.0 * job.wall_minutes
-    while time.process_time() < until and time.monotonic() < wall:
-        for name, tally in tallies.items():
-            before = tally.accused
+    seed, wall, commit = job.seed, time.monotonic() + 60.0 * job.wall_minutes, harness.program()
+    while time.monotonic() < wall:
+        for name in KINDS:
+            path = KEPT / f"{commit}-{job.workers}-{name}-{seed}.json"
+            if path.exists():
+                continue
+            tally = Tally()
             world = MAKERS[job.workers](seed)
-            if name == "churn":
+            if name == "trouble":
                 shake(world, seed, tally)
             follow(world, tally)
             tally.wrong += len(wrong_states(world))
-            if tally.accused > before:
-                print(f"{job.workers}, {name}, seed {seed}: {tally.accused - before} accused", flush=True)
-        seed += 1
-        if seed % 5 == 0:
-            units = {name: tally.units.total() for name, tally in tallies.items()}
-            print(f"{job.workers}, seed {seed}: {units} units", file=sys.stderr, flush=True)
-    return job.workers, tallies
+            harness.write_whole(path, msgspec.json.encode(tally))
+            if tally.accused or tally.wrong or tally.stuck:
+                print(f"{job.workers}, {name}, seed {seed}: {tally}", flush=True)
+        seed += job.stride
 
 
+KINDS = ("calm", "trouble")
 MAKERS: dict[str, Callable[[int], World]] = {"integers": integer_world, "tensors": tensor_world}
 
 
@@ -194,10 +249,14 @@ def added(total: Tally, more: Tally) -> None:
 
 
 HEAD = [
-    "workers", "runs", "committed steps", "deaths", "units found the same", "different", "withheld", "unable",
-    "audits by a second replica", "keys revoked", "rollbacks",
+    "workers", "runs", "committed steps", "troubles", "units found the same", "different", "withheld",
+    "unable", "audits by a second replica", "keys revoked", "rollbacks",
     "audited units per CPU second",
 ]  # fmt: skip
+
+
+def merged(counters: Iterable[Counter[str]]) -> Counter[str]:
+    return sum(counters, Counter[str]())
 
 
 def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
@@ -209,7 +268,7 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
             counts = [
                 each.runs,
                 f"{each.steps:,}",
-                each.deaths,
+                each.troubles.total(),
                 *verdicts,
                 each.doubts,
                 each.revoked,
@@ -218,20 +277,25 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
             rows.append([f"{workers}, {name}", *counts, f"{each.units.total() / max(each.cpu_s, 1e-9):.0f}"])
     every = [tally for tallies in parts.values() for tally in tallies.values()]
     units = sum(tally.units["same"] + tally.units["different"] for tally in every)
+    troubles = ", ".join(f"{kind} {n:,}" for kind, n in merged(t.troubles for t in every).most_common())
+    removed, stuck = merged(tally.removed for tally in every), sum(tally.stuck for tally in every)
     accused, wrong = sum(tally.accused for tally in every), sum(tally.wrong for tally in every)
     (stages, microbatches, _), (few, fewer, _) = INTEGERS, TENSORS
     text = [
         f"Simulated swarms without a liar, every contribution audited, {REPLICAS} replicas a stage.",
         f"Integers: {stages} stages, {microbatches} microbatches. Tensors: {few} stages and {fewer}",
-        "microbatches of a tiny model, computed with torch. With churn a relay dies every 2 to 8 virtual",
-        "seconds and comes back. A verdict is that of one auditor on one contribution; its units are",
-        "counted. ",
+        "microbatches of a tiny model, computed with torch, with five kinds of wire (stochastic rounding",
+        "among them). With trouble, every half to three virtual seconds, a relay or a whole stage dies and",
+        f"comes back, a process freezes, a link breaks, or a relay joins ({troubles}).",
+        "A verdict is that of one auditor on one contribution; its units are counted.",
+        "",
         table(HEAD, rows),
         "",
         "*Withheld*: no peer that is left has all inputs, as after a death. *Unable*: the auditor has the",
-        "weights no more. Two auditors that both report *withheld* convict a relay that is a member again: a",
-        "danger for an honest relay that lost its memory, if a sender of its inputs died too.",
-        f"Peers that ended with a wrong state: {wrong}.",
+        "weights no more.",
+        f"Peers that ended with a wrong state: {wrong}; runs that did not end: {stuck}.",
+        "",
+        table(["members removed because", "times"], removed.most_common()),
     ]
     goals = [
         harness.goal("honest peers accused", "0", f"{accused} in {units:,} audited units", accused == 0),
@@ -240,20 +304,32 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
     return "\n".join(text), goals
 
 
+def kept() -> dict[str, dict[str, Tally]]:
+    """Tallies of all runs in the folder, by workers and kind."""
+    parts = {workers: {name: Tally() for name in KINDS} for workers in MAKERS}
+    for path in KEPT.glob("*.json"):
+        workers, name = path.stem.split("-")[-3:-1]
+        read = msgspec.json.decode(path.read_bytes())
+        counts = {key: Counter(value) if isinstance(value, dict) else value for key, value in read.items()}
+        added(parts[workers][name], Tally(**counts))
+    return parts
+
+
 def main() -> int:
     parser = harness.parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0, help="CPU minutes with integers")
-    parser.add_argument("--tensor-minutes", type=float, default=5.0, help="CPU minutes with torch")
-    parser.add_argument("--wall-minutes", type=float, default=math.inf, help="of each process")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--wall-minutes", type=float, default=60.0)
+    parser.add_argument("--integers", type=int, default=1, help="processes with integers")
+    parser.add_argument("--tensors", type=int, default=1, help="processes with torch")
     arguments = parser.parse_args()
-    share = arguments.minutes / arguments.processes
-    jobs = [Job("integers", 10_000 * n, share, arguments.wall_minutes) for n in range(arguments.processes)]
-    jobs.insert(0, Job("tensors", 0, arguments.tensor_minutes, arguments.wall_minutes))
-    parts: dict[str, dict[str, Tally]] = {}
-    for workers, tallies in harness.in_processes(measure, jobs, len(jobs)):
-        for name, tally in tallies.items():
-            added(parts.setdefault(workers, {}).setdefault(name, Tally()), tally)
+    counts = {"integers": arguments.integers, "tensors": arguments.tensors}
+    jobs = [
+        Job(workers, number, count, arguments.wall_minutes)
+        for workers, count in counts.items()
+        for number in range(count)
+    ]
+    if arguments.wall_minutes:
+        list(harness.in_processes(measure, jobs, len(jobs)))
+    parts = kept()
     body, goals = report(parts)
     harness.write("audit-honest", "Audits of honest relays", body, goals=goals, data=parts, dry=arguments.dry)
     return int(any(tally.accused or tally.wrong for tallies in parts.values() for tally in tallies.values()))

@@ -1,13 +1,19 @@
-"""Power of audits: share of lying relays that are out within 200 of their units, beside two formulas.
+"""Power of audits: share of lying relays that are out within 200 of their units, beside the formula.
 
-    nice python -m benchmarks.recovery.audit_power [--runs 200] [--minutes 10]
+    nice python -m benchmarks.recovery.audit_power [--liars 100000] [--convictions 400] [--runs 100]
 
 One of three replicas of a simulated stage computes one unit of ten falsely: its weight gradient in half of
 the runs, its activation in the other half. The seed decides which units. It signs what it sends, so only an
 audit can find it. The simulated workers compute with integers; the messages, draws, audits and verdicts are
-those of real peers. An audit draws *contributions*: all units of one relay in one step. So runs differ in the
-number of units that a relay has in a step. A run ends when the liar's key is revoked, or with its 200th unit
-in a committed step.
+those of real peers. An audit draws *contributions*: all units of one relay in one step, with a probability
+that grows with their number (`draw.chance`). So runs differ in the number of units that a relay has in a
+step. A run ends when the liar's key is revoked, or with its 200th unit in a committed step.
+
+Whether a liar is out depends on two things that are independent of each other: when a false contribution of
+it is drawn, and whether, and how many of its units later, it is out then. The first is tried with many liars
+and made-up commits, by the function that draws in a run; the second with runs in which each contribution is
+drawn. Both together give the probability. Some whole runs with the share itself stand beside it. Four units a
+step are what the swarm of `audit_cost` has; the other numbers get a quarter of the runs.
 
 Each outcome is kept in build/audit-power/, so a run that was stopped goes on where it was.
 """
@@ -16,19 +22,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import cast
 
 import msgspec
 
+from anabranch.protocol.audit.draw import chance, drawn
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task
-from anabranch.protocol.log.records import Commit, Revoke, decode_entry
+from anabranch.protocol.log.records import Commit, Revoke, StageCommit, decode_entry, entry_hash
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker
 from anabranch.sim.workers.integer_world import Machine, counting_world
@@ -38,8 +45,9 @@ from benchmarks.harness import Goal, table
 #: Contributions that are audited, units that are false, units of the liar in a run, and the share of liars
 #: that are to be out by then: the acceptance of issue 22.
 SHARE, FALSE, UNITS, ASKED = 0.05, 0.1, 200, 0.63
-#: Units that each relay has in a step: the capacity of a relay, and a third of the batch.
-PER_STEP = (1, 2, 4)
+#: Units that each relay has in a step (the capacity of a relay, and a third of the batch) -> part of `--runs`
+#: and `--convictions` that have so many.
+PER_STEP = {1: 0.25, 2: 0.25, 4: 1.0, 8: 0.25}
 REPLICAS = 3
 KEPT = harness.CACHE / "audit-power"
 LIAR = "r1.1"
@@ -59,13 +67,10 @@ class LyingWorker(IntegerWorker):
         result = super()._run(task, inputs)
         if isinstance(task, tasks.Forward) and task.train and self._lies("activation", task.t, task.index):
             return msgspec.structs.replace(result, outputs=(cast(int, result.outputs[0]) ^ 1,))
-        if (
-            isinstance(task, tasks.InputGradient)
-            and not task.again
-            and task.index in self._store
-            and self._lies("contribution", task.t, task.index)
-        ):
-            self._store[task.index] = tuple(word + 1 for word in self._store[task.index])
+        if isinstance(task, tasks.InputGradient) and not task.again:
+            waiting = self._work(task.t).store
+            if task.index in waiting and self._lies("contribution", task.t, task.index):
+                waiting[task.index] = tuple(word + 1 for word in waiting[task.index])
         return result
 
     def _lies(self, kind: str, t: int, index: int) -> bool:
@@ -80,19 +85,21 @@ def is_false(seed: int, t: int, index: int) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """Run to simulate. units: of each relay in a step."""
+    """Run to simulate. units: of each relay in a step. share: of the audits."""
 
     seed: int
     units: int
     kind: str
+    share: float = SHARE
 
 
 @dataclass
 class Outcome:
     """Result of a run. units: of the liar in committed steps. per_step: units in a step -> steps. out: True
     if the liar's key was revoked. first_s, first_units: time of the commit of the first false unit, and units
-    up to it. found: units up to the audited step that convicted. end_s: end of the run. others: keys of
-    honest peers that were revoked."""
+    up to it. end_s: end of the run. others: keys of honest peers that were revoked. drawn: units of the
+    liar in contributions that were drawn. hit: units up to the first of those that has a false one (0: none
+    has)."""
 
     job: Job
     units: int = 0
@@ -102,9 +109,15 @@ class Outcome:
     out: bool = False
     first_s: float = 0.0
     first_units: int = 0
-    found: int = 0
     end_s: float = 0.0
     others: int = 0
+    drawn: int = 0
+    hit: int = 0
+
+    @property
+    def later(self) -> int:
+        """Units in steps committed after the first drawn contribution with a false unit."""
+        return self.units - self.hit
 
 
 @dataclass
@@ -118,7 +131,8 @@ class Kept:
 def simulate(job: Job) -> Outcome:
     """Run until the liar is out or had UNITS units in committed steps."""
     steps = 2 * UNITS
-    settings = Settings("power", 1, 1, REPLICAS * job.units, steps, min_replicas=2, audit_share=SHARE)
+    batch = REPLICAS * job.units
+    settings = Settings("power", 1, 1, batch, steps, min_replicas=REPLICAS, audit_share=job.share)
     machines = [Machine("d0", 0, capacity=64)]
     machines += [Machine(f"r1.{n}", 1, job.units) for n in range(REPLICAS)]
     world = counting_world(settings, machines, job.seed)
@@ -139,7 +153,7 @@ def simulate(job: Job) -> Outcome:
 
 def follow(world: World, outcome: Outcome) -> Outcome:
     """Run the world and count the liar's units as the log grows."""
-    read, units_at = 0, dict[int, int]()
+    read = 0
     while not outcome.out and outcome.units < UNITS:
         if not world.clock.step():
             raise RuntimeError(f"{outcome.job}: nothing happens after {outcome.units} units")
@@ -149,18 +163,14 @@ def follow(world: World, outcome: Outcome) -> Outcome:
                 outcome.out |= record.id == LIAR
                 outcome.others += record.id != LIAR
             elif isinstance(record, Commit):
-                count(record, outcome, world.clock.now)
-                units_at[record.t] = outcome.units
+                count(record, entry_hash(line), outcome, world.clock.now)
         read = len(world.log)
     outcome.end_s = world.clock.now
-    caught = [dict(f) for _, _, kind, f in world.notes if kind == "audit" and dict(f)["verdict"] != "same"]
-    if outcome.out and caught:
-        outcome.found = units_at[cast(int, caught[-1]["t"])]
     return outcome
 
 
-def count(record: Commit, outcome: Outcome, now: float) -> None:
-    """Add the liar's units of a commit."""
+def count(record: Commit, base: str, outcome: Outcome, now: float) -> None:
+    """Add the liar's units of a commit. base: hash of its log entry, which draws the audits."""
     stage = record.stages[1]
     position = stage.members.index(LIAR) if LIAR in stage.members else -1
     owned = [index for index, owner in enumerate(stage.owners) if owner == position]
@@ -171,6 +181,23 @@ def count(record: Commit, outcome: Outcome, now: float) -> None:
     if false and not outcome.false:
         outcome.first_s, outcome.first_units = now, outcome.units
     outcome.false += false
+    if any(each.subject == LIAR for each in drawn(record, base, outcome.job.share)):
+        outcome.drawn += len(owned)
+        outcome.hit = outcome.hit or (outcome.units if false else 0)
+
+
+def first_hit(seed: int, units: int) -> int:
+    """Units of a liar up to the first drawn contribution that has a false one, in made-up commits of three
+    relays; more than UNITS if it is not among so many."""
+    owners = tuple(index % REPLICAS for index in range(REPLICAS * units))
+    stage = StageCommit("", "", {}, (LIAR, "r1.2", "r1.3"), ("",) * REPLICAS, owners, ("hash",) * REPLICAS)
+    for t in range(UNITS // units):
+        record = Commit("run", 1, 1, t, "", "", "step", 1, (), (stage, stage), 0.0, 1.0, 1e-3, 1.0, 1.0, 0)
+        if any(is_false(seed, t, REPLICAS * k) for k in range(units)):
+            base = hashlib.sha256(f"{seed} {units} {t}".encode()).hexdigest()
+            if any(each.subject == LIAR for each in drawn(record, base, SHARE)):
+                return units * (t + 1)
+    return UNITS + 1
 
 
 # --- the report -----------------------------------------------------------------------------------------
@@ -185,14 +212,8 @@ def per_contribution(units: float, per_step: Counter[int]) -> float:
     """The same if all units of a step are drawn together; per_step: units in a step -> steps."""
     steps = sum(per_step.values())
     mean = sum(units * count for units, count in per_step.items()) / steps
-    hit = sum((1.0 - (1.0 - FALSE) ** units) * count for units, count in per_step.items()) / steps
-    return float(1.0 - (1.0 - SHARE * hit) ** (units / mean))
-
-
-def share_for(units_per_step: int, asked: float) -> float:
-    """Share of contributions to audit so that the formula by contribution gives `asked`."""
-    hit = 1.0 - (1.0 - FALSE) ** units_per_step
-    return float((1.0 - (1.0 - asked) ** (units_per_step / UNITS)) / hit)
+    hits = (chance(SHARE, units) * (1.0 - (1.0 - FALSE) ** units) * n for units, n in per_step.items())
+    return float(1.0 - (1.0 - sum(hits) / steps) ** (units / mean))
 
 
 def wilson(good: int, of: int) -> tuple[float, float]:
@@ -201,6 +222,11 @@ def wilson(good: int, of: int) -> tuple[float, float]:
     centre = (share + z2 / (2 * of)) / (1 + z2 / of)
     half = Z / (1 + z2 / of) * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))
     return centre - half, centre + half
+
+
+def middle(values: Sequence[float]) -> float:
+    """Median; NaN of nothing."""
+    return median(values) if values else math.nan
 
 
 def row(outcomes: Sequence[Outcome], label: str) -> tuple[list[object], dict[str, object]]:
@@ -221,60 +247,111 @@ def row(outcomes: Sequence[Outcome], label: str) -> tuple[list[object], dict[str
         "steps": sum(each.steps for each in outcomes),
         "units": sum(each.units for each in outcomes),
         "false_units": sum(each.false for each in outcomes),
+        "drawn_units": sum(each.drawn for each in outcomes),
+        "hit": sum(each.hit > 0 for each in outcomes),
         "others_revoked": sum(each.others for each in outcomes),
-        "median_units_from_first_lie": median(each.units - each.first_units for each in out),
-        "median_s_from_first_lie": median(each.end_s - each.first_s for each in out),
-        "median_units_from_draw": median(each.units - each.found for each in out),
-        "greatest_units_from_draw": max(each.units - each.found for each in out),
+        "median_units_from_first_lie": middle([each.units - each.first_units for each in out]),
+        "median_s_from_first_lie": middle([each.end_s - each.first_s for each in out]),
+        "greatest_units_from_draw": max((each.later for each in out), default=0),
     }
-    cells = [label, len(outcomes), f"{mean:.2f}", f"{per_unit(UNITS):.1%}", f"{formula:.1%}", f"{share:.1%}"]
-    cells += [f"{low:.1%} to {high:.1%}"]
+    audited = sum(each.drawn for each in outcomes) / sum(each.units for each in outcomes)
+    cells = [label, len(outcomes), f"{mean:.2f}", f"{audited:.2%}", f"{formula:.1%}", f"{share:.1%}"]
+    cells += [f"{low:.1%} to {high:.1%}", figures["hit"]]
     cells += [f"{figures['median_units_from_first_lie']:.0f}", f"{figures['median_s_from_first_lie']:.1f}"]
-    cells += [f"{figures['median_units_from_draw']:.0f}, {figures['greatest_units_from_draw']}"]
+    cells += [figures["greatest_units_from_draw"]]
     return [*cells], figures
 
 
-def verdict(low: float, high: float) -> bool | None:
-    """True if the whole interval reaches the goal, False if none of it does, None if it crosses the goal."""
-    return True if low >= ASKED else False if high < ASKED else None
+@dataclass(frozen=True)
+class Power:
+    """Probability that a liar is out within UNITS units, from draws and convictions. hits: liars of `liars`
+    of which a false contribution was drawn in time. convicted: runs of `runs` in which the liar was out after
+    such a draw. later: units of it in steps committed in between -> runs. low, high: 95 % interval of the
+    share, with the lower end of both parts, and the upper end of the draws."""
+
+    liars: int
+    hits: int
+    runs: int
+    convicted: int
+    later: dict[int, int]
+    share: float
+    low: float
+    high: float
+
+
+def power_of(units: int, liars: int, convictions: Sequence[Outcome]) -> Power:
+    """Join the draws of so many liars with the outcomes of runs in which each contribution was drawn."""
+    hits, out = 0, 0
+    for seed in range(liars):
+        hit, conviction = first_hit(seed, units), convictions[seed % len(convictions)]
+        hits += hit <= UNITS
+        out += conviction.out and hit + conviction.later <= UNITS
+    convicted = sum(each.out for each in convictions)
+    low, high = wilson(out, liars)
+    sure = wilson(convicted, len(convictions))[0] / (convicted / len(convictions))
+    later = dict(sorted(Counter(each.later for each in convictions if each.out).items()))
+    return Power(liars, hits, len(convictions), convicted, later, out / liars, low * sure, high)
 
 
 HEAD = [
-    "lie, units a step", "runs", "mean units a step", "formula by unit", "formula by contribution",
-    f"out within {UNITS} units", "95 % interval", "units from first lie to revocation, median",
-    "virtual seconds of that, median", "units from the drawn step to revocation, median and greatest",
+    "lie, units a step", "runs", "mean units a step", "units audited", "formula",
+    f"out within {UNITS} units", "95 % interval", "runs with a false unit drawn",
+    "units from first lie to revocation, median", "virtual seconds of that, median",
+    "units from the drawn step to revocation, greatest",
 ]  # fmt: skip
 
 
-def report(outcomes: Sequence[Outcome]) -> tuple[str, list[Goal], dict[str, dict[str, object]]]:
+PARTS = [
+    "units a step", "contributions drawn", "liars with a false one drawn", "convicted then",
+    "units later, greatest", f"out within {UNITS} units", "95 % interval", "formula",
+]  # fmt: skip
+
+
+def report(
+    outcomes: Sequence[Outcome], powers: dict[int, Power]
+) -> tuple[str, list[Goal], dict[str, object]]:
     """Markdown of the result, its goals and its figures."""
-    rows, data, goals = [], {}, []
+    rows, parts, data, goals = [], [], dict[str, object](), []
+    for units, power in powers.items():
+        data[f"{units} power"] = power
+        low, high = power.low, power.high
+        goals.append(
+            harness.goal(
+                f"liars in one unit of ten out within {UNITS} units, {units} units a step, share {SHARE:g}",
+                f"at least {ASKED:.0%}",
+                f"{power.share:.1%} ({low:.1%} to {high:.1%}), formula {per_unit(UNITS):.1%}",
+                False if high < ASKED else True if power.share >= ASKED and high - low <= 0.06 else None,
+            )
+        )
+        cells = [units, f"{chance(SHARE, units):.2%}", f"{power.hits:,} of {power.liars:,}"]
+        cells += [f"{power.convicted} of {power.runs}", max(power.later, default=0), f"{power.share:.1%}"]
+        parts.append([*cells, f"{low:.1%} to {high:.1%}", f"{per_unit(UNITS):.1%}"])
     for units in PER_STEP:
         of_units = [each for each in outcomes if each.job.units == units]
+        if not of_units:
+            continue
         cells, figures = row(of_units, f"both, {units}")
         rows.append(cells)
         data[f"{units}"] = figures
-        low, high = cast(list[float], figures["interval"])
-        value = f"{figures['share']:.1%} ({low:.1%} to {high:.1%}), formula {figures['per_contribution']:.1%}"
-        name = f"liars in one unit of ten out within {UNITS} units, {units} units a step, share {SHARE:g}"
-        goals.append(harness.goal(name, f"at least {ASKED:.0%}", value, verdict(low, high)))
         for kind in KINDS:
             some = [each for each in of_units if each.job.kind == kind]
+            if not some:
+                continue
             cells, data[f"{units} {kind}"] = row(some, f"{kind}, {units}")
             rows.append(cells)
     others = sum(each.others for each in outcomes)
-    needed = ", ".join(f"{share_for(units, ASKED):.4f} with {units}" for units in (*PER_STEP, 8))
     text = [
-        __doc__.split("\n\n")[2].replace("\n", " "),
+        *(part.replace("\n", " ") + "\n" for part in __doc__.split("\n\n")[2:4]),
+        table(PARTS, parts),
         "",
-        f"Formula by unit: 1 - (1 - pq)^n with p = {SHARE:g}, q = {FALSE:g}, n = {UNITS}. Formula by",
-        "contribution with U units a step: 1 - (1 - p(1 - (1 - q)^U))^(n/U), summed over the numbers of",
-        "units that really occurred. A step that is drawn catches a relay once, however many of its units",
-        "are false; so with more units a step the same number of units is caught less often.",
+        f"Formula: 1 - (1 - pq)^n with p = {SHARE:g}, q = {FALSE:g}, n = {UNITS}. The interval is that of",
+        "the draws, its lower end with the lower end of that of the convictions.",
+        "",
+        "Whole runs with the share itself. *Units audited*: share of the liar's units that were in drawn",
+        "contributions. The formula is computed from the numbers of units that occurred.",
         "",
         table(HEAD, rows),
         "",
-        f"Share that gives {ASKED:.0%} by the formula, by units a step: {needed}.",
         f"Keys of honest peers that were revoked in these runs: {others}. Medians are those of the liars",
         "that were out within their 200 units.",
     ]
@@ -283,7 +360,7 @@ def report(outcomes: Sequence[Outcome]) -> tuple[str, list[Goal], dict[str, dict
 
 def kept_or_simulated(job: Job, commit: str) -> Outcome:
     """Outcome of a run, from the file of an earlier one if there is one."""
-    path = KEPT / f"{job.seed:05}-{job.units}.json"
+    path = KEPT / f"{job.seed:05}-{job.units}-{job.share:g}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Kept).outcome
     outcome = simulate(job)
@@ -293,25 +370,25 @@ def kept_or_simulated(job: Job, commit: str) -> Outcome:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--runs", type=int, default=200, help="runs for each number of units a step")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
+    parser.add_argument("--liars", type=int, default=100_000, help="liars for whom draws are made")
+    parser.add_argument("--convictions", type=int, default=400, help="runs of four units, all drawn")
+    parser.add_argument("--runs", type=int, default=100, help="whole runs of four units")
     arguments = parser.parse_args()
-    until, commit = time.monotonic() + 60.0 * arguments.minutes, harness.program()
-    outcomes = []
-    for seed in range(arguments.first, arguments.first + arguments.runs):
-        if time.monotonic() > until:
-            break
-        jobs = [Job(seed, units, KINDS[seed % 2]) for units in PER_STEP]
-        outcomes += [kept_or_simulated(job, commit) for job in jobs]
-        if seed % 10 == 9:
-            print(f"seed {seed}, {sum(each.out for each in outcomes)} liars out", flush=True)
-    body, goals, data = report(outcomes)
-    reproduce = (
-        f"python -m {harness.module()} --first {arguments.first} --runs {len(outcomes) // len(PER_STEP)}"
-    )
-    title = "Power of audits"
-    harness.write("audit-power", title, body, goals=goals, data=data, reproduce=reproduce, dry=arguments.dry)
+    commit = harness.program()
+
+    def outcomes(share: float, runs: int) -> Iterator[Outcome]:
+        for units, part in PER_STEP.items():
+            for seed in range(round(part * runs)):
+                yield kept_or_simulated(Job(seed, units, KINDS[seed % 2], share), commit)
+            print(f"share {share}, {units} units a step: done", file=sys.stderr, flush=True)
+
+    all_drawn = list(outcomes(1.0, arguments.convictions))
+    powers = {
+        units: power_of(units, arguments.liars, [each for each in all_drawn if each.job.units == units])
+        for units in PER_STEP
+    }
+    body, goals, data = report(list(outcomes(SHARE, arguments.runs)), powers)
+    harness.write("audit-power", "Power of audits", body, goals=goals, data=data, dry=arguments.dry)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,15 @@ from anabranch.protocol.audit import draw
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import NEIGHBOURS, Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task
-from anabranch.protocol.log.records import AnyRecord, Commit, Members, Revoke, Rollback, decode_entry
+from anabranch.protocol.log.records import (
+    AnyRecord,
+    Commit,
+    Members,
+    Revoke,
+    Rollback,
+    StageCommit,
+    decode_entry,
+)
 from anabranch.protocol.messages import AnyMessage, Audited, Claim, Prepared
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
@@ -280,6 +288,25 @@ def test_nobody_can_tell_which_work_is_audited() -> None:
     Of eight lies each is audited with one chance in three: 4 of 100 such liars are not found in so short a
     run."""
     assert sum(a_foreseer_is_found(seed) for seed in range(1, 6)) >= 3
+
+
+@pytest.mark.parametrize("units", [1, 2, 4, 8])
+def test_a_rare_lie_is_drawn_as_soon_as_if_each_unit_were_drawn(units: int) -> None:
+    share, lies, count = 0.05, 0.1, 30_000
+    members, owners = ("a", "b"), (0,) * units + (1,)
+    stage = StageCommit("", "", {}, members, ("",) * 2, owners, ("hash",) * 2)
+    record = Commit("run", 1, 1, 1, "", "", "step", 1, (), (stage, stage), 0.0, 1.0, 1e-3, 1.0, 1.0, 0)
+    drawings = [draw.drawn(record, f"base {number}", share) for number in range(count)]
+    audited = sum(each.subject == "a" for found in drawings for each in found) / count
+    within_200 = 1 - (1 - audited * (1 - (1 - lies) ** units)) ** (200 / units)
+    formula = 1 - (1 - share * lies) ** 200
+    assert formula - 0.01 < within_200 < formula + 0.04  # drawn with `share`, four units give 58 %, not 63 %
+
+
+def test_all_contributions_are_drawn_with_share_1_and_none_with_0() -> None:
+    assert {draw.chance(1.0, units) for units in range(40)} == {1.0}
+    assert {draw.chance(0.0, units) for units in range(40)} == {0.0}
+    assert draw.chance(0.05, 500) == draw.chance(0.05, draw.COUNTED) < 0.075
 
 
 def test_without_audits_a_false_contribution_is_counted() -> None:
