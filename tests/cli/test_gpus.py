@@ -21,10 +21,15 @@ from anabranch.errors import UserError
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.lifecycle import training_machine
-from anabranch.node.lifecycle.training_machine import TrainingMachine, check_fit, measured_capacity
+from anabranch.node.lifecycle.training_machine import (
+    TrainingMachine,
+    check_ends_fit,
+    check_fit,
+    measured_capacity,
+)
 from anabranch.protocol.log.records import Member
 from anabranch.train.devices.placement import SplitVector
-from anabranch.train.model.sizes import ModelConfig, block_parameters, model_config
+from anabranch.train.model.sizes import ModelConfig, block_parameters, end_parameters, model_config
 from anabranch.train.numerics import numerics_class
 from support.local_swarms import created, small_run, write_texts
 
@@ -143,6 +148,23 @@ def test_an_island_must_fit_beside_its_stage(
         check_fit(run, model)
     gpus_with_memory[0] = block_parameters(model) * (8 * (24 + more) + 5)
     check_fit(run, model)
+
+
+def test_a_data_node_of_crews_must_hold_the_ends_of_its_share_of_the_slots(
+    gpus_with_memory: dict[int, int],
+) -> None:
+    run, model = large_run("cuda:0")
+    ends = end_parameters(model)
+    gpus_with_memory[0] = ends * 30
+    check_ends_fit(run, model)  # no crews
+    run = with_changes(run, {"round.slots": 4, "batch.microbatches": 4, "fleet.data_nodes": 2})
+    gpus_with_memory[0] = ends * (24 + 2 * 28) - 1
+    with pytest.raises(UserError, match=r"cuda:0 has .*embedding and head .* 2 of the 4 slots"):
+        check_ends_fit(run, model)
+    gpus_with_memory[0] = ends * (24 + 2 * 28)
+    check_ends_fit(run, model)
+    with pytest.raises(UserError, match=r"0.0 GiB to use, .* give more with --memory"):
+        check_ends_fit(run, model, 1)
 
 
 def test_the_device_with_least_room_limits_the_microbatches(gpus_with_memory: dict[int, int]) -> None:

@@ -85,7 +85,8 @@ def test_no_slot_is_longer_than_connections_allow(rates: dict[int, float], slots
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(0.01, 9.0)), min_size=2, max_size=4))
 def test_crews_have_one_machine_of_each_stage_and_stay_together(of_stages: list[dict[str, float]]) -> None:
     rates = [{f"{peer}.{stage}": rate for peer, rate in of.items()} for stage, of in enumerate(of_stages)]
-    crews = crews_of((), (), rates, ["d0", "d1"], 3)
+    kept, crews, failed = crews_of((), (), rates, ["d0", "d1"], 3)
+    assert not kept and not failed
     assert len(crews) == min(map(len, rates))
     assert all(peer in of for crew in crews for peer, of in zip(crew[:-1], rates, strict=True))
     assert [crew[-1] for crew in crews] == [f"d{k % 2}" for k in range(len(crews))]
@@ -97,21 +98,24 @@ def test_crews_have_one_machine_of_each_stage_and_stay_together(of_stages: list[
         assert [slot.crew for slot in plan if slot.steps] == sorted(crews)[: ROUNDS.slots]
         gone = crews[0][0]
         left = [{peer: rate for peer, rate in of.items() if peer != gone} for of in rates]
-        again = crews_of(plan, active(plan), left, ["d0", "d1"], 4)
-        assert set(again) >= {slot.crew for slot in plan if slot.steps} - {crews[0]}
-        assert len(again) == min(map(len, left))
+        kept, new, failed = crews_of(plan, active(plan), left, ["d0", "d1"], 4)
+        assert set(kept) == {slot.crew for slot in plan if slot.steps} - {crews[0]} and not failed
+        assert len(kept) + len(new) == min(map(len, left))
         # Machines of crews that failed though nobody left come last, and meet others in time.
-        full = min(map(len, rates)) > ROUNDS.slots
-        again = crews_of(plan, (), rates, ["d0", "d1"], 4)
-        assert not full or not {again[0]} & {slot.crew for slot in plan}
+        kept, new, failed = crews_of(plan, (), rates, ["d0", "d1"], 4)
+        seats = {peer for slot in plan for peer in slot.crew[:-1]}
+        assert not kept and len(new) + len(failed) == len(crews)
+        assert all(seats.isdisjoint(crew[:-1]) for crew in new)
+        assert all(seats.intersection(crew[:-1]) for crew in failed)
 
 
 def test_machines_of_crews_that_failed_meet_others() -> None:
     rates = [{f"{peer}{stage}": 1.0 for peer in "abc"} for stage in (1, 2, 3)]
-    crews = crews_of((), (), rates, ["d0"], 3)
+    crews = crews_of((), (), rates, ["d0"], 3).new
     assert [crew[:-1] for crew in crews] == [("a1", "a2", "a3"), ("b1", "b2", "b3"), ("c1", "c2", "c3")]
     plan = next_plan(even_plan(ROUNDS), {}, PIPELINES, dict.fromkeys(crews, 1.0))
-    met = {crew[1:-1] for t in range(9) for crew in crews_of(plan, (), rates, ["d0"], t) if crew[0] == "a1"}
+    again = (crews_of(plan, (), rates, ["d0"], t).failed for t in range(9))
+    met = {crew[1:-1] for failed in again for crew in failed if crew[0] == "a1"}
     assert met == {("a2", "a3"), ("b2", "c3"), ("c2", "b3")}
 
 

@@ -170,6 +170,32 @@ def test_a_relay_that_dies_costs_its_crew_the_round(kind: type[msg.Message], aft
     assert counts(world)[LEARNT] == 2 and counts(world)[LEARNT + 1] == 1
 
 
+def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_one() -> None:
+    """It has the state before the round that ended meanwhile, and fetches that round's result from relays in
+    the midst of inner steps; then it serves in the open round, and has a slot of the one after it."""
+    run = crew_run()
+    world, held = world_of(run), list[Callable[[], None]]()
+    carry, back = world.carry, crash_and_return(world, 0.3)
+
+    def slowly(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        if peer == "r2.0" and isinstance(msg.decode(message), msg.Piece) and world.history().t < 5:
+            held.append(partial(carry, sender, peer, message, payload))
+        else:
+            carry(sender, peer, message, payload)
+
+    def release(node: Node, event: ev.Event) -> None:
+        while held and world.history().t >= 5:
+            held.pop()()
+
+    world.carry = slowly  # type: ignore[method-assign]
+    world.watchers.append(release)
+    struck = at_message(world, msg.InnerActivation, 5, lambda node: back(world.nodes["r2.0"]), nth=2)
+    world.run(until_s=2000)
+    assert struck
+    check_replayed(run, world)
+    assert counts(world)[LEARNT:] == [1, 1, 2, 2]
+
+
 def test_a_relay_that_dies_while_its_slot_closes() -> None:
     run = crew_run()
     world = world_of(run)

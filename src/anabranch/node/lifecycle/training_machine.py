@@ -117,6 +117,8 @@ class TrainingMachine:
             check_fit(run, self.model, self._memory_bytes)
         elif "," in self._device:
             raise UserError(f"--device {self._device}: a data node holds no blocks: name one device")
+        else:
+            check_ends_fit(run, self.model, self._memory_bytes)
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
         free = min(free_memory_bytes(), self._memory_bytes)
         room = min(settings.snapshot_budget_bytes, int(free * SNAPSHOT_SHARE))
@@ -184,32 +186,70 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
     blocks of the largest stage and one microbatch. Called before anything is fetched."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.model.sizes import block_parameters, end_parameters
-    from anabranch.train.stage.inner_steps import island_vectors
     from anabranch.train.stage.protocol_inputs import trained_parameters
-    from anabranch.train.stage.run_objects import master_dtype
 
-    dtype = DTYPES[run.compute.dtype]
-    width, master = dtype.itemsize, master_dtype(dtype).itemsize
-    sums = 8 if run.run.reduction == "exact" else master
-    # Weights, two moments, a reduced gradient, and where they are narrower the weights to compute with.
-    each = 4 * master + sums + (width if width < master else 0)
-    if islands := island_vectors(run):
-        each += islands * master + (width if width < master else 0)
+    width, each = DTYPES[run.compute.dtype].itemsize, _trained_bytes(run)
     trained = trained_parameters(run, model)
     block, ends = trained.block * each + _held_bytes(run, model), trained.end * each
     if run.lora.rank:
         block, ends = block + block_parameters(model) * width, end_parameters(model) * width
     limited = most_bytes < UNLIMITED
-    other = "give more with --memory" if limited else "end other programs there"
     for place, (device, free, blocks) in enumerate(_shares(run, model, most_bytes)):
         needed = blocks * block + (ends if run.pipeline.whole and place == 0 else 0)
         if needed > free:
             several = "let more GPUs hold the stage together (--device cuda:0,cuda:1), or "
-            advice = (several if device.startswith("cuda") else "") + other
-            has = f"{device} has {_gib(free)} {'to use' if limited else 'free'}"
+            advice = (several if device.startswith("cuda") else "") + _more_memory(limited)
             raise UserError(
-                f"{has}, and its {blocks} blocks of the largest stage need at least {_gib(needed)}: {advice}"
+                f"{_has(device, free, limited)}, and its {blocks} blocks of the largest stage need at least "
+                f"{_gib(needed)}: {advice}"
             )
+
+
+def check_ends_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> None:
+    """Raise UserError if a data node of pipeline islands cannot hold embedding and head on its device, for
+    its share of the slots at one time, where the run has `fleet.data_nodes` data nodes. With fewer of them
+    each holds more. Other runs are not checked."""
+    if not run.round.slots or run.pipeline.whole:
+        return
+    from anabranch.train.model.interface import DTYPES
+    from anabranch.train.model.sizes import end_parameters
+    from anabranch.train.numerics.numerics_class import device_of
+    from anabranch.train.stage.protocol_inputs import trained_parameters
+
+    device, slots = device_of(run.compute), -(-run.round.slots // run.fleet.data_nodes)
+    limited, free = most_bytes < UNLIMITED, min(free_bytes(device), most_bytes)
+    needed = trained_parameters(run, model).end * _trained_bytes(run, slots)
+    needed += end_parameters(model) * DTYPES[run.compute.dtype].itemsize if run.lora.rank else 0
+    if needed > free:
+        raise UserError(
+            f"{_has(str(device), free, limited)}, and embedding and head need at least {_gib(needed)} for "
+            f"{slots} of the {run.round.slots} slots at one time: lead the run with more data nodes "
+            f"(fleet.data_nodes), or {_more_memory(limited)}"
+        )
+
+
+def _trained_bytes(run: RunConfig, slots: int = 1) -> int:
+    """Bytes of each trained parameter's state, and of `slots` slots of islands in a run with rounds."""
+    from anabranch.train.model.interface import DTYPES
+    from anabranch.train.stage.inner_steps import island_vectors
+    from anabranch.train.stage.run_objects import master_dtype
+
+    dtype = DTYPES[run.compute.dtype]
+    width, master = dtype.itemsize, master_dtype(dtype).itemsize
+    sums = 8 if run.run.reduction == "exact" else master
+    narrow = width if width < master else 0
+    # Weights, two moments, a reduced gradient, and where they are narrower the weights to compute with.
+    state, vectors = 4 * master + sums + narrow, island_vectors(run)
+    return state + slots * (vectors * master + narrow) if vectors else state
+
+
+def _has(device: str, free: int, limited: bool) -> str:
+    """Words for a device's memory. limited: True if its owner limits it."""
+    return f"{device} has {_gib(free)} {'to use' if limited else 'free'}"
+
+
+def _more_memory(limited: bool) -> str:
+    return "give more with --memory" if limited else "end other programs there"
 
 
 def _gib(count: int) -> str:

@@ -400,7 +400,10 @@ class Coordinator:
         if not stage or reduces or self.ctx.run.near.crowded:
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
-            return current.t if ready_t == self.t else active_from
+            if ready_t == self.t:
+                return current.t
+            # In the midst of inner steps a crew sends the last result that lacks; a lone machine cannot.
+            return None if current.of_crews else active_from
         cover = settings.cover(stage)
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
         if settings.delay.has(current.t + 1):

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.crew_planning import CrewPlanning
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Slot, Witness
-from anabranch.protocol.placement.crew_search import CrewTimes, quicker
-from anabranch.protocol.rounds.plan import (
-    Plan,
-    active,
-    counted,
-    crews_of,
-    even_plan,
-    next_plan,
-    sets_of,
-)
+from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Witness
+from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, sets_of
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
@@ -46,8 +37,6 @@ RATES_KEPT = 1024
 #: Shortest time (s) that a round of pipeline islands is expected to take where none of its slots is ready:
 #: before the first round nobody knows what their lines take. Plain choice.
 CREW_S = 20.0
-#: Shortest time (s) that a slot is believed to take; a plain choice.
-SHORTEST_S = 1e-3
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
 #: choice.
 OVERFLOWS = 3
@@ -56,9 +45,6 @@ _WORK = (
     *("Forward", "InputGradient", "WeightGradient", "Recount"),
     *("InnerForward", "InnerBackward", "InnerStep"),
 )
-
-
-_Prompt = Callable[[str], bool]
 
 
 class IslandRounds:
@@ -70,6 +56,7 @@ class IslandRounds:
         self.ctx = ctx
         self._admission = admission
         self._has_last = has_last
+        self._crews = CrewPlanning(ctx, admission, self._rate)
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
         self._measured = 0
@@ -78,12 +65,6 @@ class IslandRounds:
         """Inputs of the last `_longest_s`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
-        self._crew_rates: dict[Crew, float] = {}
-        """Crew of the last round -> inner steps per second, as measured there."""
-        self._opened = 0
-        """Iteration that this leader opened when it had committed the one before; 0: it took over since."""
-        self._done_at: dict[int, float] = {}
-        """Slot of the open round -> time (s) at which it was complete; only of pipeline islands."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
         self._overdue: dict[str, tuple[int, str]] = {}
@@ -101,7 +82,7 @@ class IslandRounds:
         this leader's round of it, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
-        self._opened = record.t + 1 if current is not None else 0
+        self._crews.opened(record.t + 1 if current is not None else 0)
         self._units = {}
         if len(record.stages) > 1:
             plan, units = self.ctx.run.plan(record.t), Counter[str]()
@@ -137,78 +118,6 @@ class IslandRounds:
             if len(self._rates) > RATES_KEPT:
                 del self._rates[next(iter(self._rates))]
 
-    def _measure_crews(self, current: Round, accepted: Mapping[int, Crew]) -> None:
-        """Measure the speeds of crews by the time from the opening of a round to their slots' claims, their
-        lines included. One that was too late counts as half as quick as if it had been done now, so that it
-        gets fewer steps until it is in time; if none was in time, each counts as half as quick as it did. A
-        leader that took over within the round measures nothing. Crews of former rounds are forgotten."""
-        done_at, self._done_at = self._done_at, {}
-        if self._opened != current.t:
-            return
-        before, self._crew_rates = self._crew_rates, {}
-        for number in active(current.slots):
-            slot, at = current.slots[number], done_at.get(number, self.ctx.clock.now)
-            rate = slot.steps / max(at - current.opened_at, SHORTEST_S)
-            if number in accepted:
-                self._crew_rates[slot.crew] = rate
-            elif slot.crew and number not in self._left(current):
-                believed = before.get(slot.crew) or self._slot_rate(slot)
-                self._crew_rates[slot.crew] = (min(rate, believed) if accepted else believed) / 2.0
-
-    def _crews(self, plan: Plan, accepted: Collection[int], t: int, prompt: _Prompt) -> dict[Crew, float]:
-        """Crews for the slots of round t, with their inner steps per second: those whose slots counted, then
-        new ones, then those of machines whose crew failed though nobody left. A new crew is as quick as
-        estimated by its machines and latencies, times what crews that were in time are of their estimates.
-        plan, accepted: of the round before, and its slots that count. prompt: tells which machines can begin
-        in time."""
-        membership, going = self.ctx.run.membership, set(self._admission.going())
-        rates = []
-        for stage in range(1, self.ctx.run.settings.stages + 1):
-            live = [peer for peer in membership.live(stage, t) if peer not in going]
-            rates.append({peer: self._rate(peer) for peer in list(filter(prompt, live)) or live})
-        data_nodes = [peer for peer in membership.live(0, t) if peer not in going]
-        data_nodes = list(filter(prompt, data_nodes)) or data_nodes
-        known, crews = self._crew_rates, crews_of(plan, accepted, rates, data_nodes, t)
-        there, kept = set(data_nodes).union(*rates), {plan[k].crew for k in accepted}
-        lost = [slot.crew for k, slot in enumerate(plan) if k not in accepted and there.issuperset(slot.crew)]
-        failed = {peer for crew in lost for peer in crew[:-1]}
-        last = [crew for crew in crews if crew not in kept and not failed.isdisjoint(crew)]
-        new = [crew for crew in crews if crew not in kept and crew not in last]
-        times = self._crew_times(crews)
-        if times is not None:
-            new = quicker(new, times)
-        crews = [*(crew for crew in crews if crew in kept), *new, *last][: self.ctx.run.settings.rounds.slots]
-        if times is None:
-            slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
-            estimated = dict(zip(crews, slowest, strict=True))
-        else:
-            estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
-        shares = sorted(known[crew] / estimated[crew] for crew in crews if crew in known and crew in kept)
-        usual = shares[len(shares) // 2] if shares else 1.0
-        return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
-
-    def _crew_times(self, crews: Sequence[Crew]) -> CrewTimes | None:
-        """Estimates of what crews of these machines take; None while no latency between them is known."""
-        members = self.ctx.run.membership.members
-        peers = {peer for crew in crews for peer in crew}
-        latency_s = self._admission.ways.latencies({peer: members[peer].region for peer in peers})
-        if latency_s is None:
-            return None
-        relays = [peer for peer in peers if members[peer].stage]
-        return CrewTimes(
-            self._of_inner_step,
-            {peer: 1.0 / (self._rate(peer) * self._of_inner_step) for peer in relays},
-            {peer: members[peer].capacity for peer in relays},
-            cache(latency_s),
-        )
-
-    def _slot_rate(self, slot: Slot) -> float:
-        """Inner steps per second of a slot that is bound to a crew (or one machine), by its last round, else
-        of the slowest relay in it. Those that left are passed over; ValueError if all did."""
-        members = self.ctx.run.membership.members
-        slowest = min(self._rate(peer) for stage, peer in slot.seats() if stage and peer in members)
-        return self._crew_rates.get(slot.crew, slowest)
-
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
         else by the times that it measured when it joined, else as of one microbatch per second."""
@@ -227,14 +136,15 @@ class IslandRounds:
             return ()
         before = current.slots or even_plan(rounds)
         if rounds.pipeline:
-            self._measure_crews(current, accepted)
+            opened_at, left = current.opened_at, self._left(current)
+            self._crews.measure(current.t, current.slots, opened_at, accepted, left)
 
             def prompt(peer: str) -> bool:
                 """True if a machine may be of a crew: any after a synchronous step, since those without work
                 in it did not report, and after a skip, which has no result; else those that have it soon."""
                 return not accepted or self._is_prompt(peer, current.t)
 
-            crews = self._crews(before, accepted, t, prompt)
+            crews = self._crews.crews(before, accepted, t, prompt)
             return next_plan(before, accepted, rounds, crews, current.t)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
@@ -255,7 +165,7 @@ class IslandRounds:
         bound; 0 in a synchronous iteration, and if no slot is bound to a machine."""
         members = self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
-        return self._longest(slot.steps / self._slot_rate(slot) for slot in bound)
+        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in bound)
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
@@ -283,8 +193,7 @@ class IslandRounds:
         if not current.slots or settled:
             return
         if self.ctx.run.settings.rounds.pipeline:
-            for slot in current.complete - self._done_at.keys():
-                self._done_at[slot] = self.ctx.clock.now
+            self._crews.complete(current.complete)
         slots, ready = sets_of(current.slots).slots, self._ready(current)
         if not self.ctx.run.settings.rounds.drops:
             self._drop(current, self._hopeless(current, ready) if ready else frozenset())

@@ -129,7 +129,7 @@ class CrewPass:
         self._submit(TaskPriority.FORWARD, task, inputs, partial(self._forward_done, number))
 
     def _forward_done(self, number: int, result: Result) -> None:
-        if self._is_good(result, self.upstream):
+        if self._is_good(result, InnerActivation):
             self._sent[number] = result.outputs[0]
             self._send_on(number)
 
@@ -207,7 +207,7 @@ class CrewPass:
         self._kept.discard(number)
         if not self._is_source:
             self._gradient_done(number, result)
-        elif not self._is_good(result, self.downstream):
+        elif not self._is_good(result, InnerGradient):
             return
         if number == self.count - 1 and not self._failed:
             task = InnerStep(self._all.t, self.index, self.step)
@@ -216,7 +216,7 @@ class CrewPass:
     def _gradient_done(self, number: int, result: Result) -> None:
         """Send the gradient that a backward or head task made to the machine before, and keep it to send it
         again; nothing if the task failed."""
-        if self._is_good(result, self.upstream if self._is_source else self.downstream):
+        if self._is_good(result, InnerActivation if self._is_source else InnerGradient):
             self._answers[self.step, number] = result.outputs[0]
             self._answer(self.step, number, result.outputs[0])
 
@@ -227,7 +227,7 @@ class CrewPass:
     # --- steps ---------------------------------------------------------------------------------
 
     def _stepped(self, result: Result) -> None:
-        if not self._is_good(result, self.downstream):
+        if not self._is_good(result, InnerGradient):
             return
         self.step += 1
         self._sent.clear()
@@ -251,13 +251,15 @@ class CrewPass:
         if not self._failed:
             self.ctx.tasks.submit(rank, task, inputs, then, self.index)
 
-    def _is_good(self, result: Result, sender: str) -> bool:
+    def _is_good(self, result: Result, source: type[InnerActivation | InnerGradient]) -> bool:
         """True if a task succeeded, and none of this slot failed before. Otherwise this peer goes on with the
-        slot no more, and reports that, so that the leader drops it. sender: of the task's input."""
+        slot no more, and reports that, so that the leader drops it. source: message that brought the task's
+        input."""
         if self._failed:
             return False
+        sender = self.upstream if source is InnerActivation else self.downstream
         if result.error:
-            self.ctx.outbox.refuse(sender, "InnerActivation", result.error)
+            self.ctx.outbox.refuse(sender, source.__name__, result.error)
             self._all.claims.give_up(self.index, sender)
         self._failed = bool(result.error) or not self._all.claims.in_range(self.index, result, sender)
         return not self._failed

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
@@ -115,24 +116,33 @@ def freed(plan: Plan) -> Plan:
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
+class Crews(NamedTuple):
+    """Crews of a round. kept: those that stay together. new: put together from other machines, the quickest
+    first. failed: with a machine of a crew that failed though nobody left; it may be why."""
+
+    kept: list[Crew]
+    new: list[Crew]
+    failed: list[Crew]
+
+
 def crews_of(
     plan: Plan,
     accepted: Collection[int],
     rates: Sequence[Mapping[str, float]],
     data_nodes: Collection[str],
     t: int,
-) -> list[Crew]:
+) -> Crews:
     """Crews of round t: as many as the smallest relay stage has machines. Crews whose slots counted in the
     round before and of which every machine is left stay together. The other relays are put together by speed,
     the quickest of each stage first, each time with a data node that has the fewest crews. Relays of crews
-    that failed though nobody left come last, those of stage s moved on by (s - 1) · t places: one of them may
-    be why. plan, accepted: of the round before, and its slots that count. rates: of each relay stage, machine
-    -> its speed. data_nodes: those that are left; [] without any."""
+    that failed though nobody left come last, those of stage s moved on by (s - 1) · t places. plan, accepted:
+    of the round before, and its slots that count. rates: of each relay stage, machine -> its speed.
+    data_nodes: those that are left; no crews without any."""
     left = [*rates, data_nodes]
     whole = [k for k, slot in enumerate(plan) if slot.steps and len(slot.crew) == len(left)]
     whole = [k for k in whole if all(p in there for p, there in zip(plan[k].crew, left, strict=True))]
-    crews = [plan[k].crew for k in whole if k in accepted]
-    taken = {peer for crew in crews for peer in crew[:-1]}
+    crews = Crews([plan[k].crew for k in whole if k in accepted], [], [])
+    taken = {peer for crew in crews.kept for peer in crew[:-1]}
     failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]}
     free = []
     for place, of in enumerate(rates):
@@ -142,11 +152,11 @@ def crews_of(
         first = [peer for peer in by_speed if peer not in failed | taken]
         free.append([*first, *last[moved:], *last[:moved]])
     busy = Counter({peer: 0 for peer in sorted(data_nodes)})
-    busy.update(crew[-1] for crew in crews)
+    busy.update(crew[-1] for crew in crews.kept)
     for relays in zip(*free, strict=False) if busy else ():
         source = min(busy, key=busy.__getitem__)
         busy[source] += 1
-        crews.append((*relays, source))
+        (crews.new if failed.isdisjoint(relays) else crews.failed).append((*relays, source))
     return crews
 
 

@@ -1,0 +1,111 @@
+"""Crews of pipeline islands at the log's leader: their measured speeds, and the crews of the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.log.records import Crew, Slot
+from anabranch.protocol.placement.crew_search import CrewTimes, quicker
+from anabranch.protocol.rounds.plan import Plan, active, crews_of
+
+#: Shortest time (s) that a slot is believed to take; a plain choice.
+SHORTEST_S = 1e-3
+
+
+class CrewPlanning:
+    """Speeds of crews, and crews for the slots of the next round. rate: gives the inner steps per second of a
+    member by itself."""
+
+    def __init__(self, ctx: PeerContext, admission: Admission, rate: Callable[[str], float]) -> None:
+        self.ctx, self._admission, self._rate = ctx, admission, rate
+        self._rates: dict[Crew, float] = {}
+        """Crew of the last round -> inner steps per second, as measured there."""
+        self._opened = 0
+        """Iteration that this leader opened when it had committed the one before; 0: it took over since."""
+        self._done_at: dict[int, float] = {}
+        """Slot of the open round -> time (s) at which it was complete."""
+
+    def opened(self, t: int) -> None:
+        """Note that this leader opens iteration t now; 0: it took over within it."""
+        self._opened = t
+
+    def complete(self, slots: Iterable[int]) -> None:
+        """Note that these slots of the open round are complete now, those that were before excepted."""
+        for slot in slots:
+            self._done_at.setdefault(slot, self.ctx.clock.now)
+
+    def slot_rate(self, slot: Slot) -> float:
+        """Inner steps per second of a slot that is bound to a crew of members, or to one member."""
+        members = self.ctx.run.membership.members
+        slowest = min(self._rate(peer) for stage, peer in slot.seats() if stage and peer in members)
+        return self._rates.get(slot.crew, slowest)
+
+    def measure(
+        self, t: int, plan: Plan, opened_at: float, accepted: Mapping[int, Crew], left: Collection[int]
+    ) -> None:
+        """Measure the speeds of the crews of round t by the time from its opening to their slots' claims,
+        their lines included. One that was too late counts as half as quick as if it had been done now, so
+        that it gets fewer steps until it is in time; if none was in time, each counts as half as quick as it
+        did. A leader that took over within the round measures nothing. Crews of former rounds are forgotten.
+        accepted: slots that count. left: slots that lost a machine."""
+        done_at, self._done_at = self._done_at, {}
+        if self._opened != t:
+            return
+        before, self._rates = self._rates, {}
+        for number in active(plan):
+            slot, at = plan[number], done_at.get(number, self.ctx.clock.now)
+            rate = slot.steps / max(at - opened_at, SHORTEST_S)
+            if number in accepted:
+                self._rates[slot.crew] = rate
+            elif slot.crew and number not in left:
+                believed = before.get(slot.crew) or self.slot_rate(slot)
+                self._rates[slot.crew] = (min(rate, believed) if accepted else believed) / 2.0
+
+    def crews(
+        self, plan: Plan, accepted: Collection[int], t: int, prompt: Callable[[str], bool]
+    ) -> dict[Crew, float]:
+        """Crews for the slots of round t, with their inner steps per second: those whose slots counted, then
+        new ones, then those of machines whose crew failed though nobody left. A new crew is as quick as
+        estimated by its machines and latencies, times what crews that were in time are of their estimates.
+        plan, accepted: of the round before, and its slots that count. prompt: tells which machines can begin
+        in time."""
+        membership, going = self.ctx.run.membership, set(self._admission.going())
+        stages = []
+        for stage in range(self.ctx.run.settings.stages + 1):
+            live = [peer for peer in membership.live(stage, t) if peer not in going]
+            stages.append(list(filter(prompt, live)) or live)
+        rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
+        kept, new, failed = crews_of(plan, accepted, rates, stages[0], t)
+        times = self._times([*kept, *new, *failed])
+        if times is not None:
+            new = quicker(new, times)
+        crews = [*kept, *new, *failed][: self.ctx.run.settings.rounds.slots]
+        if times is None:
+            slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
+            estimated = dict(zip(crews, slowest, strict=True))
+        else:
+            estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
+        known = self._rates
+        shares = sorted(known[crew] / estimated[crew] for crew in kept if crew in known and crew in estimated)
+        usual = shares[len(shares) // 2] if shares else 1.0
+        return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
+
+    def _times(self, crews: Sequence[Crew]) -> CrewTimes | None:
+        """Estimates of what crews of these machines take; None while no latency between them is known."""
+        run = self.ctx.run
+        members, settings = run.membership.members, run.settings
+        of_inner_step = settings.microbatches // max(1, settings.rounds.slots)
+        peers = {peer for crew in crews for peer in crew}
+        latency_s = self._admission.ways.latencies({peer: members[peer].region for peer in peers})
+        if latency_s is None:
+            return None
+        relays = [peer for peer in peers if members[peer].stage]
+        return CrewTimes(
+            of_inner_step,
+            {peer: 1.0 / (self._rate(peer) * of_inner_step) for peer in relays},
+            {peer: members[peer].capacity for peer in relays},
+            cache(latency_s),
+        )
