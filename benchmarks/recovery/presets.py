@@ -2,11 +2,11 @@
 
     python -m benchmarks.recovery.presets          # ten minutes on two quiet cores
 
-Runs the tests `tests/node/local_swarm/test_presets.py`, one swarm after another. In each a relay is killed while
-it computes (islands: inner steps), one in the exchange, and one that knows that the step is chosen and has not
-applied it; each kills itself at that point and writes so before. The first two come back with their key, and a
-new machine takes the place of the third. Goals: three kills in their phase and a joiner whose work counts for
-each preset; not one bit differs.
+Runs the tests `tests/node/local_swarm/test_presets.py`, one swarm after another. In each a relay is killed
+while it computes (islands: inner steps), one in the exchange, and one that knows that the step is chosen
+and has not applied it; each kills itself at that point and writes so before. The first two come back with
+their key, and a new machine takes the place of the third. Goals: three kills in their phase and a joiner
+whose work counts, for each preset; not one bit differs.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def main() -> None:
     ]
     goals.append(harness.at_least("presets with a joiner and no bit that differs", len(PRESETS), exact))
     body = (
-        "A small model of four blocks and 16 values; presets with islands have four, `gwtf`, `swarm` and "
-        "`ravnest` two pipeline stages; rounds have at most eight inner steps. The columns name the iteration or "
-        "round in which the kill struck.\n\n"
+        "A small model of four blocks and 16 values; presets with islands have four, `gwtf`, `swarm` "
+        "and `ravnest` two pipeline stages; rounds have at most eight inner steps. The columns name the "
+        "iteration in which the kill struck.\n\n"
         + harness.table(("preset", *phases, "iterations", "of them rounds", "bits that differ"), rows)
     )
     title = "Every preset in a real swarm: kills in each phase"
