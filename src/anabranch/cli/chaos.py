@@ -87,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--population", type=int, metavar="N", help=f"relays (default: the run file's, or {POPULATION})")
     add("--faults-per-minute", type=float, default=20.0, metavar="F", help="mean rate of faults")
     add("--freeze", type=float, default=0.2, metavar="SHARE", help="share of SIGSTOP faults")
-    add("--preset", choices=PRESETS, help="settings of a published system; its rounds are shortened")
+    preset = f"settings of a published system, its rounds shortened: {', '.join(PRESETS)}"
+    add("--preset", choices=PRESETS, metavar="NAME", help=preset)
     guests = "make a third of the faults hostile guests, which join with a ticket of their own"
     add("--hostile", action="store_true", help=guests)
     add("--minutes", type=float, default=10.0, metavar="M", help="length of the run with faults")
@@ -137,7 +138,7 @@ def configured(run_file: Path | None, population: int | None, preset: str = "") 
     minimum = config.fleet.minimum
     if population is not None or run_file is None:
         minimum = 1
-        usual = config.round.slots + 1 if config.round.slots else POPULATION
+        usual = (config.round.slots + 1) * config.pipeline.relay_stages if config.round.slots else POPULATION
         changes |= {"fleet.relays": population or usual, "fleet.relays_per_stage": []}
     config = with_changes(config, changes | {"fleet.minimum": minimum})
     return with_changes(config, {"fleet.minimum": max(minimum, min(relays_by_stage(config)))})

@@ -78,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="codec of activations and input gradients on the line (docs/explanation/thin-lines.md); or "
         "subspace: a model whose cuts carry an eighth of its width, or --subspace values, uncoded",
     )
-    parser.add_argument("--preset", choices=PRESETS, help="settings of a published system, named in the file")
+    preset = f"settings of a published system, named in the file: {', '.join(PRESETS)}"
+    parser.add_argument("--preset", choices=PRESETS, metavar="NAME", help=preset)
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
@@ -93,9 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if (size := changes.get("model.size", DEFAULT_SIZE)) != DEFAULT_SIZE:
         recipe["run.name"] = size
     config = with_changes(RunConfig(), recipe)
-    if args.preset:
-        config = with_preset(config, args.preset)
-    config = with_changes(config, changes)
+    config = with_preset(config, args.preset, changes) if args.preset else with_changes(config, changes)
     model = model_config(config.model, config.data.vocab_size)
     if args.wire == _SUBSPACE and not config.model.subspace:
         config = with_changes(config, {"model.subspace": max(1, int(model.dim * _CARRIED))})

@@ -12,7 +12,7 @@ import pytest
 from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.interface.tasks import SumPart
+from anabranch.protocol.interface.tasks import Forward, SumPart, Task
 from anabranch.protocol.rounds.plan import active, counted, late_slots, slots_of
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -145,6 +145,32 @@ def test_a_slot_whose_machine_dies_is_dropped_and_its_batches_come_again() -> No
     # Its counter stands still; the next round has two machines, and a slot without one.
     assert history.plans[5][lost].first == history.plans[4][lost].first
     assert len(active(history.plans[5])) == 2
+
+
+def test_a_machine_that_is_late_gets_fewer_steps_until_it_is_in_time() -> None:
+    """It is ten times as slow as it was measured (another program uses its GPU). Late slots are not
+    measured."""
+    run = island_run()
+    run = replace(run, run=replace(run.run, steps=32))
+    world, slowed = world_of(run), list[str]()
+    plain = world.task_s
+
+    def by_steps(node: Node, task: Task) -> float:
+        steps = task.steps if isinstance(task, Forward) else 1
+        return plain(node, task) * max(1, steps)
+
+    def slow(node: Node, event: ev.Event) -> None:
+        if node.id == "r1.1" and node.peer.committed == 4 and not slowed:
+            node.slowness *= 10.0
+            slowed.append(node.id)
+
+    world.task_s = by_steps  # type: ignore[method-assign]
+    world.watchers.append(slow)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    history = world.history()
+    late = [commit.t for commit in history.commits[4:] if len(counted(commit.stages[1].owners)) < 3]
+    assert slowed and history.t == 14 and 5 in late and max(late) < 10, late
 
 
 def test_an_idle_machine_takes_over_the_slot_of_one_that_died() -> None:

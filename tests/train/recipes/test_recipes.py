@@ -87,7 +87,7 @@ def test_islands_that_hardly_agree_are_warned_about() -> None:
         "round.steps = 500 is long for run.steps = 400, of which the first 108 are synchronous: islands "
         "hardly agree; raise run.steps or lower round.steps"
     ]
-    for name in ("sparse", "anabranch", "gaia"):
+    for name in ("sparse", "anabranch", "gaia", "ravnest"):
         run = with_preset(recipe_run("llama-tiny"), name)
         assert not warnings_about(run, model_of(run)), name
 

@@ -93,6 +93,7 @@ class IslandRounds:
             self._units = units
             if plan and current is not None and current.t == record.t:
                 self._warn(current, counted(record.stages[1].owners))
+                self._slow_down(current)
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
@@ -105,6 +106,18 @@ class IslandRounds:
                 text = f"slot {slot} overflowed in {rounds} rounds running, and is left out with its batches"
                 advice = "lower the learning rate, or take fewer round.steps"
                 self.ctx.outbox.note("note", text=f"{text}: {advice}")
+
+    def _slow_down(self, current: Round) -> None:
+        """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
+        until they are in time: a speed is measured only where work counted. (Crews: `_measure_crews`.)"""
+        settings, members = self.ctx.run.settings, self.ctx.run.membership.members
+        if settings.rounds.pipeline:
+            return
+        overflowed = {index for stage, index in current.witnesses if stage}
+        for slot in current.dropped - self._left(current) - overflowed:
+            if (peer := current.slots[slot].peer) in members:
+                self._rates[peer] = self._rate(peer) * self._of_inner_step / 2.0
+                self._measured += 1
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
         """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task

@@ -135,6 +135,30 @@ PRESETS = {
             "round.unsent": "local",
         },
     ),
+    "ravnest": Preset(
+        "Menon, Menon, Ahirwar, \"Ravnest\", arXiv 2401.01728",
+        "4 clusters, each one copy of the model cut over its machines, which keep their moments; after every "
+        "50 inner steps the clusters' weights are averaged, each part of the model among the machines that "
+        "hold it, all parts at the same time",
+        "steps within a cluster are synchronous (the paper's pipeline is asynchronous, with delayed "
+        "gradients and weights kept for each version); the average of a part is this project's exact reduce, "
+        "not a ring, and weighs clusters by the inner steps that they took; the cut is the same in all "
+        "clusters, and machines are put together by stage, speed and latency, not by a genetic search over "
+        "memory and bandwidth; a cluster that loses a machine loses its round; 50 steps are a choice (the "
+        "authors' program averages once an epoch unless told otherwise)",
+        {
+            "pipeline.stages": 2,
+            "pipeline.blocks_per_stage": [],
+            "round.first_moment": "keep",
+            "round.slots": 4,
+            "round.steps": 50,
+            "round.start": 0.01,
+            "round.outer_lr": 1.0,
+            "round.outer_momentum": 0.0,
+            "round.contributions": "exact",
+            "round.results": "exact",
+        },
+    ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",
         "islands of one machine each after a synchronous quarter; the mean of their weights, from which "
@@ -155,15 +179,18 @@ PRESETS = {
 }  # fmt: skip
 
 
-def with_preset(config: RunConfig, name: str) -> RunConfig:
-    """Configuration with a preset's settings. With islands, the microbatches of a batch are rounded up to a
-    multiple of their number, and a local swarm gets a relay for each. Raises KeyError for an unknown
-    preset."""
-    settings = dict(PRESETS[name].settings)
-    slots = settings.get("round.slots", 0)
+def with_preset(config: RunConfig, name: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """Configuration with a preset's settings and then `changes`, by dotted key. With islands, the
+    microbatches of a batch are rounded up to a multiple of their number, and a local swarm gets machines for
+    each: a relay, or one of each stage and a data node. Raises KeyError for an unknown preset."""
+    changes = changes or {}
+    settings = {**PRESETS[name].settings, **changes}
+    slots = PRESETS[name].settings.get("round.slots", 0)
     if slots:
+        stages = settings["pipeline.stages"]
         share = -(-config.batch.microbatches // slots)
-        settings |= {"batch.microbatches": share * slots, "fleet.relays": slots}
+        fleet = {"batch.microbatches": share * slots, "fleet.relays": max(1, stages) * slots}
+        settings = fleet | ({"fleet.data_nodes": slots} if stages else {}) | settings
     return with_changes(config, settings)
 
 
