@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +32,17 @@ from anabranch.train.stage.run_objects import initial_state
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class _Carried:
+    """State that islands carry to the next round (runs · slots, parameters): moments; change that was not
+    sent; weights after the steps ahead."""
+
+    first: Tensor
+    second: Tensor
+    unsent: Tensor
+    weights: Tensor
+
+
 class Stack:
     """Runs that differ in learning rates and seeds only. weights, first, second: (runs, parameters); first
     is Adam's first moment while steps are synchronous, then the outer momentum."""
@@ -47,7 +59,7 @@ class Stack:
         self.steps = 0
         seeds = {each.run.seed: Batches(corpus, each.batch, each.run.seed) for each in runs}
         self.batches = [seeds[each.run.seed] for each in runs]
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self._carried: _Carried | None = None
         self._decays = torch.zeros(self.weights.shape[1])
         for name, (begin, end) in self.layout.bounds.items():
             self._decays[begin:end] = float(decays(self.layout.shapes[name]))
@@ -84,37 +96,55 @@ class Stack:
         self._adamw(self.weights, self.first, self.second, tokens, rates, scalars)
 
     def _round(self, t: int) -> None:
-        run, rounds, slots, length = self.run, self.rounds, self.rounds.slots, self.rounds.length(t)
-        count, begun = inner_microbatches(run), rounds.progress(t - 1)
-        local = self.weights.repeat_interleave(slots, 0)
+        part, rounds, slots = self.run.round, self.rounds, self.rounds.slots
+        begun, length, carried = rounds.progress(t - 1), rounds.length(t), self._carried
+        before = self.weights.repeat_interleave(slots, 0)
+        local = before.clone()
         second = self.second.repeat_interleave(slots, 0)
         steps = second_steps = self.steps
-        if run.round.first_moment == "estimate":
+        if part.first_moment == "estimate":
             first = (self.first * self._adam_scale() / self._outer_scale(t)).repeat_interleave(slots, 0)
         else:
             first, steps = torch.zeros_like(local), 0
-        if run.round.first_moment == "keep" and self._kept is not None:
-            first, second = self._kept
-            steps, second_steps = begun - rounds.start, self.steps + begun - rounds.start
-        for step in range(begun + 1, begun + length + 1):
-            tokens = [
-                self._tokens(k, step, range(slot * count, (slot + 1) * count))
-                for k in range(len(self.runs))
-                for slot in range(slots)
-            ]
+        taken = 0
+        if carried is not None:
+            if part.overlap and part.ahead == "mix":
+                local.lerp_(carried.weights, part.mix)
+            elif part.unsent == "local":
+                local.sub_(carried.unsent)
+            taken = part.overlap
+            if part.first_moment == "keep":
+                first, second = carried.first, carried.second
+                steps, second_steps = begun + taken - rounds.start, self.steps + begun + taken - rounds.start
+        for step in range(begun + taken + 1, begun + length + 1):
             steps, second_steps = steps + 1, second_steps + 1
-            rates = torch.tensor([[learning_rate(each, step)] for each in self.runs for _ in range(slots)])
-            one, _ = bias_corrections(run.optimizer, steps)
-            _, two = bias_corrections(run.optimizer, second_steps)
-            self._adamw(local, first, second, tokens, rates, (one, two))
-        if run.round.first_moment == "keep":
-            self._kept = first, second
-        change = (self.weights.repeat_interleave(slots, 0) - local) * float(length)
-        sent = self._rounded(change, run.round.contributions)
-        total = self._rounded(sent.view(len(self.runs), slots, -1).sum(1), run.round.results)
-        mean, momentum = total / float(slots * length), run.round.outer_momentum
+            self._inner_step(local, first, second, step, step, (steps, second_steps))
+        sent = self._rounded((before - local) * float(length), part.contributions)
+        for step in range(begun + length + 1, begun + length + part.overlap + 1):
+            steps, second_steps = steps + 1, second_steps + 1
+            self._inner_step(local, first, second, step, begun + length, (steps, second_steps))
+        if rounds.carries:
+            self._carried = _Carried(first, second, before - local - sent / float(length), local)
+        total = self._rounded(sent.view(len(self.runs), slots, -1).sum(1), part.results)
+        mean, momentum = total / float(slots * length), part.outer_momentum
         self.first.mul_(momentum).add_(mean)
-        self.weights.sub_((mean + momentum * self.first) * run.round.outer_lr)
+        self.weights.sub_((mean + momentum * self.first) * part.outer_lr)
+
+    def _inner_step(
+        self, local: Tensor, first: Tensor, second: Tensor, step: int, at: int, taken: tuple[int, int]
+    ) -> None:
+        """Take inner step `step` of every island in place, with the learning rate of optimizer step `at`.
+        taken: steps of each moment, this one included."""
+        run, slots, count = self.run, self.rounds.slots, inner_microbatches(self.run)
+        tokens = [
+            self._tokens(k, step, range(slot * count, (slot + 1) * count))
+            for k in range(len(self.runs))
+            for slot in range(slots)
+        ]
+        rates = torch.tensor([[learning_rate(each, at)] for each in self.runs for _ in range(slots)])
+        one, _ = bias_corrections(run.optimizer, taken[0])
+        _, two = bias_corrections(run.optimizer, taken[1])
+        self._adamw(local, first, second, tokens, rates, (one, two))
 
     @staticmethod
     def _rounded(values: Tensor, kind: str) -> Tensor:

@@ -148,8 +148,9 @@ def together(
         took /= faster
     if row.rounds:
         inner = (rounds.progress(last) - rounds.start) * row.step_tokens
-        idle = (last - rounds.start) * FULL_STEPS * row.step_tokens
-        took = rounds.start * row.step_tokens + (busy * inner + (1.0 - busy) * idle) / faster
+        idle = max(0.0, (1.0 - busy) * FULL_STEPS - busy * row.rounds.overlap)  # steps' worth, each round
+        idle *= (last - rounds.start) * row.step_tokens
+        took = rounds.start * row.step_tokens + (busy * inner + idle) / faster
     cpu = (time.process_time() - begun) / len(pairs)
     other = {"time": took, "cpu_s": cpu, "rounds": last - rounds.start if row.rounds else 0}
     return [{"loss": loss} | other for loss in stack.held_out(HELD_OUT_ROWS // row.rows)]

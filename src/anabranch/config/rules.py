@@ -350,6 +350,8 @@ def _round_problem(config: RunConfig) -> str:
             return f'{which} does not work with round.select: set that to "all"'
     elif part.mix:
         return "round.mix is for round.fragments and round.overlap: set it to 0"
+    if part.ahead == "keep" and (part.mix or not part.overlap):
+        return 'round.ahead = "keep" needs round.overlap, and round.mix = 0'
     if part.overlap >= part.steps:
         return (
             f"round.overlap {part.overlap} is not less than round.steps {part.steps}, of which it takes "

@@ -285,6 +285,9 @@ class RoundSection:
     mix: Decay = 0.0
     """Share of its own weights that an island keeps where it takes a result (with `fragments` or
     `overlap`)."""
+    ahead: Annotated[str, OneOf("mix", "keep")] = "mix"
+    """Change of the steps of `overlap` when the result comes: "mix" gives it up, but for the share `mix`;
+    "keep" adds it to the agreed weights, so that the next contribution has it."""
     contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4", "int2")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"

@@ -11,11 +11,13 @@ from anabranch.flow.policies.registry import make_policy
 from anabranch.protocol.context.task_queue import TaskPriority, WorkQueue
 from anabranch.protocol.interface.tasks import (
     Apply,
+    CheckState,
     Forward,
     Freeze,
     Head,
     InputGradient,
     Result,
+    StepAhead,
     Task,
     WeightGradient,
 )
@@ -58,6 +60,33 @@ def run_all(queue: WorkQueue) -> list[Task]:
 def test_the_order_of_work(seed: int) -> None:
     done: list[Task] = []
     assert run_all(filled(seed, done)) == [task for _, task in ORDER] == done
+
+
+
+def test_steps_ahead_come_last_until_their_result_is_to_be_applied() -> None:
+    """Then those of its iteration go first, in order, and are not dropped with the iteration's other work."""
+    queue = WorkQueue()
+
+    def order() -> list[Task]:
+        found = []
+        while (following := queue.next()) is not None:
+            found.append(following[0])
+            queue.finish(following[0])
+        return found
+
+    ahead = [StepAhead(3, 2, 1), StepAhead(3, 2, 2), StepAhead(4, 0, 1)]
+    for hurried in (False, True):
+        for task in ahead:
+            queue.submit(TaskPriority.AHEAD, task, (), lambda result: None, task.index)
+        queue.submit(TaskPriority.BACKGROUND, CheckState(2, 1), (), lambda result: None)
+        if hurried:
+            queue.hurry(3)
+            queue.drop(3)
+        queue.submit(TaskPriority.STEP, Apply(3, 0.1, 1.0, 1.0, 1.0), (), lambda result: None)
+        kinds = [(type(task).__name__, task.t) for task in order()]
+        first = [("StepAhead", 3)] * 2 if hurried else []
+        last = [("StepAhead", 4)] if hurried else [("StepAhead", 3), ("StepAhead", 3), ("StepAhead", 4)]
+        assert kinds == [*first, ("Apply", 3), ("CheckState", 2), *last]
 
 
 def test_a_committed_iteration_drops_its_work_and_ignores_what_is_running() -> None:

@@ -3,6 +3,7 @@ to the machine that carries it, the log tells one process how to compute the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,11 @@ from anabranch.protocol.interface.tasks import Forward
 from anabranch.protocol.rounds.plan import counted
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.train.model.interface import Model
 from anabranch.train.model.rounds import iterations
+from anabranch.train.stage import inner_steps
+from anabranch.train.stage.inner_steps import Island
+from anabranch.train.workers import whole_worker
 from anabranch.train.workers.whole_worker import WholeWorker
 from support.grids import half_grid, thin_grid
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
@@ -26,7 +31,10 @@ FEEDBACK = {"select": "largest", "select_share": 0.02, "unsent": "feedback", "co
 GAIA = {"select": "significant", "threshold": 0.5, "unsent": "local"}
 STREAMING = {"fragments": 2, "overlap": 1, "mix": 0.5, "unsent": "local", "first_moment": "keep"}
 MOMENTS = {"first_moment": "keep"}
-SYSTEMS = {"sparse": FEEDBACK, "gaia": GAIA, "streaming": STREAMING, "moments": MOMENTS}
+AHEAD = {"overlap": 2, "ahead": "keep", "unsent": "local", "first_moment": "keep"}
+SYSTEMS = {
+    "sparse": FEEDBACK, "gaia": GAIA, "streaming": STREAMING, "moments": MOMENTS, "ahead": AHEAD
+}  # fmt: skip
 
 
 def run_of(system: str, **changes: object) -> RunConfig:
@@ -81,7 +89,7 @@ def slowed(world: World, t: int, factor: float) -> list[str]:
 def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     run = island_run(**SYSTEMS.get(system, {}), late="carry")
     world = world_of(run)
-    slow = slowed(world, 4, 6.0)  # late in round 4, and done before round 5 ends without it
+    slow = slowed(world, 4, 4.0 if run.round.overlap else 6.0)  # late in round 4, and done before 5 ends
     world.run(until_s=4000)
     check_replayed(run, world)
     history = world.history()
@@ -94,6 +102,54 @@ def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     weight = sum(slot.weight for slot in history.plans[5])
     inner = run.batch.microbatches // run.round.slots * run.batch.rows * run.batch.sequence
     assert history.commits[4].tokens == weight * inner
+
+
+def test_steps_ahead_are_taken_during_the_exchange() -> None:
+    """A slot is claimed before them, the reduce's tasks go between them, and all of them are taken before the
+    round's result is applied, however long the exchange takes."""
+    run = run_of("ahead")
+    for step_s in (0.001, 0.02, 1.0):
+        world = world_of(run)
+        world.model.task_s["StepAhead"] = step_s  # type: ignore[index]
+        done: dict[str, dict[int, list[str]]] = {}
+
+        def watch(node: Node, event: ev.Event, done: dict[str, dict[int, list[str]]] = done) -> None:
+            if isinstance(event, ev.Finished) and node.peer.ctx.run.stage and event.task.t > 3:
+                done.setdefault(node.id, {}).setdefault(event.task.t, []).append(type(event.task).__name__)
+
+        world.bookkeepers.append(watch)
+        world.run(until_s=4000)
+        check_replayed(run, world)
+        of_exchange, during = ("Freeze", "SumPart", "Assemble"), 0
+        for kinds in (kinds for of_peer in done.values() for kinds in of_peer.values() if "Apply" in kinds):
+            assert kinds.count("StepAhead") == 2
+            ahead = [at for at, kind in enumerate(kinds) if kind == "StepAhead"]
+            assert kinds.index("WeightGradient") < ahead[0] and ahead[-1] < kinds.index("Apply")
+            during += ahead[0] < max(kinds.index(kind) for kind in of_exchange if kind in kinds)
+        assert during > 6, step_s
+
+
+def test_an_overflow_in_a_step_ahead_spoils_the_next_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contribution before it was good, and counts. The slot's next round begins with the overflow, which
+    is reported as any other, and the slot begins anew after that."""
+    run, go_ahead, spoilt = run_of("ahead"), inner_steps.go_ahead, set[int]()
+
+    def spoil(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
+        if island._t == 4 and int(tokens[0].sum()) % 2:  # in some slots, by their tokens
+            island.gradient.fill_(math.inf)
+            spoilt.add(int(tokens[0].sum()))
+        go_ahead(run, model, island, tokens, last)
+
+    monkeypatch.setattr(inner_steps, "go_ahead", spoil)
+    monkeypatch.setattr(whole_worker, "go_ahead", spoil)
+    world = world_of(run)
+    world.run(until_s=4000)
+    check_replayed(run, world)
+    history = world.history()
+    counts = {t: counted(history.commits[t - 1].stages[1].owners) for t in (4, 5, 6)}
+    assert 0 < len(spoilt) < 3 and counts[4] == counts[6] == (0, 1, 2)
+    assert len(counts[5]) == 3 - len(spoilt)
+    assert [slot.carried > 0 for slot in history.plans[6]] == [slot in counts[5] for slot in range(3)]
 
 
 def test_a_residual_that_survives_its_reset_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,21 @@ def test_an_island_goes_on_from_what_it_did_not_send() -> None:
     assert torch.allclose(one.weights - whole.unsent, other.weights - part.unsent, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_steps_ahead_that_are_kept_are_those_of_a_machine_alone(overlap: int) -> None:
+    """A single island whose steps ahead are kept goes on as if there were no rounds: nothing of them is lost,
+    and nothing counts twice."""
+    plain = {"first_moment": "keep", "unsent": "local"}
+    alone, ahead = run_of(**plain), run_of(**plain, overlap=overlap, ahead="keep")
+    optimizer = replace(alone.optimizer, warmup_steps=0, min_lr_ratio=1.0)  # steps ahead have another rate
+    alone, ahead = replace(alone, optimizer=optimizer), replace(ahead, optimizer=optimizer)
+    one, other = state_of(alone), state_of(ahead)
+    rounds(alone, one, 4)
+    last = rounds(ahead, other, 4)[-1].state
+    assert torch.allclose(one.weights, other.weights, rtol=0, atol=1e-12)
+    assert last is not None and last.unsent is not None and float(last.unsent.norm()) > 0
+
+
 def test_every_tensor_has_one_turn() -> None:
     run = run_of()
     layout = state_of(run).layout

@@ -54,7 +54,9 @@ class Ledger:
     def add(self, task: Task, stage: int, microbatches: int, seconds: float) -> None:
         unit, kind = _unit_of(task, stage), type(task).__name__
         if unit in full_cover(stage, microbatches):
-            if isinstance(task, INNER):
+            if isinstance(task, tasks.StepAhead):
+                kind += f" {task.step}"
+            elif isinstance(task, INNER):
                 kind += f" {task.step}" + ("" if isinstance(task, tasks.InnerStep) else f".{task.number}")
             entry = Entry(time.time(), task.t, stage, unit, kind, seconds)
             self._file.write(msgspec.json.encode(entry) + b"\n")
@@ -80,7 +82,7 @@ def _unit_of(task: Task, stage: int) -> int:
             return embed_unit(index)
         case tasks.Head(_, index, True):
             return head_unit(index)
-        case tasks.Forward(_, index, True) | tasks.InputGradient(_, index):
+        case tasks.Forward(_, index, True) | tasks.InputGradient(_, index) | tasks.StepAhead(_, index):
             return index
         case tasks.WeightGradient(_, unit) | tasks.Recount(_, unit, _):
             return unit

@@ -250,7 +250,7 @@ class EventWriter:
         return self._copied(
             log.Timing,
             f,
-            forward_s=s.get("Forward", 0.0) + s.get("Head", 0.0) + s.get("Embed", 0.0),
+            forward_s=sum(s.get(kind, 0.0) for kind in ("Forward", "Head", "Embed", "StepAhead")),
             input_gradient_s=s.get("InputGradient", 0.0),
             weight_gradient_s=s.get("WeightGradient", 0.0) + s.get("Recount", 0.0),
             reduce_s=s.get("Freeze", 0.0) + s.get("SumPart", 0.0) + s.get("Assemble", 0.0),

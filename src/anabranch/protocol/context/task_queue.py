@@ -2,7 +2,8 @@
 
 Order: the step itself (reduce, apply, state transfer), then losses and input gradients, then forwards, then
 weight gradients (they fill the gaps), then repeated work for which nobody upstream waits, then held-out
-windows, then checks of states for others; within a rank the lowest (iteration, index) first (DESIGN §3.4).
+windows, then checks of states for others, then steps ahead of the next round; within a rank the lowest
+(iteration, index) first (DESIGN §3.4).
 Where two iterations are in flight, all work on microbatches of the first comes before that of the second.
 """
 
@@ -28,6 +29,7 @@ class TaskPriority(IntEnum):
     REDO = 4
     EVALUATION = 5
     BACKGROUND = 6
+    AHEAD = 7
 
 
 #: Priorities of work that outlives its iteration.
@@ -112,6 +114,14 @@ class WorkQueue:
     def withdraw(self, task: Task) -> None:
         """Remove a waiting task; it gets no result. One that runs, or is not in the queue, is left alone."""
         self._heap = [job for job in self._heap if job.task is not task]
+        heapq.heapify(self._heap)
+
+    def hurry(self, t: int) -> None:
+        """Put the waiting steps ahead that were submitted in iteration `t` before all other tasks: its result
+        is applied after them."""
+        for job in self._heap:
+            if job.rank == TaskPriority.AHEAD and job.t == t:
+                job.rank, job.index = int(TaskPriority.STEP), -1
         heapq.heapify(self._heap)
 
     def drop(self, t: int) -> None:

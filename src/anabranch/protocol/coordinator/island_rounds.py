@@ -43,7 +43,7 @@ OVERFLOWS = 3
 #: Tasks whose seconds are the work of a microbatch or slot.
 _WORK = (
     *("Forward", "InputGradient", "WeightGradient", "Recount"),
-    *("InnerForward", "InnerBackward", "InnerStep"),
+    *("InnerForward", "InnerBackward", "InnerStep", "StepAhead"),
 )
 
 

@@ -22,7 +22,8 @@ class Rounds:
     slots: most islands at one time. drops: True if a round ends without its late slots, which have `grace`
     times the time after which three quarters of the slots were ready. carries: True if a machine carries
     state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
-    next round. least: fewest inner steps of a slot in a round. first: optimizer steps of the first round,
+    next round. overlap: inner steps of the next round that a machine takes after its contribution, before the
+    round's result is applied. first: optimizer steps of the first round,
     which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
     iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled by a crew,
     one machine of each relay stage and a data node, through which its microbatches pass; False if one machine
@@ -36,7 +37,7 @@ class Rounds:
     grace: float = 0.5
     carries: bool = False
     merges: bool = False
-    least: int = 1
+    overlap: int = 0
     first: int = 0
     last: int = 0
     pipeline: bool = False
@@ -69,6 +70,11 @@ class Rounds:
     def passes(self, t: int, every: int) -> bool:
         """True if iteration t reaches or passes a multiple of `every` optimizer steps, or is 0."""
         return self.progress(t) // every > self.progress(t - 1) // every if t else True
+
+    @property
+    def least(self) -> int:
+        """Fewest inner steps of a slot in a round: one after those that are taken ahead of it."""
+        return 1 + self.overlap
 
     @property
     def keeps(self) -> bool:

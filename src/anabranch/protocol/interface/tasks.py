@@ -156,6 +156,15 @@ class InnerStep(_InnerTask, frozen=True):
     () -> outputs ()."""
 
 
+class StepAhead(MicrobatchTask, frozen=True):
+    """Inner step of the next round, taken by the machine that gave the contribution of slot `index` to round
+    t, from its own weights and the token ids that Forward got. inputs () -> outputs (). step: its number,
+    from 1. Nothing happens if it is taken already, or the slot was discarded. Steps that lack when Apply or
+    Skip of the round comes are taken before it."""
+
+    step: int
+
+
 class InputGradient(MicrobatchTask, frozen=True):
     """Backward pass by the input. inputs (gradient of the stage's output,) -> outputs (gradient of its
     input,).

@@ -21,6 +21,7 @@ from anabranch.protocol.interface.tasks import (
     InputGradient,
     Payload,
     Result,
+    StepAhead,
     Task,
     WeightGradient,
     head_unit,
@@ -423,6 +424,15 @@ class Iteration:
         if self._in_range(unit, result):
             self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
             self._release_slot(unit)
+            self._go_ahead(unit.index)
+
+    def _go_ahead(self, index: int) -> None:
+        """Submit the steps of the next round that this machine takes while the contribution of a slot, which
+        is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first."""
+        if self.ctx.run.stage and self.source.slot(index).steps:
+            for step in range(1, self.ctx.run.settings.rounds.overlap + 1):
+                task = StepAhead(self.t, index, step)
+                self.ctx.tasks.submit(TaskPriority.AHEAD, task, (), lambda result: None, index)
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
         """True if the task found no overflow (non-finite or out-of-range value).

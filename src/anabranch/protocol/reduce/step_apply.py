@@ -96,6 +96,7 @@ class StepApply(Timer):
     def _take(self, task: Task) -> None:
         self._applying = True
         self.lacking.end()
+        self.ctx.tasks.hurry(task.t)
         self.ctx.tasks.drop(task.t)
         self.ctx.tasks.submit(TaskPriority.STEP, task, (), self._applied)
 

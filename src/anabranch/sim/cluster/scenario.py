@@ -276,6 +276,8 @@ def _round_problem(scenario: Scenario) -> str:
         return ""
     if model.microbatches % part.slots:
         return f"round.slots = {part.slots} needs model.microbatches to be a multiple of it"
+    if part.overlap and (model.stages or part.first_steps or part.overlap >= part.steps):
+        return "round.overlap is less than round.steps, with round.first_steps = 0 and model.stages = 0"
     if not model.stages:
         return ""
     if model.stages == 1:

@@ -133,7 +133,10 @@ class ModelledWorld(LinedWorld):
         elif isinstance(task, tasks.Forward) and task.steps:
             part = self.fleet.scenario.round
             microbatches = self.fleet.scenario.model.microbatches // part.slots
-            seconds = host.machine.inner_s(task.steps, microbatches)
+            seconds = host.machine.inner_s(task.steps - (part.overlap if task.carried else 0), microbatches)
+        elif isinstance(task, tasks.StepAhead):
+            part = self.fleet.scenario.round
+            seconds = host.machine.inner_s(1, self.fleet.scenario.model.microbatches // part.slots)
         elif isinstance(task, tasks.InputGradient) and self.settings.rounds.has(task.t):
             seconds = 0.0
         else:
@@ -369,6 +372,8 @@ def _rounds(scenario: Scenario) -> Rounds:
         return NO_ROUNDS
     return Rounds(
         *(part.start, part.steps, part.slots, part.late == "drop", part.grace),
+        carries=part.overlap > 0,
+        overlap=part.overlap,
         first=part.first_steps,
         pipeline=scenario.model.stages > 0,
     )

@@ -42,6 +42,7 @@ _RUNNING: dict[type[tasks.Task], str] = {
     tasks.InnerHead: LOSS,
     tasks.InnerBackward: BACKWARD,
     tasks.InnerStep: ACKNOWLEDGED,
+    tasks.StepAhead: ACKNOWLEDGED,
     tasks.WeightGradient: ACKNOWLEDGED,
     tasks.Recount: REDUCE,
     tasks.Freeze: REDUCE,

@@ -70,7 +70,7 @@ _LARGE_SHAPES, _USUAL_SHAPES = (
 _IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
 _COMPUTING = (
     *("Forward", "Head", "InputGradient", "WeightGradient"),
-    *("InnerForward", "InnerHead", "InnerBackward"),
+    *("InnerForward", "InnerHead", "InnerBackward", "StepAhead"),
 )
 #: Share of the seeds with audits, and shares of the contributions that these audit.
 AUDITED, AUDIT_SHARES = 0.1, (0.3, 1.0)
@@ -320,8 +320,10 @@ def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
     carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
     again = random.Random(f"schedule {seed}")
     first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
+    ahead = random.Random(f"ahead {seed}").randint(0, inner - 1)
+    overlap = ahead if carries and not (pipeline or first) else 0
     return Rounds(
-        *(start, inner, slots, drops, grace, carries, merges), first=first, last=last, pipeline=pipeline
+        *(start, inner, slots, drops, grace, carries, merges, overlap), first, last, pipeline=pipeline
     )
 
 

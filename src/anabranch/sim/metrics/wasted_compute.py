@@ -63,7 +63,7 @@ class WastedCompute:
                 unit = embed_unit(index)
             case tasks.Head(_, index, True):
                 unit = head_unit(index)
-            case tasks.Forward(_, index, True) | tasks.InputGradient(_, index):
+            case tasks.Forward(_, index, True) | tasks.InputGradient(_, index) | tasks.StepAhead(_, index):
                 unit = index
             case tasks.WeightGradient(_, unit) | tasks.Recount(_, unit, _):
                 pass

@@ -53,6 +53,11 @@ def slot_state(state: int, x: int) -> int:
     return mix(11, state, x)
 
 
+def after_step_ahead(number: int) -> int:
+    """Number that stands for a machine's own state of a slot after one more step ahead. number: before it."""
+    return mix(15, number)
+
+
 def late_contribution(number: int) -> Words:
     """Numbers that stand for a slot's contribution that came too late for its round and is added in the next.
     number: `slot_state` after the late round; 0: none was late, and all numbers are 0."""

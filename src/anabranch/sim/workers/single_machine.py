@@ -17,6 +17,7 @@ from anabranch.sim.workers.integer_arithmetic import (
     WORDS,
     Words,
     activated,
+    after_step_ahead,
     contribution,
     embedded,
     initial,
@@ -67,7 +68,7 @@ def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, befor
     """Carried states of all slots after a round with this plan. states: of the stages before the round.
     before: carried states before it."""
     if not settings.rounds.pipeline:
-        return _slot_states(states, plan, before)
+        return _slot_states(states, plan, before, settings.rounds.overlap)
     if not settings.rounds.keeps:
         return ()
     slots = {slot: each for slot, each in enumerate(plan) if each.steps}
@@ -134,13 +135,17 @@ def _batch(t: int, microbatches: int, slots: Slots, before: Carried) -> Batch:
     return tuple(found)
 
 
-def _slot_states(states: Sequence[int], plan: Plan, before: Carried) -> Carried:
-    """Carried states of slots of whole models after a round; arguments as of `carried_after`."""
+def _slot_states(states: Sequence[int], plan: Plan, before: Carried, overlap: int) -> Carried:
+    """Carried states of slots of whole models after a round and `overlap` steps ahead; other arguments as of
+    `carried_after`."""
     known, found = dict(before), []
     for slot, each in enumerate(plan):
         x = embedded(states[0], inner_salt(each.first, each.steps), slot)
         carried = known.get(slot, (0,))[0] if each.carried else 0
-        found.append((slot, (slot_state(states[1], with_state(x, carried)),)))
+        number = slot_state(states[1], with_state(x, carried))
+        for _ in range(overlap):
+            number = after_step_ahead(number)
+        found.append((slot, (number,)))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ def rounds_of(run: RunConfig) -> Rounds:
     carries = part.unsent != "drop" or part.first_moment == "keep"
     late = part.late
     rounds = Rounds(
-        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap,
+        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", part.overlap,
         part.first_steps, pipeline=not run.pipeline.whole,
     )  # fmt: skip
     if not part.end:

@@ -393,8 +393,12 @@ class Reference:
         they are added to `found`, and the result is empty. Raises ValueError if the source of its carried
         state was not replayed."""
         stages = (self._ends,) if self._ends else range(len(self.states))
-        islands = {stage: self._island(stage, t, slot, plan) for stage in stages}
-        made: dict[int, Contribution] = {}
+        islands, made = dict[int, Island](), dict[int, Contribution]()
+        for stage in stages:
+            with _noting(found, stage):
+                islands[stage] = self._island(stage, t, slot, plan)
+        if found:
+            return {}
         if self._ends:
             steps = taken(self._run, plan.steps)
             tokens = slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)

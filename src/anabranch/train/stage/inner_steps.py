@@ -11,7 +11,7 @@ second moment that the synchronous steps left in the state. The outer optimizer 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ def taken(run: RunConfig, steps: int) -> int:
 
 
 #: Vectors of an island when it closes: weights, two moments, gradient, change, its weighted copy, and what is
-#: sent.
+#: sent. With steps ahead all but the two in the middle stay until these are taken.
 _CLOSING = 7
 
 
@@ -103,15 +103,29 @@ def contribution(
 
 def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor) -> Contribution:
     """Contribution of a slot that begins as `island`, of a whole model (see `contribution`)."""
+    take_steps(run, model, island, tokens, island.steps)
+    made = island.close()
+    if island.lacks:
+        go_ahead(run, model, island, tokens, run.round.overlap)
+        made = made._replace(state=island.carry())
+    return made
+
+
+def take_steps(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
+    """Take the inner steps of the round up to number `last`, of a whole model. tokens: those of all its
+    steps, the steps ahead included. Raises Overflow as `contribution`."""
     of_step = tokens.view(-1, inner_microbatches(run), run.batch.rows, tokens.shape[-1])
+    for microbatches in of_step[island.taken : last]:
+        island.step(_add_all(model, island, microbatches))
 
-    def take(last: int) -> None:
-        """Take the inner steps up to number `last`."""
-        for microbatches in of_step[island.taken : last]:
-            island.step(_add_all(model, island, microbatches))
 
-    take(island.steps)
-    return island.close(lambda: take(len(of_step)))
+def go_ahead(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
+    """Take the steps ahead up to number `last` (1, 2, ...) that an island lacks after its contribution. An
+    overflow ends them: the slot's next round begins with it."""
+    try:
+        take_steps(run, model, island, tokens, island.steps + last)
+    except exact.Overflow as overflow:
+        island.overflow = overflow.tensor
 
 
 def _add_all(model: Model, island: Island, microbatches: Tensor) -> float:
@@ -139,7 +153,10 @@ class Island:
         carried: SlotState | None = None,
         late: bool = False,
     ) -> None:
-        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`."""
+        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`. Raises
+        Overflow if a step ahead of the round overflowed."""
+        if carried is not None and carried.overflow:
+            raise exact.Overflow(carried.overflow)
         self._run, self._state, self._t, self.steps = run, state, t, steps
         self._carried, self._late = carried, late
         own = carried.moments if carried is not None else None
@@ -153,6 +170,10 @@ class Island:
             self._first_steps = state.adam_step
             self.local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
         self.gradient = torch.zeros_like(weights)
+        self._sent: Tensor | None = None
+        """Change that was sent, once the island is closed."""
+        self.overflow = ""
+        """Tensor that overflowed in a step ahead; "": none did."""
         self.taken, self._loss = (run.round.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
         self._ahead_losses: list[float] = []
 
@@ -192,9 +213,14 @@ class Island:
             at = rounds.progress(self._t)
         return learning_rate(self._run, at)
 
-    def close(self, go_on: Callable[[], None] = lambda: None) -> Contribution:
-        """Contribution of the slot, after its inner steps. go_on: takes the steps of the next round that
-        `round.overlap` sets. Raises Overflow if the change is not finite."""
+    @property
+    def lacks(self) -> bool:
+        """True while steps ahead are to be taken before `carry`; none after an overflow in one."""
+        return not self.overflow and self.taken < self.steps + self._run.round.overlap
+
+    def close(self) -> Contribution:
+        """Contribution of the slot, after its inner steps. If the run has steps ahead (`round.overlap`), its
+        state is None, and is had from `carry` after them. Raises Overflow if the change is not finite."""
         rounds, part, state, carried = rounds_of(self._run), self._run.round, self._state, self._carried
         change = torch.sub(state.weights, self.local.weights)
         if carried is not None and carried.unsent is not None and part.unsent == "feedback":
@@ -206,21 +232,28 @@ class Island:
         whole = sent
         if self._late and carried is not None and carried.sent is not None:
             whole = sent + carried.sent
-        if not rounds.keeps:
-            return Contribution(whole, self._loss)
-        go_on()
-        if part.overlap:
-            change = torch.sub(state.weights, self.local.weights)
-        unsent = change.sub_(sent, alpha=1.0 / self.steps) if part.unsent != "drop" else None
-        kept = SlotState(
+        self._sent = sent
+        kept = self._carry(change) if rounds.keeps and not part.overlap else None
+        return Contribution(whole, self._loss, kept)
+
+    def carry(self) -> SlotState:
+        """State that the slot carries to its next round, after the steps ahead, and while the state that the
+        island began from is the one before the round."""
+        return self._carry(torch.sub(self._state.weights, self.local.weights))
+
+    def _carry(self, change: Tensor) -> SlotState:
+        """State that the slot carries. change: sent or not, which is overwritten."""
+        rounds, part, sent = rounds_of(self._run), self._run.round, self._sent
+        assert sent is not None, "the island is not closed"
+        return SlotState(
             self._t,
             sent if rounds.merges else None,
-            unsent,
+            change.sub_(sent, alpha=1.0 / self.steps) if part.unsent != "drop" else None,
             self.local.weights if part.mix else None,
             self._moments if part.first_moment == "keep" else None,
             math.fsum(self._ahead_losses),
+            self.overflow,
         )
-        return Contribution(whole, self._loss, kept)
 
     @property
     def _moments(self) -> Moments:
@@ -230,13 +263,14 @@ class Island:
 
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
     """Weights (flat) with which an island begins its inner steps: the committed ones and, if `round.unsent`
-    is "local", its own change that was not sent yet. With fragments or overlap, the fragment exchanged in its
-    last round has no unsent change: there committed and own weights are averaged by `round.mix`."""
+    is "local", its own change that was not sent yet. With fragments or overlap, in the fragment exchanged in
+    its last round committed and own weights are averaged by `round.mix` instead, unless `round.ahead` keeps
+    the change of the steps ahead."""
     part, weights = run.round, state.weights.clone()
     if carried is None or carried.unsent is None or part.unsent != "local":
         return weights
     weights.sub_(carried.unsent)
-    if part.fragments > 1 or part.overlap:
+    if (part.fragments > 1 or part.overlap) and part.ahead == "mix":
         fragment = turn(carried.t - rounds_of(run).start, part.fragments)
         for begin, end in fragment_bounds(state.layout, part.fragments, fragment):
             weights[begin:end] = state.weights[begin:end]

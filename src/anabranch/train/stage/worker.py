@@ -62,6 +62,7 @@ _OF_OPEN_ITERATION = (
     *(tasks.Embed, tasks.Forward, tasks.Head),
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
     *INNER_TASKS,
+    tasks.StepAhead,
 )
 #: Tasks that keep something of their microbatch for a later one.
 _KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient, *INNER_TASKS)

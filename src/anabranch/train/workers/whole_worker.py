@@ -8,17 +8,19 @@ of all its inner steps, and its weight gradient is the slot's contribution (`inn
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.tasks import Result
+from anabranch.protocol.interface.tasks import Result, Task
 from anabranch.train.model.rounds import inner_microbatches
 from anabranch.train.model.sizes import token_bytes
-from anabranch.train.stage.inner_steps import contribution, slot_tokens, taken
+from anabranch.train.stage.inner_steps import Island, go_ahead, slot_tokens, take_steps, taken
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.whole_model import WholeModel
 from anabranch.train.stage.worker import Refused, outputs
@@ -65,6 +67,9 @@ class WholeWorker(RoundsWorker):
 
     _stage: WholeModel
 
+    def _handlers(self) -> dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]]:
+        return super()._handlers() | {tasks.StepAhead: self._step_ahead}
+
     def _make_stage(self) -> WholeModel:
         return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
 
@@ -85,11 +90,53 @@ class WholeWorker(RoundsWorker):
         carried = self._carried(task.index, task.carried)
         rows = taken(self._run, task.steps) * inner_microbatches(self._run) * self._run.batch.rows
         ids = self._checked(tokens, rows)
-        made = contribution(
-            self._run, self.model, self.state, task.t, task.steps, ids, carried, task.late > 0
-        )
-        self._keep(task.index, made)
+        island = Island(self._run, self.state, task.t, task.steps, carried, task.late > 0)
+        take_steps(self._run, self.model, island, ids, task.steps)
+        self._keep(task.index, made := island.close())
+        if island.lacks:
+            self._ahead_of[task.index] = island, ids
         return made.loss
+
+    @cached_property
+    def _ahead_of(self) -> dict[int, tuple[Island, Tensor]]:
+        """Slot -> island that gave its contribution to the open round and lacks steps ahead, and token ids of
+        all its steps."""
+        return {}
+
+    def _step_ahead(self, task: tasks.StepAhead, inputs: Sequence[Tensor]) -> Result:
+        if task.index in self._ahead_of:
+            self._go_ahead(task.index, task.step)
+        return Result()
+
+    def _go_ahead(self, slot: int, last: int) -> None:
+        """Take steps ahead of a slot up to number `last`; after all of them its state is kept for the next
+        round."""
+        island, ids = self._ahead_of[slot]
+        go_ahead(self._run, self.model, island, ids, last)
+        if not island.lacks:
+            del self._ahead_of[slot]
+            self._slot_states.keep(slot, island.carry())
+
+    def _finish(self) -> None:
+        """Take all steps ahead that are lacking: the state changes now, and their slots go on from them."""
+        for slot in sorted(self._ahead_of):
+            self._go_ahead(slot, self._run.round.overlap)
+
+    def _apply(self, task: tasks.Apply, inputs: Sequence[Tensor]) -> Result:
+        self._finish()
+        return super()._apply(task, inputs)
+
+    def _skip(self, task: tasks.Skip, inputs: Sequence[Tensor]) -> Result:
+        self._finish()
+        return super()._skip(task, inputs)
+
+    def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
+        self._ahead_of.pop(task.index, None)
+        return super()._discard(task, inputs)
+
+    def _drop_slots(self) -> None:
+        super()._drop_slots()
+        self._ahead_of.clear()
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
         if self._rounds.has(task.t):
