@@ -121,9 +121,9 @@ def test_two_replicas_that_contradict_each_other_twice() -> None:
 @pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("slowness", [1.0, 300.0])
 def test_a_third_replica_settles_a_dispute(first: int, slowness: float) -> None:
-    """A liar, one of two, reports false states from the iteration `first` on. A machine joins their stage 3 s after
-    the beginning: the log goes back at once, not after the 30 s of a dispute that nobody can settle, and the
-    newcomer's report decides, also if it serves only from a later iteration than the disputed one."""
+    """A liar, one of two, reports false states from the iteration `first` on. A machine joins their stage
+    3 s after the beginning. The log goes back at once, not after the 30 s of a dispute that nobody can
+    settle, and the newcomer's report decides, also if it serves only later than in the disputed one."""
     world = swarm(2, 2)
     world.add(member_of(Machine("j", 1)), "d0", at=3.0, slowness=slowness)
     out_at: list[float] = []

@@ -482,7 +482,10 @@ class Coordinator:
             took_s = self.ctx.clock.now - self.round.opened_at
             # Else a wait makes the next one longer.
             self.reducing.step_taken(took_s - self.round.waited_s, self.round.late)
-            self.standby_policy.withholders.committed(record, self.round, self.admission.absent.silent())
+            if not self.round.slots:
+                waited_s = self.round.waited_s if self.round.late else 0.0
+                silent = self.admission.absent.silent()
+                self.standby_policy.withholders.committed(record, waited_s, silent)
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))

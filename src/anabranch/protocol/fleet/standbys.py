@@ -1,22 +1,26 @@
 """Standbys: replicas that get no microbatches while others of their stage are present, because their slow
-access lines would lengthen the reduce.
+access lines would lengthen the reduce, or because they hold up steps.
 
 A replica with a single microbatch must send its whole gradient sum in the reduce; one without any sends
 nothing, receives the reduced gradient, and can replace a replica that fails (R7). Once per iteration the
 leader chooses the standbys with which an iteration is shortest (`placement.cost_model`) and announces them to
 all members. The choice affects time only: a standby grants credits like any replica, and a sender without
 another replica in reach sends to it at once.
+
+A relay that takes microbatches, is heard, and gives nothing back is found by each sender for itself
+(`pipeline.repair`), and each waits for it. The coordinator sees the whole: a step was late, and the relay
+owns nothing of it. It becomes a standby for so long that steps wait for it in a small share of the time, and
+keeps its seat: a machine that hangs for a moment does the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.run_view import MOST_S
-from anabranch.protocol.fleet.withholders import Withholders
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.cost_model import Deal, cost_model_of
 from anabranch.protocol.placement.rates import SEARCHED
@@ -24,6 +28,7 @@ from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
 if TYPE_CHECKING:
     from anabranch.protocol.context.peer_context import PeerContext
+    from anabranch.protocol.log.records import Commit
 
 #: Least share by which standbys must shorten an iteration, and by which a change of them must. Choices:
 #: measured rates are not exact.
@@ -32,6 +37,11 @@ PAYS, GAIN = 0.25, 0.1
 LESS_S = 1.0
 #: Least time (s) that senders wait for other replicas before they use a standby.
 LEAST_S = 5.0
+#: Steps running of which a relay owns nothing, the last of them late, after which it withholds. A choice: by
+#: chance a quick relay gets nothing of one step.
+IDLE_STEPS = 2
+#: Greatest share of the time for which steps wait for a relay that withholds. A plain choice.
+WITHHELD_SHARE = 0.05
 
 
 def searchable(ctx: PeerContext) -> bool:
@@ -49,6 +59,49 @@ def by_chance(
     if t % 2:
         return before
     return {peer: float(1 + rng.below(8)) for peer in relays if rng.below(3) == 0}
+
+
+class Withholders:
+    """Record of relays that held up steps lately, kept by the coordinator."""
+
+    def __init__(self, ctx: PeerContext) -> None:
+        self.ctx = ctx
+        self._idle: dict[str, int] = {}
+        """Relay -> last steps running in which it served and owned nothing, although others of its stage
+        did."""
+        self._until: dict[str, float] = {}
+        """Relay -> time (s) from which it gets microbatches again."""
+
+    def committed(self, record: Commit, waited_s: float, silent: Collection[str]) -> None:
+        """Note which relays owned nothing of the step that `record` ended, and whether one of them held it
+        up: if it was late, those that were heard and owned nothing of the one before either. waited_s:
+        seconds for which the step was waited for; 0 if it was not late. silent: members that are not heard.
+        Not for rounds of islands, which do not wait for late slots."""
+        if record.verdict != "step":
+            return
+        membership, before, self._idle = self.ctx.run.membership, self._idle, {}
+        for stage, part in enumerate(record.stages[1:], 1):
+            owners = {part.members[owner] for owner in part.owners if owner >= 0}
+            for peer in membership.live(stage, record.t) if owners else ():
+                if peer not in owners:
+                    self._idle[peer] = before.get(peer, 0) + 1
+        now, wait_s = self.ctx.clock.now, waited_s / WITHHELD_SHARE
+        for peer, steps in self._idle.items():
+            if wait_s and steps >= IDLE_STEPS and peer not in silent and self._until.get(peer, 0.0) <= now:
+                self._until[peer] = now + wait_s
+                text = f"iteration {record.t} was late, and {peer[:8]} has done nothing in {steps} iterations"
+                self.ctx.outbox.note("note", text=f"{text}: others get its microbatches for {wait_s:.0f} s")
+
+    def removed(self, peer: str) -> None:
+        """Forget a former member: a machine that comes back may have been mended."""
+        self._until.pop(peer, None)
+
+    def waits(self) -> Mapping[str, float]:
+        """Relays that get no microbatches now while others of their stage can take them -> seconds that a
+        sender waits for those others."""
+        now = self.ctx.clock.now
+        self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return dict.fromkeys(sorted(self._until), LEAST_S)
 
 
 class Standbys:
