@@ -103,7 +103,6 @@ def test_kills_in_each_phase_and_a_joiner_cost_no_bit(
         assert swarm.peer_id("relay-1.0") in crew
     record_property("faults", " ".join(f"{at}:{t}" for at, t in struck.items()))
     record_property("iterations", history.t)
-    record_property("rounds", len(history.plans))
 
 
 def fault_of(directory: RunDirectory, victim: str, at: str) -> int:
