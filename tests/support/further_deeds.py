@@ -40,6 +40,8 @@ LOSS = 1.7e308
 #: Parts of a made-up reduce that a guest sends at once, bytes of each (a piece of a state, nearly the largest
 #: payload of a small run), and iterations between two times.
 LARGE_PARTS, LARGE_BYTES, LARGE_EVERY = 4, PIECE_BYTES, 8
+#: Length of a tensor's name that no line of the log has room for.
+NAME = 600_000
 #: Times that a guest calls each microbatch back.
 CALLS = 8
 #: Seconds after which a guest that keeps its receipt back ends: its parts of the sum have arrived by then.
@@ -194,8 +196,10 @@ def _false_throughout(guest: Guest, task: Task, inputs: tuple[Payload, ...], rig
 
 
 def _long_names(guest: Guest, send: Send) -> list[Send]:
+    """Name a tensor in the sums of squares by a text that takes more than its stage's part of half a
+    message."""
     if isinstance(send.message, msg.Prepared):
-        named = structs.replace(send.message, squares={"w" * 12_000: 1.0})
+        named = structs.replace(send.message, squares={"w" * NAME: 1.0})
         return [structs.replace(send, message=named)]
     return [send]
 
