@@ -5,8 +5,8 @@ and with all contributions audited; what they are spent on.
 
 The same run by five processes over TLS (one data node, two stages of two relays), strict and exact, one torch
 thread each. The three runs go on at the same time, so that whatever else the machine does strikes all alike.
-CPU seconds are user + system time of all processes. They count in windows of equal length, from
-when all three are past their warm-up until one has ended.
+CPU seconds are user + system time of all processes, as each notes when it takes a step. They count in windows
+of equal length, from when all three are past their warm-up until one has ended.
 
 On a busy machine the same work takes another number of CPU seconds in each run and each window. So all runs
 have clocks (thread time) around the forwards and backwards of microbatches, which all runs have as often, and
@@ -36,8 +36,8 @@ from anabranch.observe.events import Audit
 from anabranch.protocol.audit.draw import chance
 from benchmarks import harness
 from benchmarks.harness import Goal, table
-from benchmarks.overhead.swarm_over_single import commits, cpu_seconds
-from benchmarks.recovery.audit_clocks import PARTS_FILE, PASSES, run_clocked_peer
+from benchmarks.overhead.swarm_over_single import commits
+from benchmarks.recovery.audit_clocks import PARTS_FILE, PASSES, PROCESS, run_clocked_peer
 
 #: Shares of contributions that are audited: none; so few that none is drawn, though all are hashed and
 #: signed; all.
@@ -52,6 +52,8 @@ DRAWN = chance(GOAL_SHARE, MICROBATCHES // REPLICAS)
 WARM_UP = 4
 #: Quantiles of Student's t distribution for 95 % intervals, by the number of windows.
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 10: 2.26, 12: 2.20}
+#: Clocks of what all runs do.
+SPENT = (PASSES, PROCESS)
 #: tiny: no work but that of the protocol. small: microbatches of about 0.1 s. batch: the same model with
 #: four times the tokens in each: most of the time is that of its passes.
 SHAPES: dict[str, dict[str, int]] = {
@@ -101,8 +103,9 @@ def configuration(shape: dict[str, int], share: float, steps: int, corpus: Path)
 
 @dataclass
 class Course:
-    """Course of one run. samples: time (s), CPU seconds of all processes and those in passes so far, at each
-    commit. audits: contributions computed again. parts: CPU seconds a step by part, and calls a step."""
+    """Course of one run. samples: time (s), CPU seconds of all processes and those in passes when each last
+    took a step, at each commit. audits: contributions computed again. parts: CPU seconds a step by part, and
+    calls a step."""
 
     share: float
     samples: list[tuple[float, float, float]]
@@ -135,9 +138,8 @@ def measure(job: tuple[RunConfig, Path]) -> Course:
             swarm.start()
             for t in commits(directory.events, lambda: swarm.leader.running):
                 if WARM_UP <= t <= steps - 2:
-                    pids = [process.pid for process in swarm.processes.values()]
-                    spent_s = sum(cpu_seconds(Path(f"/proc/{pid}/stat")) for pid in pids)
-                    samples.append((time.monotonic(), spent_s, parts_of(path)[PASSES][0]))
+                    parts = parts_of(path)
+                    samples.append((time.monotonic(), parts[PROCESS][0], parts[PASSES][0]))
             swarm.check_leader()
         finally:
             swarm.end()
@@ -148,7 +150,7 @@ def measure(job: tuple[RunConfig, Path]) -> Course:
 
 def parts_of(path: Path) -> dict[str, tuple[float, float]]:
     """Seconds and calls of all processes of the run in this directory by part, as written last."""
-    parts = {PASSES: (0.0, 0.0)}
+    parts = {PASSES: (0.0, 0.0), PROCESS: (0.0, 0.0)}
     for file in path.rglob(PARTS_FILE):
         read = json.loads(file.read_bytes())
         for part, seconds in read["seconds"].items():
@@ -250,12 +252,12 @@ def part_share(course: Course, part: str, costs: Sequence[Costs]) -> float:
 def parts_sum(course: Course, costs: Sequence[Costs]) -> float:
     """The same of all parts of audits."""
     nested = "receipts"  # their signatures count by themselves
-    parts = (part for part in course.parts if part != PASSES and not part.startswith(nested))
+    parts = (part for part in course.parts if part not in SPENT and not part.startswith(nested))
     return sum(part_share(course, part, costs) for part in parts)
 
 
 def parts_rows(courses: Sequence[Course], costs: Sequence[Costs]) -> list[list[str]]:
-    names = list(dict.fromkeys(part for each in courses[1:] for part in each.parts))
+    names = list(dict.fromkeys(p for each in courses[1:] for p in each.parts if p != PROCESS))
     return [
         [
             part,
