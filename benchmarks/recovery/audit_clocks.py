@@ -17,6 +17,8 @@ PARTS_FILE = "parts.json"
 #: Part that every run has, with audits or without, the same number of times: forwards and backwards of
 #: microbatches, without hashes.
 PASSES = "microbatches computed"
+#: CPU seconds of the process, all threads, when its clocks were written.
+PROCESS = "process"
 _PASSES = tasks.Embed | tasks.Forward | tasks.Head | tasks.InputGradient | tasks.WeightGradient
 
 
@@ -52,6 +54,8 @@ class Clocks:
         return sum(seconds for part, seconds in self._seconds.items() if part.startswith("hashes"))
 
     def write(self) -> None:
+        """Write all clocks, and the CPU seconds of the process up to now (`PROCESS`)."""
+        self._seconds[PROCESS], self._calls[PROCESS] = time.process_time(), 1
         content = json.dumps({"seconds": self._seconds, "calls": self._calls}).encode()
         harness.write_whole(self._path, content)
 

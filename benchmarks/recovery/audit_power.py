@@ -1,6 +1,6 @@
 """Power of audits: share of lying relays that are out within 200 of their units, beside the formula.
 
-    nice python -m benchmarks.recovery.audit_power [--liars 100000] [--convictions 400] [--runs 100]
+    nice python -m benchmarks.recovery.audit_power [--liars 20000] [--convictions 400] [--runs 100]
 
 One of three replicas of a simulated stage computes one unit of ten falsely: its weight gradient in half of
 the runs, its activation in the other half. The seed decides which units. It signs what it sends, so only an
@@ -370,7 +370,7 @@ def kept_or_simulated(job: Job, commit: str) -> Outcome:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--liars", type=int, default=100_000, help="liars for whom draws are made")
+    parser.add_argument("--liars", type=int, default=20_000, help="liars for whom draws are made")
     parser.add_argument("--convictions", type=int, default=400, help="runs of four units, all drawn")
     parser.add_argument("--runs", type=int, default=100, help="whole runs of four units")
     arguments = parser.parse_args()

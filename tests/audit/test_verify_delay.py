@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from anabranch.audit.log_check import read_log
 from anabranch.audit.verify import verify
 from anabranch.config import RunConfig, load_run_file, render_run_file, with_changes
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.log.records import AnyRecord, Commit, Rollback, Witness
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from support.audited_runs import make_run, small_run
+from support.audited_runs import make_run, rewrite_log, small_run
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault, Moment
 
@@ -70,3 +73,24 @@ def test_the_delay_is_part_of_the_genesis(tmp_path: Path) -> None:
     report = verify(directory.path)
     assert not report.holds and report.differ
     assert any("iteration.delay_from" in problem for problem in report.problems), report.problems
+
+
+def test_a_skipped_step_after_a_rollback_may_change_what_a_state_keeps(tmp_path: Path) -> None:
+    """The weights predicted for the next iteration are part of a state, and a skip brings in others."""
+    directory = make_run(tmp_path, delayed_run())
+
+    def skip(records: list[AnyRecord]) -> list[AnyRecord]:
+        at = next(i for i, r in enumerate(records) if isinstance(r, Commit) and r.t == 5)
+        fifth = records[at]
+        assert isinstance(fifth, Commit)
+        state = tuple(stage.fingerprint_before for stage in fifth.stages)
+        skipped = {"verdict": "skip", "loss_sums": (), "stages": (), "adam_step": 4}
+        skipped["witness"] = Witness("r1.0", 1, 0, "activation")
+        back = Rollback(4, 4, "taken up", state)
+        return [*records[:at], back, structs.replace(fifth, **skipped), *records[at + 1 :]]
+
+    rewrite_log(directory, skip)
+    assert not any("another state" in problem for problem in read_log(directory.log).problems)
+    report = verify(directory.path)  # the replay finds the state of a step there, not of a skip
+    assert not report.holds and report.differ
+

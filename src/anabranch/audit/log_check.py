@@ -219,9 +219,7 @@ class _LogChecker:
                 # crews were late is the leader's word.
                 stranded = any(self._is_lost(slots[k], commit.t) for k in active(slots)) or genesis.stages > 1
                 self._expect(stranded, "is skipped for want of machines, but its slots could be filled")
-            if commit.t - 1 in self.states:
-                self.states[commit.t] = self.states[commit.t - 1]
-            return
+            return  # a delayed run's state has other predicted weights then: only a replay knows them
         self._expect(commit.verdict == "step", f"has the unknown verdict {commit.verdict!r}")
         microbatches = len(slots) or genesis.microbatches
         self._expect(len(commit.loss_sums) == microbatches, "does not have a loss per microbatch")

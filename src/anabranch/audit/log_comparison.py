@@ -147,7 +147,7 @@ class Comparison:
         if t == 0:
             self._state("the initial state", self.log.genesis.fingerprints, reference)
         elif t == self.log.history.t and t in self.log.states:
-            # Other states are logged with the next step; the last one by a rollback or skip only.
+            # Other states are logged with the next step; the last one by a rollback only.
             self._state(f"the state after step {t}", self.log.states[t], reference)
         if t in self.checkpoints:
             self._checkpoint(t, reference)

@@ -113,7 +113,9 @@ def test_a_skipped_step_passes_like_any_other(skipped: int) -> None:
         reference.skip(Share(t, []))
         swarm._begun.pop(t, None)
         for worker in swarm.workers():
+            before = worker.state.fingerprint()
             done(worker.run(tasks.Skip(t)))
+            assert worker.state.fingerprint() != before  # the weights that it predicted are others
 
 
 @pytest.mark.parametrize(("at", "reduce"), half_grid((1, START, 4), ("exact", "coarse")))
