@@ -10,8 +10,9 @@ examples:
 
 A fleet is a scenario (docs/reference/formats.md): machines with regions, bandwidths and prices, the network,
 the batch. All plans are ranked by a cost model, and the best few are simulated in virtual time
-(docs/explanation/simulator.md). A large search prints its first table within seconds and goes on; Ctrl+C ends
-it with the best plan so far."""
+(docs/explanation/simulator.md). Where the model fits into no relay, pipeline islands are compared, too; what
+they cost in tokens is not (docs/explanation/islands.md). A large search prints its first table within seconds
+and goes on; Ctrl+C ends it with the best plan so far."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ class _Refined:
         if not self._simulated:
             plans = self.found[: max(self._args.simulate, LISTED)]
         else:
-            plans = sorted(self._simulated, key=lambda plan: (_failed(plan), plan.iteration_s))
+            plans = sorted(self._simulated, key=lambda plan: (_failed(plan), plan.step_s))
         return plans if self._with_codecs is None else [self._with_codecs, *plans[1:]]
 
     @property
@@ -168,7 +169,7 @@ class _Refined:
         from anabranch.cli.support.plan_report import report
 
         best = self.found[0]
-        if time.monotonic() - self._began < QUIET_S or best.iteration_s >= self._told_s:
+        if time.monotonic() - self._began < QUIET_S or best.step_s >= self._told_s:
             return
         if math.isinf(self._told_s):
             print(
@@ -180,12 +181,12 @@ class _Refined:
             left_out = len(best.left_out)
             out = f", {counted(left_out, 'machine')} left out" if left_out else ""
             print(
-                f"better: {best.iteration_s:.2f} s an iteration by estimate, "
+                f"better: {best.step_s:.2f} s an optimizer step by estimate, "
                 f"{counted(best.scenario.model.stages, 'stage')}{out}",
                 file=sys.stderr,
             )
         sys.stderr.flush()
-        self._told_s = best.iteration_s
+        self._told_s = best.step_s
 
 
 def _failed(plan: Plan) -> bool:

@@ -481,3 +481,55 @@ def test_a_plan_keeps_the_delay_of_its_fleet(tmp_path: Path) -> None:
     given = ["plan", fleet, "--stages", "2", "--simulate", "1", "--iterations", "2", "--out", str(out)]
     assert main(given) == 0
     assert load_run_file(out).iteration.delay == 1
+
+
+#: Eight T4s at home, none of which holds the model, and two data nodes. In a stage of a quarter of its blocks
+#: there is room for a pipeline island.
+AT_HOME = """
+[anabranch]
+version = 1
+[model]
+size = "llama-1b"
+subspace = 128
+rows = 1
+sequence = 512
+microbatches = 32
+dtype = "fp16"
+[wire]
+activations = "int8"
+gradients = "int8"
+[[machines]]
+role = "data"
+count = 2
+device = "a100-40gb"
+[[machines]]
+count = 8
+device = "t4"
+up_bps = 100e6
+down_bps = 100e6
+[run]
+heartbeat_s = 10.0
+"""
+
+
+@pytest.mark.slow
+def test_pipeline_islands_where_the_model_fits_into_no_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.toml"
+    command = ["plan", fleet_file(tmp_path, AT_HOME), "--stages", "4", "8", "--simulate", "1"]
+    assert main([*command, "--out", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    best, config = result["plans"][0], load_run_file(out)
+    assert best["slots"] == 2 and best["steps"] > 1 and not best["failures"]
+    assert best["estimated"]["iteration_s"] == pytest.approx(best["simulated_s"], rel=0.25)
+    tokens = best["steps"] * best["microbatches"] * best["rows"] * best["sequence"]
+    assert best["tokens_per_s"] == pytest.approx(tokens / best["iteration_s"])
+    assert (config.round.slots, config.round.steps) == (2, best["steps"])
+    assert list(relays_by_stage(config)) == best["replicas"] == [8 // best["stages"]] * best["stages"]
+
+
+def test_no_pipeline_islands_where_a_relay_holds_the_model(tmp_path: Path) -> None:
+    scenario = load_fleet(fleet_file(tmp_path), None, None)
+    *_, found = search(scenario, WAN10)
+    assert not any(plan.scenario.round.slots for plan in found)

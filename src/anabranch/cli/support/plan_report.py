@@ -39,6 +39,8 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "simulated_s": None if simulated is None else simulated.figures["iteration_s"].mean,
         "failures": [] if simulated is None else simulated.failures,
         "iteration_s": plan.iteration_s,
+        "slots": plan.scenario.round.slots,
+        "steps": plan.steps,
         "tokens_per_s": plan.tokens_per_s,
         "price_per_hour": plan.price_per_hour or None,
         "price_per_billion_tokens": _price_per_billion(plan) if plan.price_per_hour else None,
@@ -52,15 +54,18 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
     scenario, model = best.scenario, best.scenario.model
     relays, out = sum(best.replicas), len(best.left_out)
     used = f"{relays} of {relays + out}" if out else f"{relays}"
-    priced = bool(best.price_per_hour)
-    rows = [_HEAD + ["per 10⁹ tokens"] * priced]
+    priced, islands = bool(best.price_per_hour), any(plan.scenario.round.slots for plan in ranked)
+    rows = [_HEAD[:3] + ["islands"] * islands + _HEAD[3:] + ["per 10⁹ tokens"] * priced]
     for number, plan in enumerate(ranked, start=1):
         price = [f"{_price_per_billion(plan):.2f}"] if priced else []
-        rows.append([f"{number}.", *_row(plan), *price])
+        row = _row(plan)
+        row[2:2] = [_islands(plan)] * islands
+        rows.append([f"{number}.", *row, *price])
     lines = [
         f"{model.size} on {scenario.name}: {used} relays, "
         f"{counted(len(scenario.machines) - relays, 'data node')}; {model.microbatches * model.rows} × "
-        f"{model.sequence} tokens per iteration; {counted(considered, 'plan')} compared",
+        f"{model.sequence} tokens per {'optimizer step' if islands else 'iteration'}; "
+        f"{counted(considered, 'plan')} compared",
         *table(rows),
     ]
     if priced:
@@ -70,11 +75,18 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
             "currency of the fleet's price_per_hour; the shipped fleets': US dollars)"
         )
     parts = best.estimated
+    of_what = f"estimate of a round of {best.steps} inner steps" if best.scenario.round.slots else "estimate"
+    bound = f"; lower bound of any policy: {parts.bound_s:.2f} s" if parts.bound_s else ""
     lines.append(
-        f"estimate: the longest of compute {parts.computing_s:.2f} s, links {parts.lines_s:.2f} s and memory "
-        f"slots {parts.places_s:.2f} s; then latency {parts.way_s:.2f} s and reduce {parts.reduce_s:.2f} s; "
-        f"lower bound of any policy: {parts.bound_s:.2f} s"
+        f"{of_what}: the longest of compute {parts.computing_s:.2f} s, links {parts.lines_s:.2f} s and "
+        f"memory slots {parts.places_s:.2f} s; then latency {parts.way_s:.2f} s and reduce "
+        f"{parts.reduce_s:.2f} s{bound}"
     )
+    if best.scenario.round.slots:
+        lines.append(
+            "islands need more tokens for a loss than synchronous steps, which is not counted here: "
+            "docs/explanation/islands.md"
+        )
     for stage, machines in enumerate(_placement(best)):
         where = f"anabranch join TICKET --stage {stage}" if stage else "data nodes"
         lines.append(f"  stage {stage}: {_in_words(machines)}  ({where})")
@@ -109,6 +121,12 @@ def _row(plan: Plan) -> list[str]:
         "–" if simulated is None else "failed" if simulated.failures else f"{plan.iteration_s:.2f}",
         f"{plan.tokens_per_s:.0f}",
     ]
+
+
+def _islands(plan: Plan) -> str:
+    """Islands of a plan, and inner steps of a round, in words."""
+    slots = plan.scenario.round.slots
+    return f"{slots}, {plan.steps} steps" if slots else "–"
 
 
 def _placement(plan: Plan) -> list[Counter[str]]:

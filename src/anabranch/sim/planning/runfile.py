@@ -64,6 +64,9 @@ def run_config(plan: Plan, note: str = "") -> RunConfig:
         "compute": {"dtype": DTYPES[model.dtype]},
         "wire": asdict(scenario.wire),
     }
+    if scenario.round.slots:
+        part = scenario.round
+        changes["round"] = {key: getattr(part, key) for key in ("slots", "steps", "contributions", "results")}
     values = config_to_dict(with_changes(RunConfig(), recipe_values(model.size, batch)))
     for section, keys in changes.items():
         values[section] |= keys
@@ -87,8 +90,9 @@ def run_file(plan: Plan, notes: Sequence[str] = ()) -> str:
     """Text of the run file, after a comment with the expected speed and the lines of `notes`; the one on the
     choice of codecs is `run.note`, too. Raises UserError as `run_config`."""
     model = plan.scenario.model
+    what = f"a round of {plan.steps} steps" if plan.scenario.round.slots else "an iteration"
     head = (
-        f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s an iteration of "
+        f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s {what} of "
         f"{model.microbatches * model.rows * model.sequence} tokens, {plan.tokens_per_s:.0f} tokens/s.\n"
     )
     head += "".join(f"# {note}\n" for note in notes)

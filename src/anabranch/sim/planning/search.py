@@ -15,6 +15,7 @@ from anabranch.sim.cluster.machine_spec import MachinePart, staged
 from anabranch.sim.cluster.scenario import Host, Regions, Scenario, fleet_of
 from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Summary, summary
+from anabranch.sim.planning.crews import ENOUGH, START, crew_scenarios, estimate_of
 from anabranch.sim.planning.estimate import Estimated, Estimates, estimate, of_any_assignment
 from anabranch.train.model.sizes import named_size
 
@@ -57,6 +58,16 @@ class Plan:
         return self.simulated.figures["iteration_s"].mean
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration: the inner steps of a round where the plan has pipeline islands."""
+        return self.scenario.round.steps if self.scenario.round.slots else 1
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of an iteration for each of its optimizer steps: by these plans are compared."""
+        return self.iteration_s / self.steps
+
+    @property
     def replicas(self) -> tuple[int, ...]:
         """Number of replicas of stages 1 to S."""
         stages = [part.stage for part in self.scenario.machines if part.role == "relay"]
@@ -65,7 +76,7 @@ class Plan:
     @property
     def tokens_per_s(self) -> float:
         model = self.scenario.model
-        return model.microbatches * model.rows * model.sequence / self.iteration_s
+        return model.microbatches * model.rows * model.sequence / self.step_s
 
     @property
     def price_per_hour(self) -> float:
@@ -85,9 +96,9 @@ def search(
 ) -> Iterator[list[Plan]]:
     """Yield the plans found so far, sorted by estimate: after each number of stages and microbatch size, the
     scenario's size first, then after each exchange of machines in the best of them. stages: numbers of
-    stages to consider (empty: all). Raises UserError during the iteration if the model does not fit the
-    fleet."""
-    fleet = named_fleet(scenario, regions)
+    stages to consider (empty: all). If the model fits into no relay, pipeline islands are weighed, too.
+    Raises UserError during the iteration if the model does not fit the fleet."""
+    fleet = named_fleet(replace(scenario, round=replace(scenario.round, slots=0)), regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
     if stages and max(stages) > most:
@@ -96,27 +107,51 @@ def search(
     own = [cut for cut in cuts if cut.model.rows == fleet.model.rows]
     others = [cut for cut in cuts if cut.model.rows != fleet.model.rows]
     found: list[Plan] = []
+    islands: list[Plan] = []
     for number, cut in enumerate([*own, *others], start=1):
         found += _with_more_slots(replace(cut, machines=_placed(cut)), regions)
+        if number <= len(own) and not _fits_alone(fleet):
+            islands += _with_crews(cut, regions)
         progress("comparing numbers of stages and microbatch sizes", number, len(cuts))
         if found:
-            yield sorted(found, key=_estimated_s)
+            yield sorted([*found, *islands], key=_estimated_s)
     if not found:
         raise UserError(
             f"{scenario.name}: {size} does not fit: in every cut into stages the state of a stage is more "
             "than the memory of some machine; name machines with more memory, or a smaller model"
         )
     found.sort(key=lambda plan: (_estimated_s(plan), plan.scenario.model.stages, plan.scenario.model.rows))
-    yield found
+    yield sorted([*found, *islands], key=_estimated_s)
     for better in _improved(found, regions, progress):
         found = [*found, better]
         whole = min((plan for plan in found if not plan.left_out), key=_estimated_s).estimated
         found = [replace(plan, with_all=whole if plan.left_out else None) for plan in found]
-        yield sorted(found, key=_estimated_s)
+        yield sorted([*found, *islands], key=_estimated_s)
 
 
 def _estimated_s(plan: Plan) -> float:
-    return plan.estimated.iteration_s
+    return plan.estimated.iteration_s / plan.steps
+
+
+def _fits_alone(fleet: Scenario) -> bool:
+    """True if a relay holds the whole model: then islands of single machines are the better ones."""
+    whole = replace(fleet, model=replace(fleet.model, stages=0))
+    relays = {part.name for part in fleet.machines if part.role == "relay"}
+    return any(machine.capacity(1) >= 1 for name, machine in _machines(whole).items() if name in relays)
+
+
+def _with_crews(cut: Scenario, regions: Regions) -> list[Plan]:
+    """Plan of pipeline islands with the stages of `cut`: of the quickest number of forwards computed again,
+    the one with the fewest inner steps that is ENOUGH as quick as the one with the most; [] if there is
+    none."""
+    speed = {name: 1.0 / machine.microbatch_s(1) for name, machine in _machines(cut).items()}
+    fitting = [each for each in crew_scenarios(cut, speed) if _fits(each)]
+    plans = [Plan(each, estimate_of(each, regions)) for each in fitting]
+    if not plans:
+        return []
+    best_s = min(map(_estimated_s, plans))
+    enough = [plan for plan in plans if best_s >= ENOUGH * _estimated_s(plan)]
+    return [min(enough, key=lambda plan: (plan.steps, _estimated_s(plan)))]
 
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> Iterator[Plan]:
@@ -294,12 +329,15 @@ def simulated(
     seed: int = 0,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
-    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed. Up to
-    two iterations are warm-up, in which speeds and links are unknown; with two iterations in flight there are
+    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed. Of
+    pipeline islands the second round counts, which is the first with known speeds. Otherwise up to two
+    iterations are warm-up, in which speeds and links are unknown; with two iterations in flight there are
     DELAYED more, of which all but one are, and the last iteration, beside which there is no other, is not
     counted. committed: called with the number of each iteration after it."""
     delay = plan.scenario.run.delay
     whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
+    if plan.scenario.round.slots:
+        whole, warm_up = START + 2, START + 1
     run = replace(plan.scenario.run, iterations=whole, warm_up=warm_up)
     scenario = replace(plan.scenario, run=run)
     outcome = simulate(scenario, regions, "auction", seed, committed)

@@ -9,9 +9,9 @@ from functools import partial
 
 from anabranch.errors import UserError
 from anabranch.sim.cluster.device_model import Machine, known_devices
-from anabranch.sim.cluster.scenario import Regions, Scenario, fleet_of
+from anabranch.sim.cluster.scenario import Regions, Scenario
 from anabranch.sim.cluster.wire_part import WirePart
-from anabranch.sim.planning.estimate import estimate
+from anabranch.sim.planning.crews import estimate_of
 from anabranch.sim.planning.search import DELAYED, Plan, Progress, simulated
 from anabranch.train.model.sizes import named_size
 
@@ -42,13 +42,16 @@ def weighed(
     the best of them with two iterations in flight, if memory suffices, and in a subspace, if it has none.
     Simulated for `iterations` (some may fail), or only estimated if that is 0: then without the delay, which
     the estimate does not know."""
+    of_rounds = plan.scenario.round.slots > 0  # their exchange has roundings of its own
     found = [
-        _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress) for wire in CANDIDATES
+        _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress)
+        for wire in CANDIDATES
+        if not of_rounds or wire.reduce == "exact"
     ]
     good = [each for each in found if not _failed(each)]
     best = chosen(good).scenario if good else plan.scenario
     delayed, model = replace(best, run=replace(best.run, delay=1)), best.model
-    if iterations and not best.run.delay and _fits(delayed):
+    if iterations and not best.run.delay and not of_rounds and _fits(delayed):
         found.append(_weigh(plan, delayed, regions, iterations, progress))
     if not model.subspace:
         narrow = replace(best, model=replace(model, subspace=named_size(model.size).dim // NARROW))
@@ -58,7 +61,7 @@ def weighed(
 
 def _weigh(plan: Plan, scenario: Scenario, regions: Regions, iterations: int, progress: Progress) -> Plan:
     each = replace(plan, scenario=scenario, simulated=None)
-    each = replace(each, estimated=estimate(fleet_of(scenario, regions, 0)))
+    each = replace(each, estimated=estimate_of(scenario, regions))
     if not iterations:
         return each
     whole = iterations + DELAYED * scenario.run.delay
@@ -92,8 +95,9 @@ def tokens(scenario: Scenario) -> float:
 
 
 def same_loss_s(plan: Plan) -> float:
-    """Seconds of an iteration, times `tokens`: proportional to the time to one loss."""
-    return plan.iteration_s * tokens(plan.scenario)
+    """Seconds of an optimizer step, times `tokens`: proportional to the time to one loss, but for what
+    islands cost."""
+    return plan.step_s * tokens(plan.scenario)
 
 
 def chosen(found: Sequence[Plan]) -> Plan:
@@ -125,11 +129,11 @@ def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
         held = max(work.step_bytes(stage) for stage in range(1, work.stages + 1)) / 1e9
         mark = "chosen" if plan is taken else "  "
         lines.append(
-            f"{named(plan.scenario):40} {plan.iteration_s:8.2f} s an iteration, {cut:6.0f} bytes a token and "
+            f"{named(plan.scenario):40} {plan.step_s:8.2f} s a step, {cut:6.0f} bytes a token and "
             f"cut, {work.reduce_bytes:4.1f} a parameter, {held:5.2f} GB of state a relay; {more:.2f} × the "
             f"tokens: {same_loss_s(plan):8.2f} s  {mark}".rstrip()
         )
-    gain, shorter = (1.0 - of(taken) / of(found[0]) for of in (same_loss_s, lambda plan: plan.iteration_s))
+    gain, shorter = (1.0 - of(taken) / of(found[0]) for of in (same_loss_s, lambda plan: plan.step_s))
     lines.append(
         f"{WHY}{named(taken.scenario)}; an iteration is {shorter:.0%} shorter than without, the time to "
         f"the same loss {gain:.0%}. What gives up more is taken where that saves more than {WORTH:.0%}"
