@@ -170,6 +170,22 @@ def test_a_relay_that_dies_costs_its_crew_the_round(kind: type[msg.Message], aft
     assert counts(world)[LEARNT] == 2 and counts(world)[LEARNT + 1] == 1
 
 
+def test_a_relay_that_is_back_is_sent_nothing_of_the_slot_that_it_lost() -> None:
+    run = crew_run()
+    world, again = world_of(run), list[str]()
+    back = crash_and_return(world, 0.3)
+    struck = at_message(world, msg.InnerGradient, 6, lambda node: back(world.nodes["r2.0"]), nth=5)
+
+    def watch(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if node.id == "r2.0" and node.member.incarnation > 1 and isinstance(message, msg.InnerActivation):
+            again.extend([node.id] * (message.fence.t == 6))
+
+    world.watchers.append(watch)
+    world.run(until_s=2000)
+    assert struck and world.nodes["r2.0"].member.incarnation == 2 and not again
+
+
 def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_one() -> None:
     """It has the state before the round that ended meanwhile, and fetches that round's result from relays in
     the midst of inner steps; then it serves in the open round, and has a slot of the one after it."""
