@@ -3,12 +3,14 @@
     python -m benchmarks.recovery.chaos_storm [--name chaos] [options of `anabranch chaos`]
     python -m benchmarks.recovery.chaos_storm --result storm.json     # an earlier output of `chaos --json`
     python -m benchmarks.recovery.chaos_storm --name chaos-hostile --hostile
+    python -m benchmarks.recovery.chaos_storm --name chaos-islands --preset diloco --minutes 5
 
 Goals: at least 60 iterations and 60 faults in ten minutes, among them a whole stage, a data node and a
 voter; throughput at least 60 % of the run without faults; the next hop of a killed peer's microbatch within
 0.5 s; at most 1 % of the compute wasted beyond what died with its peer; not one bit differs. With --hostile:
 the same numbers of iterations and faults, of which three in ten are hostile guests; throughput at least 70 %;
-no honest member loses its seat for good; not one bit differs.
+no honest member loses its seat for good; not one bit differs. With --preset: at least 40 faults, throughput
+at least 90 %, not one bit differs.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ STEPS, FAULTS, KEPT, HOP_S, WASTE = 60, 60, 0.6, 0.5, 0.01
 #: The same with hostile guests: least share of throughput, and of guests among the faults (a third is
 #: planned; some never come into their role).
 HOSTILE_KEPT, GUESTS = 0.7, 0.3
+#: The same with a preset: least faults in five minutes, least share of throughput.
+PRESET_FAULTS, PRESET_KEPT = 40, 0.9
 KINDS = ("stage", "data node", "voter")
 #: Causes of wasted compute.
 CAUSES = ("killed", "frozen", "rolled_back", "other")
@@ -110,6 +114,12 @@ def goals(result: dict[str, Any]) -> list[Goal]:
     kept, hop_s = result["throughput_kept"] or 0.0, result["recovery"]["killed"]["next_hop"]["p95"]
     beyond = (compute["frozen_s"] + compute["rolled_back_s"] + compute["other_s"]) / compute["computed_s"]
     exactness = harness.goal("bits that differ", "0", "0" if exact else "some", exact)
+    if result["setting"].get("preset"):
+        return [
+            harness.at_least("faults", PRESET_FAULTS, count),
+            harness.at_least("throughput kept", PRESET_KEPT, kept, "{:.0%}"),
+            exactness,
+        ]
     enough = [harness.at_least("iterations", STEPS, steps), harness.at_least("faults", FAULTS, count)]
     if result["setting"].get("hostile"):
         return [*enough, *_hostile_goals(result, count, kept), exactness]
@@ -146,10 +156,13 @@ def main() -> None:
     command = ["anabranch", "chaos", "--minutes", f"{setting['minutes']:g}"]
     command += ["--calm-minutes", f"{setting['calm_minutes']:g}"]
     command += ["--hostile"] if setting.get("hostile") else []
+    command += ["--preset", setting["preset"]] if setting.get("preset") else []
+    command += ["--faults-per-minute", f"{setting['faults_per_minute']:g}"] if setting.get("preset") else []
     command += ["--seed", str(setting["seed"]), *(["--wan", setting["wan"]] if setting["wan"] else [])]
     harness.write(
         args.name,
-        "Chaos test" + " with hostile guests" * bool(setting.get("hostile")) + " over real processes",
+        "Chaos test" + " with hostile guests" * bool(setting.get("hostile")) + " over real processes"
+        + (f", preset {setting['preset']}" if setting.get("preset") else ""),
         body(result),
         goals=goals(result),
         data=result,

@@ -203,6 +203,7 @@ def _experiment(args: argparse.Namespace) -> Result:
         wan=args.wan or "",
         run_directory=str(path),
         hostile=GUESTS if args.hostile else 0.0,
+        preset=args.preset or "",
     )
     schedule = draw_schedule(args.seed, 60 * args.minutes, args.faults_per_minute, args.freeze)
     schedule = with_guests(schedule, args.seed, settings.hostile, DEEDS)

@@ -30,6 +30,8 @@ class Settings:
     run_directory: str
     hostile: float = 0.0
     """Share of the faults that are hostile guests."""
+    preset: str = ""
+    """Preset of whose system the run has the settings; "" for none."""
 
 
 @dataclass(frozen=True)
