@@ -10,9 +10,11 @@ from msgspec import structs
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.vouchers import OLDEST, SHOWN_WITHIN, SHOWN_WITHIN_S, VOUCHED_KEPT
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, ProveState, Result
 from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
+from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.state.possession import PossessionProof
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -249,4 +251,36 @@ def test_a_joiner_that_reports_a_state_of_long_ago_loses_its_seat_soon() -> None
     assert told and not any("x" in record.active_from for record in records)
     [why] = [why for record in records for peer, why in record.removed.items() if peer == "x"]
     assert "the state it fetched" in why and "older" in why
+    assert world.history().t == steps and wrong_states(world) == {}
+
+
+@pytest.mark.slow
+def test_a_joiner_that_builds_its_stage_for_many_steps_keeps_its_seat() -> None:
+    """Its Welcome named the run's initial state, which it has as soon as its stage is built: too late, so it
+    fetches another one instead of reporting that."""
+    steps = 2 * OLDEST
+    settings = Settings("slow", 1, 1, 6, steps, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(3))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    slow, built = world.nodes["r1.2"], list[ev.StageBuilt]()
+    handle = slow.handle
+
+    def later(event: ev.Event) -> None:
+        if isinstance(event, ev.StageBuilt) and not built:
+            built.append(event)
+        else:
+            handle(event)
+
+    def give(node: Node, event: object) -> None:
+        if world.log and world.history().t == OLDEST + 20 and slow.peer.joining.step is Step.BUILDING:
+            handle(built[0])
+
+    slow.handle = later  # type: ignore[method-assign]
+    world.watchers.append(give)
+    world.run(until_s=SHOWN_WITHIN_S)
+    records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
+    assert built and slow.peer.joining.fetching.announced.t == 0
+    assert not any(record.removed for record in records)
+    assert any("r1.2" in record.active_from for record in records)
     assert world.history().t == steps and wrong_states(world) == {}

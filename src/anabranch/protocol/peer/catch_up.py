@@ -83,9 +83,10 @@ class CatchUp(Timer):
             self._begin_first()
 
     def _begin_first(self) -> None:
-        fingerprint = self.initial
-        if fingerprint and fingerprint == self.announced.fingerprint:
-            self.have(self.announced.t, self.announced.base, fingerprint)
+        fingerprint, announced = self.initial, self.announced
+        follows = self._base_after(announced.t) is not None  # else the steps after it came while it was built
+        if fingerprint and fingerprint == announced.fingerprint and follows:
+            self.have(announced.t, announced.base, fingerprint)
         elif not self._use_kept(self.announced.t, self.announced.fingerprint):
             self.begin()
 
