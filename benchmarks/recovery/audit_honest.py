@@ -309,9 +309,10 @@ def kept() -> dict[str, dict[str, Tally]]:
     parts = {workers: {name: Tally() for name in KINDS} for workers in MAKERS}
     for path in KEPT.glob("*.json"):
         workers, name = path.stem.split("-")[-3:-1]
-        read = msgspec.json.decode(path.read_bytes())
-        counts = {key: Counter(value) if isinstance(value, dict) else value for key, value in read.items()}
-        added(parts[workers][name], Tally(**counts))
+        tally = Tally()
+        for key, value in msgspec.json.decode(path.read_bytes()).items():
+            setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
+        added(parts[workers][name], tally)
     return parts
 
 
