@@ -3,8 +3,8 @@
     nice python -m benchmarks.recovery.audit_honest [--wall-minutes 60]
 
 All contributions are audited (share 1). Swarms compute with integers or train a tiny model with torch, whose
-codecs (stochastic rounding among them) and sums are drawn. Every second run has *trouble*: every second or
-two, at any moment of a step, a relay dies and comes back with its disk a little later, all replicas of a
+codecs (stochastic rounding among them) and sums are drawn. Every second run has *trouble*: every few
+seconds, at any moment of a step, a relay dies and comes back with its disk a little later, all replicas of a
 stage die at once (so the log goes back), a process freezes for some seconds (so its microbatches are computed
 twice), a link breaks, or a new relay joins.
 
@@ -46,10 +46,10 @@ ASKED = 1_000_000
 REPLICAS = 3
 #: Stages, microbatches and steps of a run with integers, and with torch. Choices: the first gives most units
 #: per second of CPU.
-INTEGERS, TENSORS = (8, 24, 30), (2, 12, 20)
+INTEGERS, TENSORS = (4, 24, 12), (2, 12, 12)
 #: Virtual seconds between two troubles, until a relay is back, and that a process is frozen (choices: a step
 #: takes about two).
-TROUBLE_S, BACK_S, FROZEN_S = (0.5, 3.0), (0.5, 5.0), (1.0, 8.0)
+TROUBLE_S, BACK_S, FROZEN_S = (1.0, 5.0), (0.5, 5.0), (1.0, 8.0)
 #: Kinds of trouble, each as likely as it occurs here.
 TROUBLES = ("death",) * 4 + ("freeze",) * 3 + ("cut",) * 2 + ("stage", "joiner")
 #: Joiners of a run at most, and virtual seconds after which a run counts as stuck. Choices.
@@ -285,7 +285,7 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
         f"Simulated swarms without a liar, every contribution audited, {REPLICAS} replicas a stage.",
         f"Integers: {stages} stages, {microbatches} microbatches. Tensors: {few} stages and {fewer}",
         "microbatches of a tiny model, computed with torch, with five kinds of wire (stochastic rounding",
-        "among them). With trouble, every half to three virtual seconds, a relay or a whole stage dies and",
+        "among them). With trouble, every one to five virtual seconds, a relay or a whole stage dies and",
         f"comes back, a process freezes, a link breaks, or a relay joins ({troubles}).",
         "A verdict is that of one auditor on one contribution; its units are counted.",
         "",
@@ -309,9 +309,10 @@ def kept() -> dict[str, dict[str, Tally]]:
     parts = {workers: {name: Tally() for name in KINDS} for workers in MAKERS}
     for path in KEPT.glob("*.json"):
         workers, name = path.stem.split("-")[-3:-1]
-        read = msgspec.json.decode(path.read_bytes())
-        counts = {key: Counter(value) if isinstance(value, dict) else value for key, value in read.items()}
-        added(parts[workers][name], Tally(**counts))
+        tally = Tally()
+        for key, value in msgspec.json.decode(path.read_bytes()).items():
+            setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
+        added(parts[workers][name], tally)
     return parts
 
 
