@@ -6,7 +6,8 @@ Both train the same model on the same corpus and end with their learning rate ne
 batch and rates. Time is counted in tokens that the best machine takes alone. The synchronous beginning of a
 fleet is computed by that machine, so that nothing crosses a line. A round of FULL_STEPS inner steps is as
 much faster as the result `islands` says of llama-350m on `volunteers`; a shorter one has the same idle time
-(exchange, late islands), so short rounds are slower. How much faster the fleet is at a loss follows from the
+(exchange, late islands), so short rounds are slower. Steps ahead take its place, as far as they last: the
+exchange is then as long as so many steps. How much faster the fleet is at a loss follows from the
 tokens that the machine alone needs for it, between its runs by the logarithm. One row has no rounds: steps on
 the batch of all machines, as if exchanges took no time. It says what the batch costs; what islands lack
 beyond it is theirs.
@@ -55,6 +56,7 @@ _MEAN = RoundSection(
     slots=MACHINES, steps=FULL_STEPS, first_steps=1, outer_lr=1.0, outer_momentum=0.0, first_moment="estimate"
 )
 _KEPT = replace(_MEAN, first_moment="keep")
+_AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
 _RATES = 0.01, 0.02, 0.04
 
 
@@ -97,6 +99,16 @@ ROWS = {
         replace(_KEPT, steps=4), MACHINES, 1,
         {1_500_000: _RATES, 3_000_000: (0.01, 0.02), 6_000_000: (0.02,)},
         0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 4, moments kept, 2 steps ahead": Row(
+        replace(_AHEAD, steps=4, overlap=2), MACHINES, 1,
+        {1_500_000: (0.01, 0.02), 3_000_000: (0.02,), 6_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 2, moments kept, 1 step ahead": Row(
+        replace(_AHEAD, steps=2, overlap=1), MACHINES, 1,
+        {1_500_000: (0.01, 0.02), 6_000_000: (0.02,)},
+        0.99, {1_500_000: 0.04, 6_000_000: 0.01},
     ),
 }  # fmt: skip
 

@@ -280,14 +280,15 @@ class RoundSection:
     """Groups of tensors that have their turns in the rounds, one in each; needs unsent = "local" and
     first_moment = "keep"."""
     overlap: Natural = 0
-    """Inner steps of the next round that an island takes before it needs the result of this one; only where
-    an island is one machine."""
+    """Inner steps of the next round that an island takes before it needs the result of this one, during the
+    exchange; only where an island is one machine."""
     mix: Decay = 0.0
     """Share of its own weights that an island keeps where it takes a result (with `fragments` or
     `overlap`)."""
     ahead: Annotated[str, OneOf("mix", "keep")] = "mix"
     """Change of the steps of `overlap` when the result comes: "mix" gives it up, but for the share `mix`;
-    "keep" adds it to the agreed weights, so that the next contribution has it."""
+    "keep" adds it to the agreed weights, so that the next contribution has it. With "keep" quick machines,
+    which have more steps in a round, take more of these steps, too."""
     contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4", "int2")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
-from anabranch.protocol.log.records import Slot
+from anabranch.protocol.log.records import Crew, Slot
 from anabranch.protocol.rounds.plan import (
     active,
     crews_of,
@@ -66,6 +66,19 @@ def test_quick_machines_take_more_steps_and_all_end_together() -> None:
     assert abs(sum(steps.values()) - 30) <= 1 and steps["c"] > steps["b"] > steps["a"]
     times = [steps[peer] / rate for peer, rate in (("a", 1.0), ("b", 2.0), ("c", 5.0))]
     assert max(times) / min(times) < 1.1
+
+
+def test_a_slot_goes_on_after_the_steps_that_it_took_ahead() -> None:
+    """Steps ahead in proportion to a slot's steps; a machine that became slow still has one more to take, and
+    a slot that begins anew has none of them."""
+    rounds = Rounds(start=2, inner=10, slots=2, carries=True, overlap=6, proportional=True)
+    assert [rounds.ahead(steps) for steps in (1, 2, 10, 18)] == [0, 1, 6, 10]
+    before = (Slot(0, 18, "a"), Slot(0, 2, "b"))
+    now_slow: dict[Crew, float] = {("a",): 1.0, ("b",): 9.0}
+    going_on = next_plan(before, {0: ("a",), 1: ("b",)}, rounds, now_slow, 3)
+    assert [(slot.steps, slot.carried) for slot in going_on] == [(11, 3), (18, 3)]
+    anew = next_plan(before, {1: ("b",)}, rounds, now_slow, 3)
+    assert [(slot.steps, slot.carried) for slot in anew] == [(2, 0), (18, 3)]
 
 
 def test_a_boast_is_not_believed() -> None:

@@ -80,6 +80,7 @@ from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
 from anabranch.sim.network.fair_share import Traffic, _Lane
+from anabranch.sim.workers import integer_worker
 from anabranch.sim.workers.integer_slots import IslandSlots
 from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
@@ -695,6 +696,11 @@ def dropped_slot_skips_its_batches(patch: Patch) -> None:
     patch.setattr(island_rounds, "next_plan", skips)
 
 
+def step_ahead_left_out(patch: Patch) -> None:
+    """A machine keeps the state of its slot without the steps ahead of the next round."""
+    patch.setattr(integer_worker, "after_step_ahead", lambda number: number)
+
+
 def late_slot_merged(patch: Patch) -> None:
     """A replica leaves a slot in its sum that the attempt does not count."""
     recount = AllReduce._recount
@@ -895,6 +901,7 @@ MUTANTS: dict[str, Mutant] = {
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
     "a slot repeats its batches": Mutant(slot_repeats_its_batches, "islands", ("I1",)),
+    "a step ahead left out": Mutant(step_ahead_left_out, "islands", ("I3",)),
     "a dropped slot skips its batches": Mutant(dropped_slot_skips_its_batches, "islands", ("I1",)),
     "a late slot merged": Mutant(late_slot_merged, "islands", ("I3",)),
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),

@@ -23,7 +23,8 @@ class Rounds:
     times the time after which three quarters of the slots were ready. carries: True if a machine carries
     state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
     next round. overlap: inner steps of the next round that a machine takes after its contribution, before the
-    round's result is applied. first: optimizer steps of the first round,
+    round's result is applied. proportional: True if it takes fewer or more of them as its slot has fewer or
+    more steps than `inner` in the round. first: optimizer steps of the first round,
     which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
     iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled by a crew,
     one machine of each relay stage and a data node, through which its microbatches pass; False if one machine
@@ -41,6 +42,7 @@ class Rounds:
     first: int = 0
     last: int = 0
     pipeline: bool = False
+    proportional: bool = False
 
     def has(self, t: int) -> bool:
         """True if iteration t is a round."""
@@ -73,8 +75,12 @@ class Rounds:
 
     @property
     def least(self) -> int:
-        """Fewest inner steps of a slot in a round: one after those that are taken ahead of it."""
-        return 1 + self.overlap
+        """Fewest inner steps of a slot in a round, whatever it carries."""
+        return 1 if self.proportional else 1 + self.overlap
+
+    def ahead(self, steps: int) -> int:
+        """Number of steps ahead of the next round that a slot takes which has `steps` in this one."""
+        return self.overlap * steps // self.inner if self.proportional else self.overlap
 
     @property
     def keeps(self) -> bool:

@@ -429,10 +429,10 @@ class Iteration:
     def _go_ahead(self, index: int) -> None:
         """Submit the steps of the next round that this machine takes while the contribution of a slot, which
         is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first."""
-        if self.ctx.run.stage and self.source.slot(index).steps:
-            for step in range(1, self.ctx.run.settings.rounds.overlap + 1):
-                task = StepAhead(self.t, index, step)
-                self.ctx.tasks.submit(TaskPriority.AHEAD, task, (), lambda result: None, index)
+        slot, rounds = self.source.slot(index), self.ctx.run.settings.rounds
+        for step in range(1, rounds.ahead(slot.steps) + 1 if self.ctx.run.stage and slot.steps else 1):
+            task = StepAhead(self.t, index, step)
+            self.ctx.tasks.submit(TaskPriority.AHEAD, task, (), lambda result: None, index)
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
         """True if the task found no overflow (non-finite or out-of-range value).

@@ -195,11 +195,12 @@ def next_plan(
             return Slot(first, 0)
         crew, before = holder[k], plan[k]
         peer, others = crew[0], crew[1:]
+        going_on = max(steps[crew], 1 + rounds.ahead(before.steps))  # some of them are taken already
         if k in accepted:
             carried = t if rounds.carries and accepted[k] == crew else 0
-            return Slot(first, steps[crew], peer, carried, others=others)
+            return Slot(first, going_on if carried else steps[crew], peer, carried, others=others)
         if rounds.merges and before.crew == crew and before.steps and not before.late:
-            return Slot(before.first + before.steps, steps[crew], peer, t, before.steps, others)
+            return Slot(before.first + before.steps, going_on, peer, t, before.steps, others)
         return Slot(first, steps[crew], peer, others=others)
 
     return tuple(slot(k, first) for k, first in enumerate(firsts))

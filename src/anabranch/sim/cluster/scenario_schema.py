@@ -48,10 +48,10 @@ class RoundPart:
     pipelines with one machine of each stage. slots: most islands (0: no rounds), which divide
     model.microbatches. steps: inner steps of a round. start: synchronous iterations before the first
     round. first_steps: inner steps of the first round, doubled from round to round up to `steps` (0: all
-    rounds have `steps`). overlap: steps of the next round that a machine takes during the exchange; machines
-    carry the state of their slots then. contributions, results: rounding of what an island sends and gets.
-    late: late slots are left out ("drop") or waited for; grace: time that they have, as a share of the time
-    until three quarters are ready."""
+    rounds have `steps`). overlap: steps of the next round that a machine takes during the exchange, on
+    average; machines carry the state of their slots then. contributions, results: rounding of what an island
+    sends and gets. late: late slots are left out ("drop") or waited for; grace: time that they have, as a
+    share of the time until three quarters are ready."""
 
     slots: Annotated[int, Range(0, 4096)] = 0
     steps: Annotated[int, Range(1, 100_000)] = 20

@@ -110,6 +110,8 @@ class ModelledWorld(LinedWorld):
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
         self._task_s: dict[tuple[str, int, type[Task], int], float] = {}
+        self._ahead: dict[tuple[str, int], int] = {}
+        """(Peer, slot) -> steps ahead of its next round that it took."""
         self._parked = OffloadedActivations(work)
         schedule = integer_world.schedule_of(settings, work.tokens)
         member = member_of(fleet, leader.id)
@@ -133,8 +135,10 @@ class ModelledWorld(LinedWorld):
         elif isinstance(task, tasks.Forward) and task.steps:
             part = self.fleet.scenario.round
             microbatches = self.fleet.scenario.model.microbatches // part.slots
-            seconds = host.machine.inner_s(task.steps - (part.overlap if task.carried else 0), microbatches)
+            taken = self._ahead.pop((node.id, task.index), 0) if task.carried else 0
+            seconds = host.machine.inner_s(task.steps - taken, microbatches)
         elif isinstance(task, tasks.StepAhead):
+            self._ahead[node.id, task.index] = task.step
             part = self.fleet.scenario.round
             seconds = host.machine.inner_s(1, self.fleet.scenario.model.microbatches // part.slots)
         elif isinstance(task, tasks.InputGradient) and self.settings.rounds.has(task.t):
@@ -374,6 +378,7 @@ def _rounds(scenario: Scenario) -> Rounds:
         *(part.start, part.steps, part.slots, part.late == "drop", part.grace),
         carries=part.overlap > 0,
         overlap=part.overlap,
+        proportional=True,
         first=part.first_steps,
         pipeline=scenario.model.stages > 0,
     )

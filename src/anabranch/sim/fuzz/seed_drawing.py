@@ -320,10 +320,12 @@ def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
     carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
     again = random.Random(f"schedule {seed}")
     first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
-    ahead = random.Random(f"ahead {seed}").randint(0, inner - 1)
-    overlap = ahead if carries and not (pipeline or first) else 0
+    ahead = random.Random(f"ahead {seed}")
+    overlap = ahead.randint(0, inner - 1) if carries and not (pipeline or first) else 0
     return Rounds(
-        *(start, inner, slots, drops, grace, carries, merges, overlap), first, last, pipeline=pipeline
+        *(start, inner, slots, drops, grace, carries, merges, overlap, first, last),
+        pipeline=pipeline,
+        proportional=ahead.random() < 0.5,
     )
 
 

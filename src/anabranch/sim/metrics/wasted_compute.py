@@ -74,7 +74,8 @@ class WastedCompute:
         if unit not in self.world.settings.cover(stage):
             return  # an evaluation window enters no step
         self.computed_s += event.result.seconds
-        self._spent[task.t][stage, unit, node.id] += event.result.seconds
+        t = task.t + isinstance(task, tasks.StepAhead)  # these enter the next round
+        self._spent[t][stage, unit, node.id] += event.result.seconds
 
     def _committed(self, record: Commit) -> None:
         useful = {

@@ -71,10 +71,10 @@ class IntegerWorker:
         self._audited: list[int] = [0] * WORDS
         self._slots: dict[tuple[int, int], int] = {}
         """(Slot, round) -> number that stands for what this machine carries of it after the round."""
-        self._overlap = rounds.overlap
+        self._rounds = rounds
         self._ahead_of: dict[int, tuple[int, int]] = {}
-        """Slot of the open round that lacks steps ahead -> number of those that were taken, and number that
-        stands for its state after them."""
+        """Slot of the open round that lacks steps ahead -> how many it lacks, and number that stands for its
+        state after those that it took."""
         self._islands = IslandSlots(stage, rounds, lambda words, sign: self._begun[0].add(words, sign))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
@@ -134,8 +134,8 @@ class IntegerWorker:
                 return self._weight_gradient(task, inputs)
             case tasks.Recount():
                 return self._recount(task, inputs)
-            case tasks.StepAhead(_, index, number):
-                return self._go_ahead(index, number)
+            case tasks.StepAhead(_, index):
+                return self._go_ahead(index, 1)
             case tasks.Discard():
                 return self._discard(task, work)
             case tasks.Freeze(_, parts, clear):
@@ -179,20 +179,21 @@ class IntegerWorker:
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
         if task.t == self.t + 1:
-            self._ahead_of[task.index] = 0, slot_state(weights, x)
+            self._ahead_of[task.index] = self._rounds.ahead(task.steps), slot_state(weights, x)
             self._go_ahead(task.index, 0)
         return x
 
-    def _go_ahead(self, slot: int, last: int) -> Result:
-        """Take steps ahead of a slot of the open round up to number `last`, as far as they lack; after all of
-        them its state is kept."""
-        taken, state = self._ahead_of.pop(slot, (self._overlap, 0))
-        for _ in range(taken, last):
-            state = after_step_ahead(state)
-        if max(taken, last) < self._overlap:
-            self._ahead_of[slot] = max(taken, last), state
-        elif state:
-            self._slots[slot, self.t + 1] = state
+    def _go_ahead(self, slot: int, steps: int) -> Result:
+        """Take `steps` more of the steps ahead that a slot of the open round lacks; after all of them its
+        state is kept. Nothing if it lacks none."""
+        if slot in self._ahead_of:
+            lacks, state = self._ahead_of.pop(slot)
+            for _ in range(min(steps, lacks)):
+                state = after_step_ahead(state)
+            if steps < lacks:
+                self._ahead_of[slot] = lacks - steps, state
+            else:
+                self._slots[slot, self.t + 1] = state
         return Result()
 
     def _head(self, task: tasks.Head, x: int) -> Result:
@@ -315,8 +316,8 @@ class IntegerWorker:
     def _go_on(self, t: int, state: int) -> None:
         """Take `state` as the state after step t. Work on iteration t + 1 is kept if that iteration is
         delayed, and its weights are predicted; all other work is dropped."""
-        for slot in sorted(self._ahead_of):
-            self._go_ahead(slot, self._overlap)
+        for slot, (lacks, _) in sorted(self._ahead_of.items()):
+            self._go_ahead(slot, lacks)
         delayed = self.delay.has(t + 1)
         self.t, self.state, self.ahead = t, state, predicted(self.state) if delayed else None
         self._begun = (self._begun[1] if delayed else Begun()), Begun()

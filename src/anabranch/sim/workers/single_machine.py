@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from anabranch.protocol.consensus.log_replay import LogReplay
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Slot
 from anabranch.protocol.rounds.plan import Plan, Slots, slots_of
@@ -68,7 +69,7 @@ def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, befor
     """Carried states of all slots after a round with this plan. states: of the stages before the round.
     before: carried states before it."""
     if not settings.rounds.pipeline:
-        return _slot_states(states, plan, before, settings.rounds.overlap)
+        return _slot_states(settings.rounds, states, plan, before)
     if not settings.rounds.keeps:
         return ()
     slots = {slot: each for slot, each in enumerate(plan) if each.steps}
@@ -135,15 +136,15 @@ def _batch(t: int, microbatches: int, slots: Slots, before: Carried) -> Batch:
     return tuple(found)
 
 
-def _slot_states(states: Sequence[int], plan: Plan, before: Carried, overlap: int) -> Carried:
-    """Carried states of slots of whole models after a round and `overlap` steps ahead; other arguments as of
+def _slot_states(rounds: Rounds, states: Sequence[int], plan: Plan, before: Carried) -> Carried:
+    """Carried states of slots of whole models after a round and the steps ahead; arguments as of
     `carried_after`."""
     known, found = dict(before), []
     for slot, each in enumerate(plan):
         x = embedded(states[0], inner_salt(each.first, each.steps), slot)
         carried = known.get(slot, (0,))[0] if each.carried else 0
         number = slot_state(states[1], with_state(x, carried))
-        for _ in range(overlap):
+        for _ in range(rounds.ahead(each.steps)):
             number = after_step_ahead(number)
         found.append((slot, (number,)))
     return tuple(found)

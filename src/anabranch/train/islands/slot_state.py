@@ -28,14 +28,16 @@ class Moments:
 class SlotState:
     """State of a slot after its inner steps of round `t`; what a run does not carry is None. sent: its
     contribution, flat. unsent: change of the weights that was not sent, flat. weights: of the island after
-    its inner steps, flat. ahead_loss: loss sum (nats) of steps of the next round. overflow: tensor that
-    overflowed in such a step, with which the slot's next round overflows; "": none did."""
+    its inner steps, flat. ahead: steps of the next round that are taken. ahead_loss: their loss sum (nats).
+    overflow: tensor that overflowed in such a step, with which the slot's next round overflows; "": none
+    did."""
 
     t: int
     sent: Tensor | None = None
     unsent: Tensor | None = None
     weights: Tensor | None = None
     moments: Moments | None = None
+    ahead: int = 0
     ahead_loss: float = 0.0
     overflow: str = ""
 

@@ -19,7 +19,7 @@ def rounds_of(run: RunConfig) -> Rounds:
     late = part.late
     rounds = Rounds(
         start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", part.overlap,
-        part.first_steps, pipeline=not run.pipeline.whole,
+        part.first_steps, pipeline=not run.pipeline.whole, proportional=part.ahead == "keep",
     )  # fmt: skip
     if not part.end:
         return rounds

@@ -37,8 +37,8 @@ from anabranch.train.stage.state import StageState
 
 def taken(run: RunConfig, steps: int) -> int:
     """Number of inner steps that a slot needs tokens for in a round: its `steps`, and those of the next round
-    that its machine begins while the contribution is still being sent (`round.overlap`)."""
-    return steps + run.round.overlap
+    that its machine takes while the contribution is exchanged (`round.overlap`)."""
+    return steps + rounds_of(run).ahead(steps)
 
 
 #: Vectors of an island when it closes: weights, two moments, gradient, change, its weighted copy, and what is
@@ -106,7 +106,7 @@ def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor
     take_steps(run, model, island, tokens, island.steps)
     made = island.close()
     if island.lacks:
-        go_ahead(run, model, island, tokens, run.round.overlap)
+        go_ahead(run, model, island, tokens, island.ahead)
         made = made._replace(state=island.carry())
     return made
 
@@ -174,7 +174,9 @@ class Island:
         """Change that was sent, once the island is closed."""
         self.overflow = ""
         """Tensor that overflowed in a step ahead; "": none did."""
-        self.taken, self._loss = (run.round.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
+        self.ahead = rounds_of(run).ahead(steps)
+        """Number of steps ahead of the next round that it takes after this one."""
+        self.taken, self._loss = (carried.ahead, carried.ahead_loss) if carried is not None else (0, 0.0)
         self._ahead_losses: list[float] = []
 
     def leaves(self) -> dict[str, Tensor]:
@@ -216,10 +218,10 @@ class Island:
     @property
     def lacks(self) -> bool:
         """True while steps ahead are to be taken before `carry`; none after an overflow in one."""
-        return not self.overflow and self.taken < self.steps + self._run.round.overlap
+        return not self.overflow and self.taken < self.steps + self.ahead
 
     def close(self) -> Contribution:
-        """Contribution of the slot, after its inner steps. If the run has steps ahead (`round.overlap`), its
+        """Contribution of the slot, after its inner steps. If it takes steps ahead (`round.overlap`), its
         state is None, and is had from `carry` after them. Raises Overflow if the change is not finite."""
         rounds, part, state, carried = rounds_of(self._run), self._run.round, self._state, self._carried
         change = torch.sub(state.weights, self.local.weights)
@@ -233,7 +235,7 @@ class Island:
         if self._late and carried is not None and carried.sent is not None:
             whole = sent + carried.sent
         self._sent = sent
-        kept = self._carry(change) if rounds.keeps and not part.overlap else None
+        kept = self._carry(change) if rounds.keeps and not self.ahead else None
         return Contribution(whole, self._loss, kept)
 
     def carry(self) -> SlotState:
@@ -251,6 +253,7 @@ class Island:
             change.sub_(sent, alpha=1.0 / self.steps) if part.unsent != "drop" else None,
             self.local.weights if part.mix else None,
             self._moments if part.first_moment == "keep" else None,
+            self.ahead,
             math.fsum(self._ahead_losses),
             self.overflow,
         )

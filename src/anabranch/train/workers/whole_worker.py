@@ -119,8 +119,8 @@ class WholeWorker(RoundsWorker):
 
     def _finish(self) -> None:
         """Take all steps ahead that are lacking: the state changes now, and their slots go on from them."""
-        for slot in sorted(self._ahead_of):
-            self._go_ahead(slot, self._run.round.overlap)
+        for slot, (island, _) in sorted(self._ahead_of.items()):
+            self._go_ahead(slot, island.ahead)
 
     def _apply(self, task: tasks.Apply, inputs: Sequence[Tensor]) -> Result:
         self._finish()
