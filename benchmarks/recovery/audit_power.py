@@ -320,7 +320,7 @@ def report(
                 f"liars in one unit of ten out within {UNITS} units, {units} units a step, share {SHARE:g}",
                 f"at least {ASKED:.0%}",
                 f"{power.share:.1%} ({low:.1%} to {high:.1%}), formula {per_unit(UNITS):.1%}",
-                False if high < ASKED else True if power.share >= ASKED and high - low <= 0.06 else None,
+                True if low >= ASKED else False if high < ASKED else None,
             )
         )
         cells = [units, f"{chance(SHARE, units):.2%}", f"{power.hits:,} of {power.liars:,}"]
