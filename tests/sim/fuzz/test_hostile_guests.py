@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.protocol.interface.events import Received
 from anabranch.protocol.messages import Claim, Keep, Piece
+from anabranch.sim.fuzz import trial as trials
 from anabranch.sim.fuzz.fault_kinds import PROFILES
 from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, Deed, Guest, GuestRole, _drops, cells
 from anabranch.sim.fuzz.runner import run_seed
@@ -42,6 +43,20 @@ def test_guests_are_survived(seed: int) -> None:
     outcome = run_seed(seed, "hostile")
     assert not outcome.violation and not outcome.unmet
     assert outcome.faults
+
+
+def test_a_flood_of_a_guest_is_no_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 14001280: 150,000 of 200,000 events were messages of a guest, within its budgets, while a black
+    hole made steps long."""
+    monkeypatch.setattr(trials, "EVENTS_MAX", 10)
+    trial = SeedTrial(draw(22, "hostile"))
+    node = next(iter(trial.world.nodes.values()))
+    trial.world.liars.add("guest")
+    for _ in range(100):
+        trial._watch(node, Received("guest", Keep(1, 1, "", ())))
+    with pytest.raises(Violation, match="circle"):
+        for _ in range(100):
+            trial._watch(node, Received("honest", Keep(1, 1, "", ())))
 
 
 def test_a_state_that_a_guest_was_to_keep_may_come_after_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
