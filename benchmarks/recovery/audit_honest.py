@@ -52,8 +52,9 @@ INTEGERS, TENSORS = (4, 24, 12), (2, 12, 12)
 TROUBLE_S, BACK_S, FROZEN_S = (1.0, 5.0), (0.5, 5.0), (1.0, 8.0)
 #: Kinds of trouble, each as likely as it occurs here.
 TROUBLES = ("death",) * 4 + ("freeze",) * 3 + ("cut",) * 2 + ("stage", "joiner")
-#: Joiners of a run at most, and virtual seconds after which a run counts as stuck. Choices.
-JOINERS, STUCK_S = 4, 2_000.0
+#: Joiners and troubles of a run at most, and virtual seconds after which a run counts as stuck. Choices: with
+#: trouble without end a stage that died may never be whole again.
+JOINERS, TROUBLED, STUCK_S = 4, 20, 2_000.0
 #: Reasons of removals that accuse the removed peer: parts of the words of the leader.
 ACCUSING = (
     "hand over", "did not", "convicted", "computed", "seal", "receipt", "sent another", "false", "wrong",
@@ -90,7 +91,15 @@ class Tally:
 def integer_world(seed: int) -> World:
     stages, microbatches, steps = INTEGERS
     settings = Settings(
-        f"honest-{seed}", 1, stages, microbatches, steps, min_replicas=2, audit_share=1.0, checkpoint_every=5
+        f"honest-{seed}",
+        1,
+        stages,
+        microbatches,
+        steps,
+        min_replicas=2,
+        audit_share=1.0,
+        checkpoint_every=5,
+        snapshot_every=2,  # else a stage that died has no state to go back to
     )
     machines = [Machine("d0", 0, capacity=64)]
     machines += [
@@ -158,7 +167,8 @@ def shake(world: World, seed: int, tally: Tally) -> None:
                     world.cut(one.id, rng.choice([name for name in world.nodes if name != one.id]))
                 case "joiner":
                     join()
-        world.clock.after(rng.uniform(*TROUBLE_S), trouble)
+        if tally.troubles.total() < TROUBLED:
+            world.clock.after(rng.uniform(*TROUBLE_S), trouble)
 
     world.clock.after(rng.uniform(*TROUBLE_S), trouble)
 
