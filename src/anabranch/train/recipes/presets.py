@@ -85,8 +85,7 @@ PRESETS = {
         "as diloco; the model is in 3 fragments of blocks far apart, each agreed on every 99 inner steps, "
         "one every 33; islands go on for 5 steps with their own weights before they take half of a result; "
         "contributions of 4 bits",
-        "the 4 bits are integers with a scale for each 64 values (the paper's are floats), results have 8; "
-        "the 5 steps are those of the paper's rule, but machines do not compute them while they exchange",
+        "the 4 bits are integers with a scale for each 64 values (the paper's are floats), results have 8",
         {
             **_DILOCO,
             "round.steps": 33,
