@@ -22,8 +22,9 @@ from anabranch.protocol.rounds.plan import sets_of
 from anabranch.protocol.telemetry.peer_costs import averaged
 
 #: A microbatch that did not come back after this multiple of the usual time, and after so many seconds, is
-#: sent to another replica. Plain choices: twice the time to the first inquiry; a heartbeat's usual patience.
-OVERDUE_FACTOR, OVERDUE_FLOOR_S = 12.0, 2.0
+#: sent to another replica. Plain choices: twice the time to the first inquiry; a heartbeat's usual patience
+#: (with two seconds a carrier that swallows payloads is not found out: its microbatches go elsewhere first).
+OVERDUE_FACTOR, OVERDUE_FLOOR_S = 12.0, 3.0
 #: Greatest ratio of the usual time to that of the middle peer of the next stage. Plain choice.
 MOST_USUAL = 4.0
 #: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
