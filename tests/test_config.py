@@ -146,6 +146,10 @@ def test_every_number_has_a_range() -> None:
         ({"pipeline.stages": 1, "round.slots": 4}, ["round.slots works with pipeline.stages = 0"]),
         ({"round.slots": 4, "round.late": "wait"}, ['round.late = "wait"', "islands of one machine"]),
         ({"round.slots": 4, "wire.reduce": "coarse"}, ["wire.reduce does not work with round.slots"]),
+        (
+            {"pipeline.stages": 0, "round.slots": 4, "round.ahead": "keep"},
+            ['round.ahead = "keep" needs round.overlap'],
+        ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),
         ({"pipeline.stages": 0, "audit.share": 0.5}, ["audit.share is for pipelines"]),

@@ -14,7 +14,8 @@ from anabranch.observe.events import PeerJoined, Step
 from anabranch.protocol.rounds.plan import counted, filled
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
-#: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small.
+#: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small; "ahead":
+#: steps ahead that are kept.
 SYSTEMS: dict[str, dict[str, object]] = {
     "anabranch": {},
     "diloco": {"round__first_moment": "keep", "round__contributions": "exact", "round__late": "wait"},
@@ -23,6 +24,12 @@ SYSTEMS: dict[str, dict[str, object]] = {
         "round__fragments": 2,
         "round__overlap": 1,
         "round__mix": 0.5,
+        "round__unsent": "local",
+        "round__first_moment": "keep",
+    },
+    "ahead": {
+        "round__overlap": 2,
+        "round__ahead": "keep",
         "round__unsent": "local",
         "round__first_moment": "keep",
     },
@@ -41,7 +48,8 @@ SYSTEMS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize(
     ("kill_at", "system"),
     [
-        *((1, "anabranch"), (6, "streaming-diloco"), (6, "sparse")),
+        *((1, "anabranch"), (6, "ahead"), (6, "sparse")),
+        pytest.param(6, "streaming-diloco", marks=pytest.mark.soak),
         pytest.param(6, "anabranch", marks=pytest.mark.soak),
         pytest.param(6, "diloco", marks=pytest.mark.soak),
         pytest.param(6, "opendiloco", marks=pytest.mark.soak),

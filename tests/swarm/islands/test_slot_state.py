@@ -108,7 +108,7 @@ def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
 def test_steps_ahead_are_taken_during_the_exchange() -> None:
     """A slot is claimed before them, the reduce's tasks go between them, and all of them are taken before the
     round's result is applied, however long the exchange takes."""
-    run = run_of("ahead")
+    run = run_of("ahead", ahead="mix")  # as many for every slot
     for step_s in (0.001, 0.02, 1.0):
         world = world_of(run)
         world.model.task_s["StepAhead"] = step_s  # type: ignore[index]
@@ -133,7 +133,7 @@ def test_steps_ahead_are_taken_during_the_exchange() -> None:
 def test_an_overflow_in_a_step_ahead_spoils_the_next_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contribution before it was good, and counts. The slot's next round begins with the overflow, which
     is reported as any other, and the slot begins anew after that."""
-    run, go_ahead, spoilt = run_of("ahead"), inner_steps.go_ahead, set[int]()
+    run, go_ahead, spoilt = run_of("ahead", ahead="mix"), inner_steps.go_ahead, set[int]()
 
     def spoil(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
         if island._t == 4 and int(tokens[0].sum()) % 2:  # in some slots, by their tokens
