@@ -4,9 +4,9 @@
 
 The scenario is `volunteers` (llama-350m). Rows: today's pipeline; every relay with the whole model, each step
 synchronous; islands with 500 inner steps a round, of 32,768 tokens each on average, without churn and with 5
-% of the relays crashing in an hour (3 % in a round of 34 minutes); islands with 125 and 32 steps a round, also
-with steps ahead, which are computed while the contributions are exchanged. The best machine is the quickest
-relay of the same draw, if it trained alone with a step for each batch. Throughput is not progress:
+% of the relays crashing in an hour (3 % in a round of 34 minutes); islands with 125 and 32 steps a round,
+also with steps ahead, which are computed while the contributions are exchanged. The best machine is the
+quickest relay of the same draw, if it trained alone with a step for each batch. Throughput is not progress:
 docs/explanation/islands.md says what islands cost in tokens. Writes the result `islands`.
 """
 
