@@ -32,7 +32,7 @@ def test_the_ledger_of_an_honest_run_has_all_its_work(
     assert names <= {"data-0", "relay-1.0", "relay-1.1", "relay-2.0", "relay-2.1"}, table(found, {})
     relays = [row for row in found.rows if row.sources[0].stage]
     assert sum(row.total for row in relays) == sum(row.signed for row in relays) == 24
-    audits = swarm.of(Audit)
+    audits = [audit for audit in swarm.of(Audit) if audit.verdict != "expired"]  # before a second one served
     assert sum(row.verdicts["same"] for row in found.rows) == len(audits) > 0
     assert sum(row.audited for row in found.rows) > 0 and not list(directory.path.glob("proofs/*"))
 

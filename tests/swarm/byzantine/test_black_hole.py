@@ -51,7 +51,7 @@ def test_work_goes_elsewhere(hole: str) -> None:
     hole finds it for itself), and nobody is removed. It holds up the first steps, whose usual time nobody
     knows yet, and one more: then the leader takes it for a standby."""
     took_s, world, swallowed = seconds(1, hole)
-    assert 0 < swallowed <= 4 and took_s <= 1.8 * calm_s()
+    assert 0 < swallowed <= 6 and took_s <= 1.8 * calm_s()
     assert world.history().t == len(world.history().commits) == STEPS and wrong_states(world) == {}
     records = (decode_entry(line).record for line in world.log)
     assert not any(record.removed for record in records if isinstance(record, Members))

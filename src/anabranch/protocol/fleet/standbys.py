@@ -38,8 +38,8 @@ LESS_S = 1.0
 #: Least time (s) that senders wait for other replicas before they use a standby.
 LEAST_S = 5.0
 #: Steps running of which a relay owns nothing, the last of them late, after which it withholds. A choice: by
-#: chance a quick relay gets nothing of one step.
-IDLE_STEPS = 2
+#: chance a quick relay gets nothing of one step or two, and one that claims late profits if it is spared.
+IDLE_STEPS = 3
 #: Greatest share of the time for which steps wait for a relay that withholds. A plain choice.
 WITHHELD_SHARE = 0.05
 
@@ -74,7 +74,7 @@ class Withholders:
 
     def committed(self, record: Commit, waited_s: float, silent: Collection[str]) -> None:
         """Note which relays owned nothing of the step that `record` ended, and whether one of them held it
-        up: if it was late, those that were heard and owned nothing of the one before either. waited_s:
+        up: if it was late, those that were heard and owned nothing of the last IDLE_STEPS. waited_s:
         seconds for which the step was waited for; 0 if it was not late. silent: members that are not heard.
         Not for rounds of islands, which do not wait for late slots."""
         if record.verdict != "step":
