@@ -9,10 +9,10 @@ import pytest
 
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.context.run_view import MOST_S, StandbyView
-from anabranch.protocol.fleet.standbys import LEAST_S, Standbys
+from anabranch.protocol.fleet.standbys import LEAST_S, LONGEST_S, WITHHELD_SHARE, Standbys
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.log.records import Commit, Member, Members, StageCommit
 from anabranch.protocol.messages import Forward, Spared, decode, encode
 from anabranch.protocol.placement.cost_model import CostModel
 from anabranch.protocol.placement.rates import SEARCHED, Batch
@@ -300,3 +300,36 @@ def test_as_long_as_others_take_units_nobody_else_gets_one() -> None:
         node.slots("b", number, number)
         node.sender.tick()
     assert node.sent(Forward) == ["b"] * 4
+
+
+def committed(leads: Leads, t: int, waited_s: float) -> set[str]:
+    """Standbys after step t, of which relay `a` owned everything, and `b` nothing."""
+    leads.ctx.run.membership.open(t, 1)
+    stages = (StageCommit("", "", {}, (), (), ()), StageCommit("", "", {}, ("a", "b"), (), (0, 0)))
+    record = Commit("run", 1, 1, t, "", "", "step", 1, (), stages, 1.0, 1.0, 0.1, 0.1, 0.1, t)
+    leads.standby_policy.withholders.committed(record, waited_s, ())
+    leads.look(t + 1)
+    return set(leads.ctx.standby_view.waits)
+
+
+def test_steps_for_which_a_relay_was_a_standby_do_not_count_as_held_up_by_it() -> None:
+    """b gets its microbatches again within step 4, which is late for another reason: it had no chance to do
+    anything in that step. After a whole step without its work it is a standby again."""
+    leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
+    assert committed(leads, 1, 0.0) == set()
+    assert committed(leads, 2, 1.0) == {"b"}
+    assert committed(leads, 3, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.0 / WITHHELD_SHARE
+    leads.look(4)
+    assert not leads.ctx.standby_view.waits
+    assert committed(leads, 4, 1.0) == set()
+    assert committed(leads, 5, 1.0) == {"b"}
+
+
+def test_a_step_that_was_late_by_hours_takes_no_relay_out_for_days() -> None:
+    leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
+    committed(leads, 1, 0.0)
+    assert committed(leads, 2, 4 * 3600.0) == {"b"}
+    leads.ctx.clock.now += LONGEST_S
+    leads.look(3)
+    assert not leads.ctx.standby_view.waits

@@ -42,6 +42,9 @@ LEAST_S = 5.0
 IDLE_STEPS = 3
 #: Greatest share of the time for which steps wait for a relay that withholds. A plain choice.
 WITHHELD_SHARE = 0.05
+#: Longest time (s) for which a relay gets no microbatches since it withholds. A choice: a step may have been
+#: late by hours for another reason, such as a leader's line that was down.
+LONGEST_S = 3600.0
 
 
 def searchable(ctx: PeerContext) -> bool:
@@ -68,7 +71,9 @@ class Withholders:
         self.ctx = ctx
         self._idle: dict[str, int] = {}
         """Relay -> last steps running in which it served and owned nothing, although others of its stage
-        did."""
+        did. Steps for some of which it was a standby are not counted."""
+        self._spared: frozenset[str] = frozenset()
+        """Standbys when the last step was committed."""
         self._until: dict[str, float] = {}
         """Relay -> time (s) from which it gets microbatches again."""
 
@@ -80,12 +85,16 @@ class Withholders:
         if record.verdict != "step":
             return
         membership, before, self._idle = self.ctx.run.membership, self._idle, {}
+        now_spared = frozenset(self.ctx.standby_view.waits)
+        spared, self._spared = self._spared | now_spared, now_spared
         for stage, part in enumerate(record.stages[1:], 1):
             owners = {part.members[owner] for owner in part.owners if owner >= 0}
             for peer in membership.live(stage, record.t) if owners else ():
-                if peer not in owners:
+                if peer in spared:
+                    self._idle[peer] = min(before.get(peer, 0), IDLE_STEPS - 1)
+                elif peer not in owners:
                     self._idle[peer] = before.get(peer, 0) + 1
-        now, wait_s = self.ctx.clock.now, waited_s / WITHHELD_SHARE
+        now, wait_s = self.ctx.clock.now, min(waited_s / WITHHELD_SHARE, LONGEST_S)
         for peer, steps in self._idle.items():
             if wait_s and steps >= IDLE_STEPS and peer not in silent and self._until.get(peer, 0.0) <= now:
                 self._until[peer] = now + wait_s
