@@ -313,23 +313,24 @@ def committed(leads: Leads, t: int, waited_s: float) -> set[str]:
 
 
 def test_steps_for_which_a_relay_was_a_standby_do_not_count_as_held_up_by_it() -> None:
-    """b gets its microbatches again within step 4, which is late for another reason: it had no chance to do
+    """b gets its microbatches again within step 5, which is late for another reason: it had no chance to do
     anything in that step. After a whole step without its work it is a standby again."""
     leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
-    assert committed(leads, 1, 0.0) == set()
-    assert committed(leads, 2, 1.0) == {"b"}
-    assert committed(leads, 3, 0.0) == {"b"}
+    assert committed(leads, 1, 0.0) == committed(leads, 2, 1.0) == set()
+    assert committed(leads, 3, 1.0) == {"b"}
+    assert committed(leads, 4, 0.0) == {"b"}
     leads.ctx.clock.now += 1.0 / WITHHELD_SHARE
-    leads.look(4)
+    leads.look(5)
     assert not leads.ctx.standby_view.waits
-    assert committed(leads, 4, 1.0) == set()
-    assert committed(leads, 5, 1.0) == {"b"}
+    assert committed(leads, 5, 1.0) == set()
+    assert committed(leads, 6, 1.0) == {"b"}
 
 
 def test_a_step_that_was_late_by_hours_takes_no_relay_out_for_days() -> None:
     leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
     committed(leads, 1, 0.0)
-    assert committed(leads, 2, 4 * 3600.0) == {"b"}
+    committed(leads, 2, 0.0)
+    assert committed(leads, 3, 4 * 3600.0) == {"b"}
     leads.ctx.clock.now += LONGEST_S
-    leads.look(3)
+    leads.look(4)
     assert not leads.ctx.standby_view.waits
