@@ -444,8 +444,9 @@ class AuditCases:
             self._replace(case)
 
     def _overrules(self, case: Case, peer: str, message: Audited) -> bool:
-        """True for a difference that the trusted auditor found after replicas, asked in its place, had found
-        none: they may lie together."""
+        """True if a report on a case that is over is a difference found by the trusted auditor, and no
+        replica had found a difference or had inputs withheld: those asked in its place may lie together. The
+        caller checks that the case is over."""
         before = set(case.verdicts.values())
         late = peer == case.drawn.trusted and before <= {"same", "unable"}
         return late and message.verdict == "different" and peer in self.ctx.run.membership.auditors
@@ -539,8 +540,9 @@ class AuditCases:
         return waits or any(self._ask(case, (peer,)) for peer in left)
 
     def _undecided(self, case: Case, heard: Collection[str], about: str, what: str) -> None:
-        """End an audit that the jury cannot decide: a difference, or work withheld by a peer that is still
-        there from the only one that looked, voids the step and convicts nobody."""
+        """End an audit that the jury cannot decide. Any difference voids the step; so does work withheld by a
+        peer that is still there, if only one replica looked. Nobody is convicted. heard: jurors with a
+        verdict. about, what: words for the note: the work that was audited, and the difference ("": none)."""
         case.over, verdicts = True, case.verdicts
         words = "different", "withheld"
         peer = next((peer for word in words for peer in heard if verdicts[peer] == word), "")

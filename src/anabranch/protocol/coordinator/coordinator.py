@@ -385,10 +385,13 @@ class Coordinator:
         return None
 
     def _begins(self, active_from: int, stage: int, ready_t: int) -> int | None:
-        """Iteration from which a ready peer serves `stage`, whose state it has after iteration `ready_t`;
-        None if it must first apply the last step. A relay serves in the open iteration already if much of its
-        stage's work is left and the swarm is small (in a large one neighbours would change, which waits for
-        the next iteration)."""
+        """Iteration from which a ready peer serves `stage`. active_from: the one from which joiners serve as
+        things are (`_active_from`); this is the result, one later for a data node that comes after the split
+        of that iteration, or a lost stage's replica after its reduce order. A relay serves in the open
+        iteration already if much of its stage's work is left and the swarm is small (in a large one
+        neighbours would change, which waits for the next iteration); in a round of islands, if it has the
+        last step's state. ready_t: iteration after which it has the state. None, not yet: it could serve in
+        the open iteration, but must first apply the last step."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -451,7 +454,9 @@ class Coordinator:
     # --- the log -------------------------------------------------------------------------------
 
     def chosen(self, record: AnyRecord, base: str) -> None:
-        """Apply a committed record at the coordinator; called in log order. base: hash of its entry."""
+        """Follow a committed record at the coordinator, after `ctx.run` has folded it; called in log order.
+        What to do next is decided by `consider`. base: hash of this record's entry, of whatever kind it
+        is."""
         if isinstance(record, Commit):
             self._committed(record, base)
         elif isinstance(record, Genesis):
@@ -511,9 +516,10 @@ class Coordinator:
             self.admission.expel(peer, why)  # it could take its stage up again at once
 
     def _lone_finder(self) -> str | None:
-        """Relay whose word alone the last SKIPS_IN_A_ROW skipped steps are, as its stage has no other replica
-        that was there; None if it is not known, is this peer, or nobody can serve in its place. If the peer
-        that replaced it finds overflows, too, that one's word is taken."""
+        """Relay whose word alone the last SKIPS_IN_A_ROW steps, all skipped (the caller checks that), are, as
+        its stage has no other replica that was there. None if several reported, or who did is not known, if
+        it is this peer or a data node, if nobody can serve in its place, or if a relay of that stage was
+        replaced for it before: then the word of the next one is taken."""
         if len(self._overflows.finders) != 1:
             return None
         [(stage, peer)] = self._overflows.finders

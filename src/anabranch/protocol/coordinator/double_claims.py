@@ -78,8 +78,10 @@ class DoubleClaims:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
     def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
-        """Unit -> peers of a doubted stage that gave it back to its owner at the stage before, as that one
-        says, or whom the log names for an embedding; empty for any other stage."""
+        """Unit of a stage that is or was doubted in this round -> peers that gave it back to its owner at the
+        stage before, as that one says; or the data node that the log names, for an embedding. A unit of which
+        nobody says that is missing; several peers stand where several claim to be its owner. Empty for any
+        other stage."""
         found = dict[int, set[str]]()
         if stage not in current.doubted:
             return found
@@ -156,13 +158,14 @@ class DoubleClaims:
             current.looked.pop(stage, None)
 
     def false_claims(self, current: Round) -> dict[str, str]:
-        """Count the iterations in which a peer claimed the work of others that nobody says to have sent it;
-        called once when the step of `current` was committed. Returns peers that did so FALSE_CLAIMS times
-        running -> reason to remove them.
+        """Count the iterations in which at least half of what a peer claims was the work of others, and
+        nobody says to have sent it that; called once when the step of `current` was taken, not when it was
+        skipped. Returns peers other than this one that did so in FALSE_CLAIMS doubted iterations running ->
+        reason to remove them. Iterations in which its stage is not doubted do not count either way.
 
-        One relay of the stage before does not convict, or it could send work twice and accuse one of the two,
-        not even as the only one; a data node does, and the log. Peers of the stage before excuse by
-        microbatches that they claim, too.
+        The witnesses who say whose the work was must be two relays of the stage before, one data node, or the
+        log: one relay could send work twice and accuse one of the two. A peer of the stage before that says
+        it sent the peer the work, and claims that microbatch too, excuses it.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:

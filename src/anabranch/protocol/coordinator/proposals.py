@@ -34,10 +34,12 @@ class Proposals:
     rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
-        """Record of the open step, if it may be proposed now: all stages are PREPARED with receipts that
-        agree, the last step is released, the held-out windows are evaluated. A skipped step (`Round.witness`)
-        needs the release, but neither results nor windows. After the run's last step: the record of the last
-        evaluation. Else None."""
+        """Record of the open step, if it may be proposed now, else None: all stages are PREPARED with
+        receipts that agree, the batch's hash is known, the last step is released, the held-out windows are
+        evaluated. A skipped step (`Round.witness`) needs only the release and the hash. After the run's last
+        step: the record of the last evaluation. Not a mere query: where reports or receipts differ, it
+        removes or convicts members, and gives reduces up (`ReduceAttempts.prepared`,
+        `AuditCases.consistent`)."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)

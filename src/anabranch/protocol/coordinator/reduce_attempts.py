@@ -148,8 +148,9 @@ class ReduceAttempts:
         self._order(current, stage, members, owners)
 
     def _lacks(self, current: Round, stage: int, cover: frozenset[int], look: Look) -> bool:
-        """True if units of a round are not claimed by anybody, and all members are heard, so that no other
-        replica has to redo the units of one. look: inputs of the decision."""
+        """True if a stage's reduce in a round can only wait: nobody claims some unit of `cover`, and every
+        member of the iteration is heard, so no units of an absent one are to be computed again. cover: units
+        that the reduce has to count. look: inputs of the decision."""
         all_here = not look[2] and not self.admission.absent.without(current.t)
         return all_here and not cover <= current.claimed.get(stage, set())
 

@@ -142,15 +142,17 @@ def spread(
     of_sums: float = OF_SUMS,
     down: bool = False,
 ) -> ReducePlan:
-    """Plan of a spread reduce, or EVEN if that is not clearly quicker. Parts are assigned one by one, each to
-    the peer with which the whole reduce takes least time.
+    """Plan of a spread reduce of two or more `members`, or EVEN if that is not clearly quicker (SHARE,
+    LESS_S). EVEN has every member sum one part: with `working` the caller puts an even plan of those in its
+    place. Parts are assigned one by one, each to the peer with which the whole reduce takes least time.
 
-    helpers: peers that may sum parts besides `members` (at least two). size_bytes: bytes (above 0) of all
-    sums and of the reduced gradient that one member exchanges. way: function (sender, receiver) -> estimate
-    of the link. even_s: measured seconds of an even reduce of these members, 0 if there was none; the even
-    reduce is taken to last as long at least. working: positions of the members that have sums to send, and
-    share the parts in an even reduce; empty: all. of_sums: share of `size_bytes` that are sums, above 0.
-    down: True if a machine's downlink may be faster than its uplink (else both count as equal).
+    helpers: other peers that may sum parts. size_bytes: bytes (above 0) of all sums and of the reduced
+    gradient that one member exchanges. way: function (sender, receiver) -> estimate of the link. even_s:
+    measured seconds of an even reduce of these members, 0 if there was none; the even reduce is taken to last
+    as long at least. working: positions of the members that have sums to send; no other member sums a part,
+    and the even reduce that is compared is shared by these; empty: all. of_sums: share of `size_bytes` that
+    are sums, above 0. down: True if a machine's downlink may be faster than its uplink (else both count as
+    equal).
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))

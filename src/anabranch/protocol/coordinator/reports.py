@@ -197,8 +197,10 @@ class Reports:
                 return
 
     def false_witnesses(self, current: Round) -> dict[str, str]:
-        """Count the overflows that a peer reported and another replica did not find; called when the step of
-        `current` was committed. Returns peers that reported several -> reason to remove them.
+        """Count, at most once for each peer, the overflows that a peer reported and that the owner of the
+        unit, of the same numerics class, did not find; called when the step of `current` was taken, not when
+        it was skipped. Returns peers other than this one that reported FALSE_WITNESSES such -> reason to
+        remove them.
 
         The inputs may have been false, not the report. So the first report about inputs of one supplier does
         not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers

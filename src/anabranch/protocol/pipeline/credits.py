@@ -318,8 +318,10 @@ class SlotLedger:
         return self._serve()
 
     def _serve(self) -> list[str]:
-        """Grant free credits: first to waiting requests in order, then to peers that lack guaranteed ones.
-        Returns these peers, to be told."""
+        """Grant free credits: first to waiting requests in order, guaranteed or not, and the repair credit to
+        repairs only; peers that hold too many unused ones are passed over (`_bound`). Then those beyond
+        `_spare` to peers that lack guaranteed ones. Returns all these peers, to be told; one may be named
+        twice."""
         notified: list[str] = []
         if self.pool <= 0 and not self.repair_free:
             return notified

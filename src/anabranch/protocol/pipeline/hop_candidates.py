@@ -53,14 +53,17 @@ class HopCandidates:
 
     def open_to(self, item: OutgoingMicrobatch) -> tuple[list[str], float]:
         """Peers that may get a microbatch now, and the time (s; infinite: none) at which further ones become
-        eligible.
+        eligible. May dial peers, and starts the wait of the microbatch (`_waits_since`).
 
-        In a large swarm others are eligible, too, if no preferred neighbour is reachable.
-        A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
-        for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
-        long, or is `doubted`, is eligible if there is no better one (`_fault`), or once the microbatch has
-        waited for PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`), and from the last
-        stage back to the data node that began it; that of a pipeline island stays within its crew.
+        In a large swarm others are eligible, too, if no preferred neighbour is reachable. A standby is
+        eligible if no other replica is reachable, or once no other replica was sent a microbatch for the time
+        that the coordinator announced. A peer that refused the microbatch, kept microbatches too long, or is
+        `doubted`, is eligible if there is no better one (`_fault`), or once the microbatch has waited for
+        PREFERRED_S since the first call.
+
+        A slot of a round goes to its planned peer, and to others if that one left or refused it, or the slot
+        waited for long (`_of_slot`); from the last stage to the data node that began it, to any other if that
+        one cannot be reached or is not preferred. That of a pipeline island goes to its crew alone.
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and self.ctx.run.settings.rounds.pipeline:

@@ -259,7 +259,8 @@ class Iteration:
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
 
     def _head(self, unit: IncomingMicrobatch, slot: Slot) -> None:
-        """Submit the head task of a microbatch, or of a slot."""
+        """Submit the head task of `unit`, a microbatch or slot that came back to this data node. slot: its
+        plan in the round, NO_SLOT for a microbatch (`Source.slot`)."""
         head = Head(self.t, unit.index, unit.train, slot.weight, hashed=self.seals.on and unit.train)
         rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
         self.ctx.tasks.submit(rank, head, (unit.received,), partial(self._head_done, unit), unit.index)

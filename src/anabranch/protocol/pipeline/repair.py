@@ -150,8 +150,10 @@ class Repairs:
         self._sender.pump()
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Repair the microbatches that were sent to `peer`, whose link broke. Nothing in a large swarm for a
-        member of another stage than the next."""
+        """Send the microbatches whose gradient `peer` owes, or whose claim the leader misses, to another
+        replica, as the link to it broke. Searches do not wait for it any more; its credits are void until it
+        reports them anew, and requests to it are forgotten. Other microbatches whose gradient is back stay.
+        Nothing in a large swarm for a member of another stage than the next. reason: for the event log."""
         if self._is_beyond(peer):
             return
         self._sender.link_down(peer)
@@ -192,11 +194,13 @@ class Repairs:
         self._sender.pump()
 
     def recheck(self, indices: list[int]) -> None:
-        """Inquire after the microbatches `indices`, whose claims at the next stage the leader misses; those
-        that this peer does not send are passed over.
+        """Inquire after the microbatches `indices`, whose claims at the next stage the leader misses; called
+        once for each of its reports. Those that this peer does not send are passed over.
 
-        The peer that has one is asked. If that peer is not reachable, now or later in this iteration, or gave
-        the gradient back and still does not claim it, the microbatch is sent to another replica.
+        The peer that has one is asked; one that is searched is asked for again, one that waits asks for
+        credits again. If its peer cannot be reached, now or later in this iteration, it goes to another
+        replica; also if the peer gave the gradient back, this is the UNCLAIMED_REPORTSth call since, and
+        there is another: that peer then gets none for a while.
         """
         self._missed.update(indices)
         for index in indices:

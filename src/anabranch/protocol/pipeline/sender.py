@@ -367,13 +367,14 @@ class Sender:
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) from which a microbatch is overdue: its peer has kept it for far longer than usual, or it
-        waits, and the peers that it asked have granted this sender no credit for as long. Infinite for a slot
-        of a round, unless the round waits for late slots, and another machine than the planned one has it.
+        """Time (s) from which a microbatch that was sent, or waits, is overdue: its peer has kept it for far
+        longer than usual, or the peers that it asked have granted this sender no credit for as long (infinite
+        if it asked nobody). Infinite for a slot of a round, unless the round waits for late slots and another
+        machine than the planned one has it. Without meaning once its gradient is back.
 
-        The wait doubles each time that the microbatch was overdue. While no usual time is known here it ends
-        with the leader's second report, since the microbatch was sent, that the leader lacks something of the
-        iteration.
+        The wait doubles, up to 64-fold, each time that the microbatch was overdue. While no usual time is
+        known here: the time of the leader's second report, since it was sent, that the leader lacks something
+        of the iteration; infinite before that report.
         """
         if self._plan and item.train and not self._is_redone(item):
             return math.inf  # the leader says which slots are late

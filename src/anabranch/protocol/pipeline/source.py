@@ -197,9 +197,10 @@ class Source:
                     self._take(now.holder, index, peer)
 
     def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
-        """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
-        microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
-        that has it now. A slot of a pipeline island is lost with its data node, which had its ends."""
+        """Follow the removal of data node `peer`, which had microbatch `index`. If this data node has it now
+        and has not begun it, ask the next stage for it before it is begun. A window of a delayed iteration is
+        only noted, and begun by `settle`. Nothing for a slot of a pipeline island, which is lost with its
+        data node. holder: microbatch -> data node that has it now; the caller has updated it."""
         if self.slots and self.trains(index) and self.ctx.run.settings.rounds.pipeline:
             return
         if self._delayed and not self.trains(index):

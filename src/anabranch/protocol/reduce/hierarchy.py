@@ -45,7 +45,8 @@ class ReduceCells:
         return range(*self.bounds[cell])
 
     def part(self, position: int) -> int | None:
-        """Part that the member at `position` sums in its cell; None if all parts go to members before it."""
+        """Number (from 0, the same in every cell) of the part of the gradient that the member at `position`
+        sums over its cell; None if all `parts` go to members before it. There must be such a member."""
         rank = position - self.bounds[self.of(position)][0]
         return rank if rank < self.parts else None
 

@@ -162,9 +162,10 @@ def contributors(message: Attempt) -> tuple[int, ...]:
 
 
 class AttemptSets:
-    """Sets that follow from an attempt; each is worked out once.
+    """Sets that follow from an attempt, worked out once; not to be changed.
 
-    positions: member -> its position. units: position -> units that the attempt assigns to the member there.
+    positions: member -> its position. units: position -> units that the attempt assigns to the member there;
+    no entry for a member without units (`units_of` has them for any member), -1 -> units that nobody owns.
     """
 
     def __init__(self, message: Attempt) -> None:
