@@ -155,7 +155,7 @@ class Standbys:
         waits = {} if never else by_chance(relays, t, before, ctx.rng) if chance else self._by_links()
         names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
         changed = not never and waits.keys() - withheld.keys() != before.keys() - withheld.keys()
-        waits = {**waits, **withheld}
+        waits = {**withheld, **waits}
         if begins or waits != before:
             self._tell(waits)
         if changed:
