@@ -109,7 +109,8 @@ class IslandRounds:
 
     def _slow_down(self, current: Round) -> None:
         """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
-        until they are in time: a speed is measured only where work counted. (Crews: `CrewPlanning.measure`.)"""
+        until they are in time: a speed is measured only where work counted. Not for crews, which
+        `CrewPlanning.measure` slows down."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         if settings.rounds.pipeline:
             return
