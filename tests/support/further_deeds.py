@@ -26,7 +26,7 @@ from anabranch.node.chaos.guests.member_deeds import (
 )
 from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol import messages as msg
-from anabranch.protocol.audit.receipts import opened, signed
+from anabranch.protocol.audit.receipts import Receipt, opened, signed
 from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Event, Received, Send
@@ -163,31 +163,33 @@ def _die_unheard(guest: Guest, send: Send) -> list[Send]:
     return []
 
 
-def _made_up_seal(guest: Guest, send: Send) -> list[Send]:
-    """State in the receipt that another peer sent a false activation, with a seal that it never made."""
+def _with_receipt(guest: Guest, send: Send, false: Callable[[Receipt], Receipt]) -> list[Send]:
+    """The message, a `Prepared` with the receipt that `false` makes of the guest's own; any other message,
+    and one of a receipt without units, unchanged."""
     message = send.message
     if not isinstance(message, msg.Prepared):
         return [send]
     receipt = opened(message.receipt, guest.peer.ctx.signer)
     if receipt is None or not receipt.units:
         return [send]
-    first = receipt.units[0]
-    came = structs.replace(first.activation_in, hash=FALSE_HASH, seal=b"made up")
-    false = structs.replace(receipt, units=(structs.replace(first, activation_in=came), *receipt.units[1:]))
-    data = signed(false, guest.peer.ctx.signer)
+    data = signed(false(receipt), guest.peer.ctx.signer)
     return [structs.replace(send, message=structs.replace(message, receipt=data))]
+
+
+def _made_up_seal(guest: Guest, send: Send) -> list[Send]:
+    """State in the receipt that another peer sent a false activation, with a seal that it never made."""
+
+    def false(receipt: Receipt) -> Receipt:
+        first, *others = receipt.units
+        came = structs.replace(first.activation_in, hash=FALSE_HASH, seal=b"made up")
+        return structs.replace(receipt, units=(structs.replace(first, activation_in=came), *others))
+
+    return _with_receipt(guest, send, false)
 
 
 def _lacking_receipt(guest: Guest, send: Send) -> list[Send]:
     """Leave the first microbatch out of the receipt."""
-    message = send.message
-    if not isinstance(message, msg.Prepared):
-        return [send]
-    receipt = opened(message.receipt, guest.peer.ctx.signer)
-    if receipt is None or not receipt.units:
-        return [send]
-    data = signed(structs.replace(receipt, units=receipt.units[1:]), guest.peer.ctx.signer)
-    return [structs.replace(send, message=structs.replace(message, receipt=data))]
+    return _with_receipt(guest, send, lambda receipt: structs.replace(receipt, units=receipt.units[1:]))
 
 
 def _false_throughout(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:

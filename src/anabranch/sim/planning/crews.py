@@ -30,7 +30,7 @@ AGAIN = (0.0, 2.0)
 #: Synchronous iterations before the rounds: two, as latencies are known after the first.
 START = 2
 #: Slots of a round that a crash costs: its own, and those until the machine has the state again (measured on
-#: `volunteers-8b`: docs/results/pipeline-islands.md).
+#: `volunteers-8b`, one seed: docs/lab/open-goals.md).
 CRASH_SLOTS = 2.0
 
 
