@@ -150,3 +150,18 @@ def test_a_state_is_too_old_if_its_joiner_knows_that() -> None:
     led.vouchers.on_ready("x")
     assert led.vouchers.too_old("x", 3) and not led.vouchers.too_old("x", 4)
     assert not led.vouchers.too_old("a", 3), "it serves: its report is from before it knew that"
+
+
+def test_the_proof_of_one_that_serves_soon_is_neither_refused_nor_counted() -> None:
+    """A replica that serves from a later iteration reports its state like the others while a second joiner
+    waits."""
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    assert led.vouchers.on_vouch("x", Vouch(Fence(1, 1, 3, "entry", 1), 1, "x")) is not None
+    led.ctx.run.membership.apply(Members(3, active_from={"x": 5}))
+    led.vouch("x", "entry", "x")
+    assert led.vouchers.proves(3, 1, "x") is None
+    led.vouchers.moved(4, "next")
+    assert led.vouchers.on_vouch("x", Vouch(Fence(1, 1, 4, "next", 1), 1, "x")) is None
+    assert led.vouchers.proves(4, 1, "x") is True
+    assert led.vouchers.on_vouch("x", Vouch(Fence(1, 1, 4, "next", 1), 2, "x")) is not None

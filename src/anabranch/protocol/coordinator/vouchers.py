@@ -127,11 +127,12 @@ class Vouchers:
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
         """Enter a replica's proof of its state, if this peer knows the same log entry of that iteration (else
-        it is ignored: too old, too new, or rolled back). Returns why it is refused, or None."""
+        it is ignored: too old, too new, or rolled back). That of a replica which serves from a later
+        iteration is ignored, too. Returns why it is refused, or None."""
         t, stage, membership = message.fence.t, message.stage, self.ctx.run.membership
-        if not (membership.is_live(peer, stage, t) or membership.is_live(peer, stage, t + 1)):
+        if membership.stage_of(peer) != stage or peer not in membership.active_from:
             return "it does not serve the stage for which it vouches"
-        if self._bases.get(t) == message.fence.base:
+        if membership.is_live(peer, stage, t + 1) and self._bases.get(t) == message.fence.base:
             self._proofs.setdefault((t, stage), {})[peer] = message.proof
         return None
 

@@ -276,7 +276,7 @@ class Iterations(Timer):
         if self._vouched == to and len(run.membership.members) > REPEATING:
             return
         joiners = len(run.membership.replicas(run.stage)) - run.membership.count(run.stage, ALL_TIMES)
-        if ctx.me not in serving or not joiners:
+        if serving.get(ctx.me, math.inf) > self.replica.t + 1 or not joiners:
             return
         if proof := self.possession.get():
             self._vouched = to if ctx.reachable(ctx.log.leader) else None
