@@ -170,6 +170,7 @@ STAND_INS: dict[str, dict[str, Instead]] = {
         "anabranch start run.toml": Instead("as in lead-on-a-lan", "anabranch start --help"),
     },
     "lead-on-a-spot-fleet": {
+        "anabranch start run.toml": Instead("as in lead-on-a-lan", "anabranch start --help"),
         'anabranch join "$TICKET" --host 0.0.0.0 --port 7701 '
         "--advertise \"$(hostname -I | cut -d' ' -f1):7701\" "
         "--region London --patience 600": Instead("as in lend-a-machine"),
