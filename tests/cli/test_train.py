@@ -111,6 +111,17 @@ def test_a_signal_that_ends_the_fork_server_too_is_a_stop(
             swarm.start()
 
 
+def test_a_run_that_could_write_no_checkpoint_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anabranch.cli.train._follow", lambda *_: True)
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.run_file.write_text(render_run_file(RunConfig()))
+    with Supervisor(1) as supervisor:
+        assert train_directory(directory.path, supervisor) == 1
+    assert "no checkpoint could be written: the trained weights are lost" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("host", ["a..b", "203.0.113.1"])
 def test_an_address_that_is_not_this_machines_is_refused_before_anything_is_made(
     host: str, tmp_path: Path
