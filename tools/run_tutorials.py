@@ -84,9 +84,6 @@ STAND_INS: dict[str, dict[str, Instead]] = {
         "anabranch resume runs/mine --local": Instead(
             "after Ctrl+C", "INTERRUPT mine && anabranch resume runs/mine --local"
         ),
-        "anabranch doctor run.toml --host 0.0.0.0 --port 7700": Instead(
-            "a free port", "anabranch doctor run.toml"
-        ),
         "anabranch start run.toml": Instead(
             "a run that is not there yet", "anabranch start led.toml", True, until="runs/led/tickets.json"
         ),
@@ -141,16 +138,13 @@ STAND_INS: dict[str, dict[str, Instead]] = {
         ),
     },
     "train-over-home-lines": {
-        "anabranch init home.toml --wire int8 --sums coarse": Instead(
-            "smaller", "anabranch init home.toml --wire int8 --sums coarse", edit="home.toml"
+        "anabranch init home.toml --name home --wire int8 --sums coarse": Instead(
+            "smaller", "anabranch init home.toml --name home --wire int8 --sums coarse", edit="home.toml"
         ),
     },
     "lead-on-a-lan": {
         "anabranch init run.toml --name lan --model llama-160m --stages 2": lan(
             "anabranch init run.toml --name lan --model llama-160m --stages 2"
-        ),
-        "anabranch doctor run.toml --host 0.0.0.0 --port 7700": Instead(
-            "a free port", "anabranch doctor run.toml"
         ),
         "anabranch start run.toml": STARTED,
         "anabranch join anabranch1:... --name box2 --host 0.0.0.0 --port 7701 "
@@ -176,6 +170,7 @@ STAND_INS: dict[str, dict[str, Instead]] = {
         "anabranch start run.toml": Instead("as in lead-on-a-lan", "anabranch start --help"),
     },
     "lead-on-a-spot-fleet": {
+        "anabranch start run.toml": Instead("as in lead-on-a-lan", "anabranch start --help"),
         'anabranch join "$TICKET" --host 0.0.0.0 --port 7701 '
         "--advertise \"$(hostname -I | cut -d' ' -f1):7701\" "
         "--region London --patience 600": Instead("as in lend-a-machine"),

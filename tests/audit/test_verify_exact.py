@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.audit.parallel_replay import _receive
+from anabranch.audit.parallel_replay import _receive, _work
+from anabranch.audit.replay import replay
 from anabranch.audit.verification_report import Report
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
@@ -344,6 +346,28 @@ def test_a_worker_that_ends_is_told() -> None:
     there.close()
     with pytest.raises(UserError, match="a worker process of verify ended unexpectedly"):
         _receive(here)
+
+
+def test_a_worker_whose_first_process_has_ended_ends_without_a_traceback(
+    copy: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.audit.parallel_replay.signal.signal", lambda *_: None)
+    here, there = multiprocessing.Pipe()
+    here.close()
+    _work(str(copy.path), 1, 2, there)
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_left_out(
+    copy: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_a_while(*args: Any) -> None:
+        shutil.rmtree(copy.checkpoint_path(3))
+        replay(*args)
+
+    monkeypatch.setattr("anabranch.audit.verify.replay", after_a_while)
+    report = verify(copy.path)
+    assert report.holds and report.steps == 6
+    assert any("the checkpoint of step 3 was deleted meanwhile" in note for note in report.notes)
 
 
 def test_steps_after_the_newest_checkpoint_are_held_against_the_log(copy: RunDirectory) -> None:

@@ -66,6 +66,16 @@ def test_an_unknown_option_is_told_with_the_usage_of_its_command(capsys: pytest.
     assert error.endswith("anabranch trace: error: unrecognized arguments: --weeks 2\n")
 
 
+def test_a_mistyped_command_gets_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["trian", "--steps", "5"])
+    assert leaving.value.code == 2
+    assert "there is no command 'trian'; did you mean 'train'? `anabranch --help`" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["zzzz"])
+    assert "there is no command 'zzzz'; `anabranch --help` lists all" in capsys.readouterr().err
+
+
 def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,7 @@ from anabranch.cli.support.create_directory import create
 from anabranch.cli.train import _Stopping, _what_next, train_directory
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
-from anabranch.node.local_swarm.local_swarm import LeaderFailed, LocalSwarm
+from anabranch.node.local_swarm.local_swarm import Interrupted, LeaderFailed, LocalSwarm
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.console.event_console import Console
 
@@ -91,6 +91,35 @@ def test_a_dead_leader_leaves_a_run_that_can_be_continued(
     shown = capsys.readouterr()
     assert shown.err == "error: the leading data node was ended by SIGKILL\n"
     assert f"continue with: anabranch resume {directory.path} --local\n" in shown.out
+
+
+def test_a_signal_that_ends_the_fork_server_too_is_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` and systemd send theirs to all processes: the next peer could not be started."""
+
+    def refused(swarm: LocalSwarm) -> None:
+        raise UserError("the process of data-0 cannot be started: unexpected EOF")
+
+    monkeypatch.setattr(LocalSwarm, "restart_leader", refused)
+    with Supervisor(1) as supervisor:
+        swarm = LocalSwarm(RunDirectory.create(tmp_path / "run"), RunConfig(), supervisor)
+        with pytest.raises(UserError, match="unexpected EOF"):
+            swarm.start()
+        swarm.stopping = True
+        with pytest.raises(Interrupted):
+            swarm.start()
+
+
+def test_a_run_that_could_write_no_checkpoint_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anabranch.cli.train._follow", lambda *_: True)
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.run_file.write_text(render_run_file(RunConfig()))
+    with Supervisor(1) as supervisor:
+        assert train_directory(directory.path, supervisor) == 1
+    assert "no checkpoint could be written: the trained weights are lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["a..b", "203.0.113.1"])

@@ -83,8 +83,14 @@ def read_log(path: Path) -> LoggedRun:
 def log_lines(path: Path) -> tuple[list[bytes], int]:
     """Entries of a log file as lines, and the length in bytes of an incomplete last one, which a crash cut
     off (0: there is none). Raises UserError if the file cannot be read."""
-    with os_errors_named(f"cannot read the commit log {path}", "verify runs where the log is kept"):
-        data = path.read_bytes()
+    with os_errors_named(f"cannot read the commit log {path}"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(
+                f"{path}: there is no commit log here: no step of this run was committed yet, or its log is "
+                "kept on the machine that leads it"
+            ) from None
     *lines, rest = data.split(b"\n")
     if not rest:
         return lines, 0

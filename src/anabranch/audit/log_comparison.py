@@ -94,6 +94,8 @@ class Comparison:
     saved: dict[Label, Tensor] = field(default_factory=dict)
     """Tensors of the checkpoints if `keep_saved`: for comparison with a second replay."""
     keep_saved: bool = False
+    deleted: list[int] = field(default_factory=list)
+    """Steps whose checkpoint was deleted during the replay, by a run that goes on."""
 
     def __post_init__(self) -> None:
         self.counts = {kind: DifferenceCount(firsts=self.firsts) for kind in KINDS}
@@ -202,8 +204,16 @@ class Comparison:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _checkpoint(self, t: int, reference: Reference) -> None:
+        """Compare the checkpoint of step t with the replay's state; nothing if the run has deleted it."""
+        directory = self.inputs.directory
         for stage, ours in enumerate(reference.states):
-            theirs = self._stage(t, stage, ours.layout, ours.weights.dtype)
+            try:
+                theirs = self._stage(t, stage, ours.layout, ours.weights.dtype)
+            except UserError:
+                if directory.checkpoint_path(t).exists():
+                    raise
+                self.deleted.append(t)
+                return
             if theirs is None:
                 continue
             if (theirs.t, theirs.adam_step) != (ours.t, ours.adam_step):
@@ -257,13 +267,21 @@ def _norm(commit: Commit) -> float:
     return global_norm(squares) if all(map(plausible, squares)) else math.nan
 
 
-def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
+def usable_checkpoints(
+    inputs: Inputs, log: LoggedRun, saved: Sequence[int]
+) -> tuple[list[int], list[str], list[str]]:
     """(ascending steps of the checkpoints on the log's current branch, sentences on those that belong to
-    another run or to no record of the log, sentences on those of steps that were rolled back). Raises
-    UserError for an unreadable manifest."""
+    another run or to no record of the log, sentences on those of steps that were rolled back). saved: steps
+    of the checkpoints that there were before the log was read; those that a run which goes on has deleted
+    since are left out. Raises UserError for an unreadable manifest."""
     usable, problems, notes = [], [], []
-    for t in inputs.directory.checkpoints():
-        manifest = inputs.directory.manifest(t)
+    for t in saved:
+        try:
+            manifest = inputs.directory.manifest(t)
+        except UserError:
+            if inputs.directory.checkpoint_path(t).exists():
+                raise
+            continue
         if manifest.run_id != log.genesis.run:
             problems.append(f"the checkpoint of step {t} is of run {manifest.run_id}")
         elif log.history.leads_to(t, manifest.base):

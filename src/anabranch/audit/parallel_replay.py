@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 
 from anabranch.audit.run_inputs import Inputs, open_inputs
 from anabranch.errors import UserError
+from anabranch.operating_system import interrupts_blocked
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
@@ -80,7 +81,8 @@ def parallel_stepper(inputs: Inputs, own_class: str, jobs: int) -> Iterator[Para
             here, there = context.Pipe()
             arguments = (str(inputs.directory.path), rank, jobs, there)
             process = context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
+            with interrupts_blocked():  # Ctrl+C is for this process, whose end closes the pipe
+                process.start()
             there.close()  # so that the end of the process closes the pipe
             pipes.append(here)
             processes.append(process)
@@ -106,7 +108,12 @@ def _receive(pipe: Connection) -> Any:
 def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
     """Main function of a worker process: send its numerics class, then do the orders of the first process
     (`do_order`) until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the first process, whose end closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked for a new process
+    with suppress(BrokenPipeError):  # the first process ends between an order and its answer
+        _answer_orders(run_dir, rank, jobs, pipe)
+
+
+def _answer_orders(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
     inputs = open_inputs(Path(run_dir))
     batch = inputs.run.batch
     pipe.send(numerics_class(inputs.run.compute, batch.rows, batch.sequence)[0])

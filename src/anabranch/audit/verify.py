@@ -45,12 +45,12 @@ def verify(
     the log to recompute, from the last usable checkpoint before them; None: all. fetch: as of `open_inputs`.
     Shows progress, and sets this process's numerics to the run's. Raises UserError for anything missing or
     unreadable, and for `rounds` that cannot be judged alone."""
-    inputs, log = _opened(run_dir, fetch)
+    inputs, log, saved = _opened(run_dir, fetch)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
     same_class = set(log.classes or (log.genesis.numerics_class,)) <= {own_class}
-    usable, problems, notes = usable_checkpoints(inputs, log)
+    usable, problems, notes = usable_checkpoints(inputs, log, saved)
     exact = same_class and run.run.reduction == "exact"
     begin, end = _span(log, usable, exact and not independent, rounds)
     checkpoints = [t for t in usable if begin <= t <= end]
@@ -65,6 +65,7 @@ def verify(
         # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
         with _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count:
             replay(history, stepper, [comparison] if exact else [comparison, recorded], count, end)
+    kept = [t for t in checkpoints if t not in comparison.deleted]
     found, bounds, used = comparison.distances, dict[Label, float](), 0
     if not exact:
         ours = recorded.vectors()
@@ -72,7 +73,7 @@ def verify(
         series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
         found = {**found, **distances(logged_vectors(history), series)}
         if same_class:
-            bounds, used = _bounds(inputs, log, checkpoints, found, ours, jobs)
+            bounds, used = _bounds(inputs, log, kept, found, ours, jobs)
     return Report(
         run_id=log.genesis.run,
         steps=end - begin,
@@ -90,20 +91,22 @@ def verify(
         first=comparison.firsts[0] if comparison.firsts else "",
         distances=_labelled(found, bounds),
         permutations=used,
-        independent=_independent(inputs, log, checkpoints, comparison.saved) if independent else None,
+        independent=_independent(inputs, log, kept, comparison.saved) if independent else None,
         problems=[*_problems(inputs, log), *problems, *comparison.problems],
-        notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable)],
+        notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable, comparison.deleted)],
         policy=policy_of(run),
     )
 
 
-def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun]:
-    """Inputs and log of a run that can be replayed. Raises UserError if it cannot."""
+def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
+    """Inputs, log and steps of the checkpoints of a run that can be replayed. Raises UserError if it
+    cannot."""
     with ticking("reading the run and its log"):
         inputs = open_inputs(run_dir, fetch)
+        saved = inputs.directory.checkpoints()  # before the log, to which a run that goes on adds steps
         log = read_log(inputs.directory.log)
         _check_replayable(inputs, log)
-    return inputs, log
+    return inputs, log, saved
 
 
 def policy_of(run: RunConfig) -> str:
@@ -272,8 +275,11 @@ def _problems(inputs: Inputs, log: LoggedRun) -> list[str]:
     return problems
 
 
-def _notes(log: LoggedRun, checkpoints: Sequence[int]) -> list[str]:
-    notes = []
+def _notes(log: LoggedRun, checkpoints: Sequence[int], deleted: Sequence[int]) -> list[str]:
+    notes = [
+        f"the checkpoint of step {t} was deleted meanwhile, as the run goes on; the log alone was compared"
+        for t in deleted
+    ]
     newest, end = max(checkpoints, default=None), log.history.t
     if log.torn_bytes:
         notes.append(f"the log's last line was cut off by a crash ({log.torn_bytes} bytes) and is left out")

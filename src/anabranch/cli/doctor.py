@@ -2,7 +2,7 @@
 
 examples:
   anabranch doctor                                  check this machine alone
-  anabranch doctor run.toml                         also measure how fast it computes each stage of a run
+  anabranch doctor run.toml                         also its speed at each stage, as leader of this run
   anabranch doctor anabranch1:...                   also try each way to the run's peers: direct, carried
   anabranch doctor anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
                                                     also have the run's leader dial this machine
@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from anabranch.cli.support.arguments import add_json, add_listen
+from anabranch.cli.support.arguments import LOOPBACK, add_json, add_listen
 from anabranch.errors import UserError
 from anabranch.observe.wording import plain
 
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     if args.advertise and (problem := address_problem(args.host, args.advertise, "--host", "--advertise")):
         raise UserError(problem)
     where = args.host, args.port
+    if config is not None and where == (LOOPBACK, 0):  # the run file says where its leader listens
+        where = config.network.host, config.network.port
     coloured = wants_colour(sys.stdout)
     results = []
     with Ticker() as ticker:

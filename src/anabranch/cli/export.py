@@ -36,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.observe.console.progress import ticking
 
     with ticking("loading the checkpoint") as ticker:
+        from anabranch.checkpoint.hf import check_unused
+
+        check_unused(args.out)
         trained = load(args.run_dir, args.step)
         ticker.begin(f"writing {args.out}")
         if args.to == "peft":

@@ -7,6 +7,7 @@ of `anabranch COMMAND --help`: a description, then examples. Only the chosen com
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import signal
@@ -139,11 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Parser of all commands; only the command that `arguments` name, whose module is imported for it, has
-    its own arguments and help."""
+    its own arguments and help. The process ends with a usage error if they name another one."""
     parser = argparse.ArgumentParser("anabranch", None, _DESCRIPTION, _EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        meant = difflib.get_close_matches(chosen, COMMANDS, 1)
+        hint = f"did you mean {meant[0]!r}? " if meant else ""
+        parser.error(f"there is no command {chosen!r}; {hint}`anabranch --help` lists all")
     for name, text in COMMANDS.items():
         child = commands.add_parser(name, help=text, formatter_class=HelpFormatter)
         if name == chosen:

@@ -18,8 +18,10 @@ results; the log records this.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.addresses import on_loopback
 from anabranch.cli.support import outputs, own_relays, restart
 from anabranch.cli.support.arguments import Line, add_line, add_run_dir
 from anabranch.errors import UserError
@@ -66,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
     if args.restart:
         return restart.keep_leading(restart.resume_command(args.run_dir, args), to.say)
     if not args.local:
+        if not args.quiet and not args.serve and on_loopback(_network_host(args.run_dir)):
+            local = f"anabranch resume {args.run_dir} --local"
+            to.say(f"only the leading data node is started; relays on this machine, too: {local}")
         new_tickets, page = args.new_tickets, not args.no_page
         return lead_directory(args.run_dir, args.quiet, page, to, new_tickets, args.serve, line)
 
@@ -79,6 +84,13 @@ def run(args: argparse.Namespace) -> int:
         _refuse_finished(directory)
     with Supervisor(config.compute.threads) as supervisor:
         return train_directory(args.run_dir, supervisor, not args.no_verify, page=not args.no_page, to=to)
+
+
+def _network_host(run_dir: Path) -> str:
+    from anabranch.checkpoint.directory import RunDirectory
+    from anabranch.config import load_run_file
+
+    return load_run_file(RunDirectory.open(run_dir).run_file).network.host
 
 
 def _refuse_alone(directory: RunDirectory) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 #: Prompt and length (tokens) of the sample that is shown at the end.
 PROMPT = "def "
 SAMPLE_TOKENS = 120
+#: Advice to whoever has lost the weights.
+_AGAIN = "make room on the disk and train again (the log is kept, and `anabranch verify` still holds)"
 #: Seconds that the leader may take to end the run after Ctrl+C; it allows a minute for its current step.
 STOP_S = 70.0
 
@@ -149,6 +151,9 @@ def train_directory(
         to.say(f"{_what_next(path, finished, places is not None)}\nrun directory: {path}")
         return 0
     console.say(f"trained in {time.monotonic() - began:.0f} s")
+    if not directory.checkpoints():
+        outputs.print_error(f"{path}: no checkpoint could be written: the trained weights are lost; {_AGAIN}")
+        return 1
     jobs = ["--jobs", str(min(2, os.cpu_count() or 1))]
     if to.json:
         return main(["verify", str(path), "--json", *jobs]) if verify else 0

@@ -54,7 +54,7 @@ def test_every_address_has_its_way_or_its_reason(backend: Backend) -> None:
             found[2:],
             (
                 f"another peer answers at {carl.address}",
-                f"cannot reach {addresses[3]} (TCP connection): ",
+                f"cannot reach {addresses[3]} (TCP connection): Connection refused",
                 f"{addresses[4]} did not answer within 2 s (TLS)",
                 f"cannot reach the carrier at {addresses[5].where} (TCP connection): ",
                 f"the carrier at {carl.address.where}: another peer answers",

@@ -127,6 +127,26 @@ def test_whether_others_can_dial_is_judged_by_the_addresses(
     assert doctor._reachability(host).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("advertise", "wrong"),
+    [
+        ("", False),
+        ("10.0.0.1:7700", False),
+        ("192.168.1.10:7700", True),
+        ("my.host:7700,192.168.1.10:7700", True),
+        ("8.8.8.8:7700", False),
+    ],
+)
+def test_a_private_address_that_is_not_this_machines_is_told(
+    monkeypatch: pytest.MonkeyPatch, advertise: str, wrong: bool
+) -> None:
+    monkeypatch.setattr(doctor, "own_address", lambda host, port: "10.0.0.1")
+    found = doctor._advertised(advertise, "0.0.0.0")
+    assert (found is not None) == wrong
+    if found is not None:
+        assert "192.168.1.10 is no address of this machine, which has 10.0.0.1" in found.found
+
+
 def test_a_machine_with_ipv6_alone_has_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def own_address(host: str, port: int) -> str:
         if ":" not in host:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from anabranch.config import DataSection, RunConfig, load_run_file, with_changes
 from anabranch.data.tokenizers import write_tokenizer
 from anabranch.errors import ConfigError
 from anabranch.node.lifecycle.create_run import create_run, lead_run
+from anabranch.node.lifecycle.run_checks import room_warning
 from anabranch.node.lifecycle.training_machine import run_of
 from anabranch.train.model.interface import build, initial_weights
 from anabranch.train.model.layout import Layout
@@ -109,6 +111,18 @@ def test_documents_tokens_and_epochs_are_told(tmp_path: Path, texts: Path) -> No
     [corpus] = [line for line in told if line.startswith("corpus: ")]
     assert "40 documents; " in corpus and "tokens to train on" in corpus
     assert "epochs: after about 4 a model mostly learns by heart" in corpus
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_told_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, path = named_size("llama-tiny"), tmp_path / "runs" / "new"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20_000_000))
+    told = room_warning(RunConfig(), shape, path)
+    assert told.startswith(f"the disk of {tmp_path} has 20 MB free, but checkpoints take up to 2")
+    assert room_warning(with_changes(RunConfig(), {"checkpoint.keep": 1}), shape, path) == ""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=30_000_000))
+    assert room_warning(RunConfig(), shape, path) == ""
 
 
 @pytest.mark.parametrize(

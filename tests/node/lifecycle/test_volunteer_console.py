@@ -60,12 +60,13 @@ def test_the_size_of_a_state_is_told_before_it_is_fetched() -> None:
 
 def test_loss_time_left_and_share_are_told_every_ten_seconds() -> None:
     said: list[str] = []
-    at = iter([100.0, 100.0, 100.0, 104.0, 108.0, 112.0, 112.0, 112.0])
-    console = VolunteerConsole("me", said.append, lambda: 10, lambda: next(at))
+    at = 96.0
+    console = VolunteerConsole("me", said.append, lambda: 10, lambda: at)
     console.on_effect(ev.Admitted(1, b""))
     console.on_effect(ev.Note("peer_active", {"subject": "me", "from_iteration": 1}))
     said.clear()
     for t in range(1, 5):
+        at += 4.0
         record = replace(committed(t, 1).fields["record"], loss_sums=(96.0, 32.0))
         console.on_effect(ev.Note("step", {"record": record}))
     assert said == [
@@ -74,6 +75,39 @@ def test_loss_time_left_and_share_are_told_every_ten_seconds() -> None:
         "step 4 of 10 is committed, loss 2.000, eta 0:24: this machine computed 6 of the last 3 steps' 6 "
         "units of work at stage 1, 8 in all",
     ]
+
+
+def test_a_run_that_stands_still_is_told_with_the_stage_that_nobody_holds() -> None:
+    said: list[str] = []
+    at = 0.0
+    console = VolunteerConsole("me", said.append, lambda: 10, lambda: at)
+    members = {"me": SimpleNamespace(stage=1), "data": SimpleNamespace(stage=0)}
+    run = SimpleNamespace(membership=SimpleNamespace(members=members), settings=SimpleNamespace(stages=2))
+    live = cast(LivePeer, SimpleNamespace(peer=SimpleNamespace(ctx=SimpleNamespace(run=run))))
+
+    def passes(seconds: int) -> list[str]:
+        nonlocal at
+        said.clear()
+        for _ in range(seconds):
+            at += 1.0
+            console.watch(live, ev.Wake())
+        return list(said)
+
+    assert passes(100) == [], "it is no member yet"
+    console.on_effect(ev.Admitted(1, b""))
+    assert passes(100) == [
+        f"no step was committed for {time}; the run waits for peers of stage 2; this machine stays "
+        "(Ctrl+C leaves)"
+        for time in ("0:20", "0:40", "1:20")
+    ]
+    members["other"] = SimpleNamespace(stage=2)
+    console.on_effect(committed(1, stage=1))
+    assert passes(30) == [], "four times the time of the last step"
+    console.on_effect(committed(2, stage=1))
+    assert passes(119) == []
+    assert passes(1) == ["no step was committed for 2:00; this machine stays (Ctrl+C leaves)"]
+    console.on_effect(ev.Note("control", {"action": "pause", "t": 7}))
+    assert passes(1000) == []
 
 
 def test_losses_that_have_no_sum_end_no_volunteer() -> None:

@@ -54,6 +54,14 @@ def test_the_step_line_tells_which_replica_served_how_much() -> None:
     assert splits == ["1: 3+1", "1: 0+4", "1: 0+4+0", "1: 3+1", ""]
 
 
+def test_a_sentence_that_follows_itself_is_printed_once() -> None:
+    out = io.StringIO()
+    console = Console(steps=9, stream=out)
+    for text in ("no checkpoint: no room", "no checkpoint: no room", "still none", "no checkpoint: no room"):
+        console.on_event(Note(text=text))
+    assert out.getvalue().splitlines() == ["no checkpoint: no room", "still none", "no checkpoint: no room"]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -52,6 +52,17 @@ def test_plain_lines_are_few() -> None:
     ]
 
 
+def test_plain_lines_of_long_work_are_fewer_and_say_what_is_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    with progress("replay", 3600, stream=out, now=clock) as advance:
+        for _ in range(3600):
+            clock.now += 1.0
+            advance(1)
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "replay: 0 % (7 of 3,600), 0:07" and 40 < len(lines) < 70
+    assert lines[2] == "replay: 0 % (12 of 3,600), 0:12, about 59:48 left"
+
+
 def test_bytes_and_unknown_totals() -> None:
     out, clock = io.StringIO(), Clock()
     with progress("state", None, unit="bytes", stream=out, now=clock) as advance:

@@ -95,6 +95,7 @@ def test_islands_that_hardly_agree_are_warned_about() -> None:
 def test_epochs_are_told_and_too_many_warned_about() -> None:
     assert epochs_sentence(1_638_400, 3_000_000) == "the run reads 1.64 M tokens, 0.55 epochs"
     assert "learns by heart" in epochs_sentence(9e6, 1_000_000)
+    assert ", 171 epochs: after" in epochs_sentence(1_638_400, 9_592)
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Numbers of processes; 0 means one per core.
 JOBS = Range(0)
+#: Address to listen on where none is named.
+LOOPBACK = "127.0.0.1"
 #: Ports to listen on; 0 means a free one.
 PORT = Range(0, 65535)
 
@@ -41,7 +43,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_listen(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on; 0: a free one")
 
 

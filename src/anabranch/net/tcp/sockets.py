@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import os
 import socket
 from typing import Any
 
@@ -100,6 +101,12 @@ async def _connected(end: tuple[Any, ...]) -> socket.socket:
     try:
         connection.setblocking(False)
         await asyncio.get_running_loop().sock_connect(connection, address)
+    except OSError as error:
+        connection.close()
+        if error.errno is None:
+            raise
+        # asyncio says "Connect call failed" and the address, which the caller says, too, and not why.
+        raise OSError(error.errno, os.strerror(error.errno)) from error
     except BaseException:
         connection.close()
         raise

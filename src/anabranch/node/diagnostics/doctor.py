@@ -49,8 +49,9 @@ def examine(
 ) -> Iterator[CheckResult]:
     """Make all checks of this machine, one after the other.
 
-    run: run file, with which the speed at each stage is measured, too, if its device is here. folder: of the
-    run, for free disk. host, port: address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch
+    run: run file, with which the speed at each stage is measured, too, if its device is here, and
+    network.advertise is held against this machine's addresses. folder: of the run, for free disk. host, port:
+    address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch
     doctor --answer`. tell: gets a sentence before each measurement that takes long. ticket: of a run, whose
     peers are dialled. advertise: addresses of this machine that the run's leader is to dial, "" for `host`
     and `port`, unless that is loopback and the leader is elsewhere.
@@ -74,6 +75,8 @@ def examine(
     yield _congestion_control()
     yield _listening(host, port)
     yield _reachability(host)
+    if run is not None and (wrong := _advertised(run.network.advertise, host)) is not None:
+        yield wrong
     for peer in peers:
         if "/" not in peer:
             tell(f"dialling {peer}")
@@ -202,9 +205,25 @@ def _reachability(host: str) -> CheckResult:
         return CheckResult("reachability", RED, "there is no network", "connect this machine to a network")
     if any(address.is_global for address in own):
         return CheckResult("reachability", GREEN, "this machine has a public address")
-    repair = "forward a port of the router to this machine and name it: --advertise your.host:port"
-    found = "behind a router (private address): others reach this machine through a carrier"
+    repair = "for those: forward a port of the router to this machine and name it: --advertise your.host:port"
+    found = f"private address {own[0]}: machines of its network dial it, others reach it through a carrier"
     return CheckResult("reachability", YELLOW, found, repair)
+
+
+def _advertised(advertise: str, host: str) -> CheckResult | None:
+    """Check of a run file's network.advertise; None where nothing speaks against it. A private address that
+    this machine does not have is most often that of an example."""
+    for one in filter(None, advertise.split(",")):
+        try:
+            named = ipaddress.ip_address(one.strip().rpartition(":")[0].strip("[]"))
+        except ValueError:
+            continue
+        own = _own_addresses(6)
+        if named.is_private and own and named not in own and str(named) != host:
+            found = f"{named} is no address of this machine, which has {', '.join(map(str, own))}"
+            repair = "set network.advertise to one of these, unless a router hands the port on"
+            return CheckResult("network.advertise", YELLOW, found, repair)
+    return None
 
 
 def _own_address(host: str, port: int, advertise: str, leader_host: str) -> tuple[int, str]:

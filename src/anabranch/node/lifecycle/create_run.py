@@ -17,7 +17,7 @@ from anabranch.errors import UserError
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver.raft_storage import RaftStorage
-from anabranch.node.lifecycle.run_checks import check_run, checked_model, resolved
+from anabranch.node.lifecycle.run_checks import check_run, checked_model, resolved, room_warning
 from anabranch.node.lifecycle.saved_checkpoint import SavedCheckpoints
 from anabranch.node.lifecycle.training_machine import TrainingMachine, run_of
 from anabranch.operating_system import write_atomically
@@ -90,6 +90,8 @@ def create_run(
     if run.run.note:
         tell(run.run.note)
     model = checked_model(run, tell)
+    if warning := room_warning(run, model, path):
+        tell(f"warning: {warning}")
     directory = RunDirectory.create(path)
     try:
         corpus = materialise(run.data, directory.corpus, progress, tell, default_cache())

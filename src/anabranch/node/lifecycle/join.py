@@ -43,7 +43,7 @@ from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.events import Admitted, Effect, Stop
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
-from anabranch.protocol.peer.leave import Return
+from anabranch.protocol.peer.leave import LEAVE_S, Return
 from anabranch.protocol.peer.peer import Peer
 
 #: Largest payload that a volunteer accepts, and most of one peer, before it knows the size of the model; the
@@ -129,7 +129,8 @@ async def join(
     Raises UserError if the ticket or the address cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
-    with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s) as received:
+    words = f"leaving the run; others take over first, within {LEAVE_S:.0f} s (Ctrl+C again leaves at once)"
+    with stop_on_signals(volunteer, lambda: say(words), options.grace_s) as received:
         outcome = await volunteer.stay()
     told = (signal.SIGTERM in received and volunteer.left_early(outcome)) or volunteer.was_not_lent(outcome)
     return replace(outcome, terminated=told)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.config import RunConfig, check_fleet_holds, check_removed_options, with_changes
 from anabranch.errors import ConfigError
+from anabranch.node.driver.checkpoint_io import SPARE_BYTES
 
 if TYPE_CHECKING:
     from anabranch.train.model.sizes import ModelConfig
 
 #: Ids of the tokenizer "bytes": 256 bytes and the separator.
 BYTES_VOCABULARY = 257
+#: Values that a checkpoint holds for each parameter: the weight and AdamW's two moments.
+VALUES_SAVED = 3
 
 Tell = Callable[[str], None]
 
@@ -83,6 +87,27 @@ def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
     for sentence in warnings_about(run, model):
         tell(f"warning: {sentence}")
     return model
+
+
+def room_warning(run: RunConfig, model: ModelConfig, path: Path) -> str:
+    """Sentence for the user if the disk of a run directory that is to be made has no room for the checkpoints
+    of the run, with a remedy; "" if it has, and for adapters, whose checkpoints are small."""
+    from anabranch.train.model.sizes import total_parameters
+
+    folder = path.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    value_bytes = 8 if run.compute.dtype == "fp64" else 4
+    one = total_parameters(model) * VALUES_SAVED * value_bytes
+    most = one * (run.checkpoint.keep + 1)  # a new one is written before the oldest is deleted
+    if run.lora.rank or free >= most + SPARE_BYTES:
+        return ""
+    return (
+        f"the disk of {folder} has {free / 1e6:,.0f} MB free, but checkpoints take up to "
+        f"{most / 1e6:,.0f} MB ({run.checkpoint.keep + 1} of {one / 1e6:,.0f} MB): without one the trained "
+        "weights are lost at the end; make room, or give another --run-dir"
+    )
 
 
 def check_run(run: RunConfig, model: ModelConfig) -> None:

@@ -18,6 +18,9 @@ from anabranch.protocol.messages import Audited, Piece, StateOffer, Welcome
 
 #: Seconds between lines about committed steps.
 EVERY_S = 10.0
+#: Seconds without a step, and multiples of the last step's duration, after which a volunteer is told of the
+#: wait; then it is told after twice as long each time. Plain choices: twice EVERY_S, and more than a repair.
+STILL_S, STILL_STEPS = 20.0, 4.0
 
 
 class VolunteerConsole:
@@ -39,6 +42,7 @@ class VolunteerConsole:
         self._bar = ExitStack()
         self._advance: Advance | None = None
         self._printed_at = float("-inf")
+        self._stepped_at = self._tell_at = math.inf
         self._steps = 0
         self._mine = 0
         self._all = 0
@@ -50,6 +54,7 @@ class VolunteerConsole:
         self._bar.close()
         self._advance, self._admitted, self._serving, self._first = None, False, False, None
         self._steps = self._mine = self._all = 0
+        self._stepped_at = self._tell_at = math.inf
 
     def on_effect(self, effect: ev.Effect) -> None:
         match effect:
@@ -58,6 +63,7 @@ class VolunteerConsole:
             case ev.Admitted(stage, _):
                 self._stage, self._admitted = stage, True
                 self._say(f"admitted to stage {stage}; initializing it")
+                self._moves(self._now())
             case ev.BuildStage(stage) if self._admitted and stage != self._stage:
                 self._stage, self._serving = stage, False
                 self._steps = self._mine = self._all = 0
@@ -71,14 +77,19 @@ class VolunteerConsole:
                 self._step(fields["record"])
             case ev.Note("control", {"action": "pause", "t": t}):
                 self._say(f"the run's owner pauses it after step {t}; this machine stays, and waits")
+                self._tell_at = math.inf
             case ev.Note("control", {"action": "continue"}):
+                self._moves(self._now())
                 self._say("the run's owner lets it go on")
 
     def watch(self, live: LivePeer, event: ev.Event) -> None:
-        """Show the download of the stage's state, and a pause that goes on; to be called after each event of
-        the peer."""
+        """Show the download of the stage's state, a pause that goes on, and a run that stands still; to be
+        called after each event of the peer."""
+        if self._now() >= self._tell_at:
+            self._stands_still(live)
         match event:
             case ev.Received(_, Welcome(t=t, held=held)) if 0 <= held <= t and not self._serving:
+                self._tell_at = math.inf
                 self._say(f"the run is paused by its owner after step {held}; this machine waits")
             case ev.Received(_, StateOffer(_, t, _, pieces)) if pieces and not self._serving:
                 self._bar.close()
@@ -96,7 +107,24 @@ class VolunteerConsole:
         if isinstance(event, Note):
             self._say(event.text)
 
+    def _moves(self, now: float, still_s: float = STILL_S) -> None:
+        """Note that the run moved at `now`; tell of a wait after `still_s` seconds from then."""
+        self._stepped_at, self._tell_at = now, now + still_s
+
+    def _stands_still(self, live: LivePeer) -> None:
+        """Tell for how long no step was committed, and which stages nobody holds, if there are such."""
+        waited = self._now() - self._stepped_at
+        self._tell_at = self._stepped_at + 2.0 * waited
+        run = live.peer.ctx.run
+        held = {member.stage for member in run.membership.members.values()}
+        lost = [stage for stage in range(run.settings.stages + 1) if stage not in held]
+        why = f"the run waits for peers of stage {', '.join(map(str, lost))}; " if lost else ""
+        self._say(f"no step was committed for {duration(waited)}; {why}this machine stays (Ctrl+C leaves)")
+
     def _step(self, record: Commit) -> None:
+        if self._tell_at < math.inf:
+            now = self._now()
+            self._moves(now, max(STILL_S, STILL_STEPS * (now - self._stepped_at)))
         if not self._serving or self._stage >= len(record.stages):
             return
         stage = record.stages[self._stage]

@@ -90,13 +90,18 @@ class LocalSwarm:
         """Start the leader, wait for its tickets, then start the other processes. Raises LeaderFailed if the
         leader fails, UserError if it refuses its input or issues no tickets within START_S, and Interrupted
         if `stop` was called meanwhile."""
-        texts = self.start_leader()
         corpus = str(self.directory.corpus)
-        for name, stage in processes_of(self.run).items():
-            if stage:
-                self.join(name, texts["relay"], ["--stage", str(stage)])
-            elif name != LEADER:
-                self.join(name, texts["data"], ["--corpus", corpus])
+        try:
+            texts = self.start_leader()
+            for name, stage in processes_of(self.run).items():
+                if stage:
+                    self.join(name, texts["relay"], ["--stage", str(stage)])
+                elif name != LEADER:
+                    self.join(name, texts["data"], ["--corpus", corpus])
+        except UserError:
+            if self.stopping:  # the signal to stop may have ended the fork server, too
+                raise Interrupted from None
+            raise
 
     def start_leader(self, alone: bool = False) -> dict[str, str]:
         """Start the leading process; wait for its tickets and return their texts by role. Raises as `start`

@@ -29,6 +29,7 @@ class Console:
         self._ticker = Ticker(self._stream, plain=False)
         self._view = View(detailed=True, on_sentence=self._say_of_event)
         self._omits = False
+        self._sentence = ""
         # Peer id -> its stage and the first iteration that it serves.
         self._serving: dict[str, tuple[int, int]] = {}
         self._has_step = False
@@ -79,8 +80,10 @@ class Console:
                 self.steps = event.t
 
     def _say_of_event(self, text: str) -> None:
-        """Print a text about the current event, unless events of its kind are omitted."""
-        if not self._omits:
+        """Print a text about the current event, unless events of its kind are omitted or it has just been
+        printed: what is tried again fails, or waits, in the same words."""
+        if not self._omits and text != self._sentence:
+            self._sentence = text
             self._print(text)
 
     def _share(self, event: log.Step, stage: int) -> list[int]:

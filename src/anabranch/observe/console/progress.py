@@ -6,8 +6,8 @@
             advance(1)
 
 A terminal gets a bar after two seconds, whose clock goes on even if nothing advances. Elsewhere plain lines
-appear, at most one every five seconds, so that a log stays readable. Work that is done within two seconds
-shows nothing. Of several that are entered at a time only the innermost shows itself.
+appear, at most one every five seconds, and after a minute fewer, so that a log stays readable. Work that is
+done within two seconds shows nothing. Of several that are entered at a time only the innermost shows itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from anabranch.observe.wording import duration
 
 #: Seconds before anything is shown.
 QUIET_S = 2.0
-#: Least seconds between plain lines.
-LINE_INTERVAL_S = 5.0
-
+#: Least seconds between plain lines, and as a share of the time of work so far: an hour has some fifty lines.
+LINE_INTERVAL_S, LINE_INTERVAL_SHARE = 5.0, 0.1
+#: Seconds of work by which its pace is judged, for the time that is left.
+JUDGED_S = 10.0
 
 Advance = Callable[[float], None]
 """Function that reports an amount of work done since its last call."""
@@ -141,11 +142,18 @@ class Progress:
             if self._terminal:
                 self._bar = self._bar or self._started_bar(now - self._began)
                 self._bar.update(self._bar.task_ids[0], completed=self._done)
-            elif self._line_at is None or now - self._line_at >= LINE_INTERVAL_S:
+            elif self._line_at is None or now - self._line_at >= _interval_s(now - self._began):
                 self._line_at = now
                 amount = _amount(self._done, self._total, self._unit)
                 took = duration(now - self._began)
-                print(f"{self._label}: {amount}, {took}", file=self._stream, flush=True)
+                left = self._left(now - self._began)
+                print(f"{self._label}: {amount}, {took}{left}", file=self._stream, flush=True)
+
+    def _left(self, took_s: float) -> str:
+        """Words on the time that is left by the pace so far, once that can be judged; "" before."""
+        if not self._total or not 0 < self._done < self._total or took_s < JUDGED_S:
+            return ""
+        return f", about {duration(took_s * (self._total - self._done) / self._done)} left"
 
     def _started_bar(self, took_s: float) -> Any:
         """Bar of the rich library, which is imported only when a bar appears. took_s: time of work so far."""
@@ -182,8 +190,8 @@ class Progress:
 class Ticker:
     """Line on a stream that says what is being done and for how long, for work whose end is not known.
     `begin` names an activity. After two seconds it is shown: on a terminal in a line that is written anew
-    every second, elsewhere in a line at most every five seconds. `end` removes the line. plain: False to show
-    nothing elsewhere, where other lines tell enough."""
+    every second, elsewhere in a line at most every five seconds, and fewer after a minute. `end` removes the
+    line. plain: False to show nothing elsewhere, where other lines tell enough."""
 
     def __init__(
         self,
@@ -244,7 +252,7 @@ class Ticker:
             text = f"{self._label} ... {duration(took)}"
             if self._terminal:
                 print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
-            elif not self._plain or now - self._told_at < LINE_INTERVAL_S:
+            elif not self._plain or now - self._told_at < _interval_s(took):
                 return
             else:
                 print(text, file=self._stream, flush=True)
@@ -258,6 +266,11 @@ def ticking(label: str) -> Iterator[Ticker]:
     with Ticker() as ticker:
         ticker.begin(label)
         yield ticker
+
+
+def _interval_s(took_s: float) -> float:
+    """Least seconds between plain lines about work that has taken `took_s` so far."""
+    return max(LINE_INTERVAL_S, LINE_INTERVAL_SHARE * took_s)
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:

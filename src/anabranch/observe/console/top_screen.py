@@ -50,8 +50,9 @@ def _title(view: View, width: int) -> Text:
     phase = run.get("phase", "")
     line = Text.assemble((f" {name} ", "bold reverse"), f"  {run.get('model', '')}")
     style = {"training": "green", "waiting": "yellow"}.get(phase, "")
-    why = f": {run['why']}" if run.get("why") else ""
-    line.append(f"  {phase}{why}", style=style)
+    why = run.get("why", "")
+    words = why if why.startswith(f"{phase} ") else f"{phase}: {why}" if why else phase
+    line.append(f"  {words}", style=style)
     sent, tokens = totals.get("sent", 0), totals.get("tokens", 0)
     # Payloads that all peers sent, for each token of the committed steps, as the page has them.
     return line.append(f"  {sent / tokens:,.0f} bytes sent a token") if sent and tokens else line

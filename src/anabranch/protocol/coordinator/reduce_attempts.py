@@ -402,8 +402,9 @@ class ReduceAttempts:
         usual_s = max(self.step_s, self.expected_s)
         self.sources.stalled(current.t, current.opened_at, lacking, news_at, usual_s)
         if lacking:
-            where = ", ".join(f"{len(units)} at stage {stage}" for stage, units in lacking.items())
-            self.ctx.outbox.note("waiting", reason=f"iteration {current.t} lacks units: {where}")
+            where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())
+            reason = f"iteration {current.t} waits for units of work that nobody has done yet: {where}"
+            self.ctx.outbox.note("waiting", reason=reason)
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 

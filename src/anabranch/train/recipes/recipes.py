@@ -238,7 +238,8 @@ def _few_rounds(run: RunConfig) -> list[str]:
 def epochs_sentence(tokens_seen: float, corpus_tokens: int) -> str:
     """Sentence about how often the run reads its corpus, with a warning where that is too often."""
     epochs = tokens_seen / max(1, corpus_tokens)
-    text = f"the run reads {_count(tokens_seen)} tokens, {epochs:.2g} epochs"
+    shown = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
+    text = f"the run reads {_count(tokens_seen)} tokens, {shown} epochs"
     if epochs <= GOOD_EPOCHS:
         return text
     return f"{text}: after about {GOOD_EPOCHS} a model mostly learns by heart; add text or lower run.steps"
