@@ -281,6 +281,8 @@ class ModelledWorld(LinedWorld):
                 return work.sum_bytes * self._parameters[stage] / self._parts(sender, message.stage)
             case msg.ReducedPart(stage=of_stage):
                 return work.reduced_bytes * self._parameters[of_stage] / self._parts(sender, of_stage)
+            case msg.Gradient(t) if rounds.has(t):
+                return RESULT_BYTES[part.results] * self._parameters[stage]
             case msg.Gradient():
                 return float(work.reduced_bytes * self._parameters[stage])
             case msg.Backward() | msg.InnerGradient():
