@@ -78,3 +78,71 @@ def test_a_line_that_is_thin_is_given_its_time() -> None:
     assert costs.coming_s("a", 1 << 20) == pytest.approx(4.0 * 8.0 * (1 << 20) / 0.3e6)
     costs.delivered("a", 80.0, 100.0)
     assert costs.most_s("a", costs.hand("a", 100.0)) == pytest.approx(4.0 * 80.0, rel=0.01)
+
+
+class Lines:
+    """Download of 40 pieces from sources that take so many seconds for each piece, one after the other."""
+
+    def __init__(self, piece_s: dict[str, float]) -> None:
+        self.ctx, self.found = joiner(dict.fromkeys(piece_s, 1e8)), list[State]()
+        self.piece_s, self.asked = piece_s, dict.fromkeys(piece_s, 0)
+        self.download = Download(
+            self.ctx, 1, -1, list(piece_s), self.found.append, lambda reason: None, check=False
+        )
+        self.download.start()
+        for peer in piece_s:
+            self.download.on_offer(peer, StateOffer(1, 5, "true", 40, tuple(map(str, range(40)))))
+        self._due: list[tuple[float, str, int]] = []
+        self._free = dict.fromkeys(piece_s, 0.0)
+
+    def run(self, pieces: int, from_peer: str = "") -> None:
+        """Deliver so many pieces, or until the download is over. from_peer: the only one that delivers."""
+        for _ in range(pieces):
+            for effect in self.ctx.outbox.effects:
+                message = getattr(effect, "message", None)
+                if isinstance(message, FetchPiece):
+                    peer = effect.peer  # type: ignore[union-attr]
+                    self.asked[peer] += 1
+                    begun = max(self.ctx.clock.now, self._free[peer])
+                    self._free[peer] = begun + self.piece_s[peer]
+                    self._due.append((self._free[peer], peer, message.piece))
+            self.ctx.outbox.effects.clear()
+            if self.found:
+                break
+            self._due = sorted(due for due in self._due if from_peer in ("", due[1]))
+            next_s = self._due[0][0] if self._due else math.inf
+            if self.download.deadline() < next_s:
+                self.ctx.clock.now = self.download.deadline()
+                self.download.tick()
+            else:
+                self.ctx.clock.now, peer, piece = self._due.pop(0)
+                self.download.on_piece(peer, Piece(1, 5, piece), b"")
+
+
+def test_a_slow_line_is_left_to_its_own_work_while_others_are_quicker() -> None:
+    lines = Lines({"b": 0.1, "c": 1.0, "d": 0.12})
+    lines.run(60)
+    assert lines.found
+    assert lines.asked["c"] == 2
+    assert lines.ctx.clock.now < 2.5
+
+
+def test_lines_that_together_bring_much_are_all_used() -> None:
+    lines = Lines({"b": 0.1, "c": 0.25, "d": 0.25})
+    lines.run(60)
+    assert lines.found
+    assert min(lines.asked.values()) > 5
+    assert lines.ctx.clock.now < 40 / (10.0 + 4.0 + 4.0) * 1.3
+
+
+def test_a_slow_source_is_asked_again_when_the_quick_ones_are_gone() -> None:
+    lines = Lines({"b": 0.1, "c": 1.0, "d": 0.12})
+    lines.run(20)
+    for peer in ("b", "d"):
+        del lines.ctx.links.up[peer]
+        lines.download.link_down(peer)
+    while not lines.found and lines.ctx.clock.now < DAY_S:
+        lines.run(1, from_peer="c")
+    assert lines.found
+    assert lines.asked["c"] > 10
+    assert lines.ctx.clock.now < 120.0
