@@ -1,4 +1,4 @@
-"""Pieces of simulated states: of one size in all stages, and as many as a joiner believes an offer to have."""
+"""Pieces of simulated states: of one size in all stages, and no more than a joiner believes of an offer."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class SizedIntegerWorker(IntegerWorker):
 
 
 def pieces_of(work: Workload, stage: int) -> int:
-    """Number of pieces in which a stage's state is copied, at least PIECES + 1 (also for an empty stage). They
-    have the same size in all stages: PIECE_BYTES, or more where the largest stage has PIECES_MAX of them."""
+    """Number of pieces in which a stage's state is copied, at least PIECES + 1 (also for an empty stage).
+    They have one size in all stages: PIECE_BYTES, or more where the largest stage has PIECES_MAX of them."""
     largest = max(map(work.parameters, range(work.stages + 1)))
     piece_bytes = max(PIECE_BYTES, -(-work.state_bytes * largest // PIECES_MAX))
     return max(PIECES + 1, -(-work.state_bytes * work.parameters(stage) // piece_bytes))
