@@ -1,10 +1,9 @@
 """Download of one stage's state from several peers at once (R14), each piece checked by its hash.
 
 The downloading peer requests piece after piece, so the download cannot crowd out training traffic. Sources
-that offer the same bytes share the pieces, without those with slow lines, on which the download would take
-what their own work needs; a piece that one does not deliver is requested from another. When all pieces have
-arrived, one task hashes them. A piece with another hash than offered disqualifies its source; pieces that
-together are not the state disqualify all sources of that offer.
+that offer the same bytes share the pieces; a piece that one does not deliver is requested from another. When
+all pieces have arrived, one task hashes them. A piece with another hash than offered disqualifies its source;
+pieces that together are not the state disqualify all sources of that offer.
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ ANSWER_S = 10.0
 WINDOW = 2
 #: Sources that deliver at the same time.
 AT_ONCE = 4
-#: A source is passed over while it brings less than SLOW times what the quickest brings, the slowest first,
-#: as long as those that are passed over bring less than SPARED of all together, so that the download takes at
-#: most a third longer. Plain choices: sources of equal lines differ by less.
-SLOW, SPARED = 0.5, 0.25
 #: Number of times that each source is asked before the download fails.
 ROUNDS = 3
 #: Pieces that an offer may have, as a multiple of the stage's weights and moments, and some for the smallest
@@ -67,8 +62,7 @@ class Source:
     """Source of a download: a peer that may have the state. An IDLE source with an offer has other bytes than
     those being downloaded. tries: number of times that it may still be asked. patience_s: wait for its next
     answer. due: time (s) at which that is overdue. asked: pieces that were requested from it and have not
-    arrived. slow: number of times that the bytes which it offered were given up for others. brought: number
-    of pieces that it delivered. since: time (s) at which the first one was requested."""
+    arrived. slow: number of times that the bytes which it offered were given up for others."""
 
     peer: str
     tries: int = ROUNDS
@@ -78,13 +72,6 @@ class Source:
     offer: StateOffer | None = None
     asked: set[int] = field(default_factory=set)
     slow: int = 0
-    brought: int = 0
-    since: float = math.inf
-
-    def rate(self, now: float) -> float:
-        """Pieces per second since the first request, the one under way counted as if it came now; 0 before
-        any request."""
-        return (1 + self.brought) / (now - self.since) if now > self.since else 0.0
 
 
 class Download:
@@ -274,7 +261,6 @@ class Download:
         assert self._chosen is not None
         for piece in list(self._wanted(source)):
             source.asked.add(piece)
-            source.since = min(source.since, self.ctx.clock.now)
             self.ctx.outbox.send(source.peer, FetchPiece(self.stage, self._chosen.t, piece))
         if not source.asked:
             source.due = math.inf
@@ -293,9 +279,7 @@ class Download:
 
     def _wanted(self, source: Source) -> Iterator[int]:
         """Pieces to request from a source: unrequested ones first, then those that exactly one other source
-        was asked for and has not delivered. None from a slow source."""
-        if source in self._slow():
-            return
+        was asked for and has not delivered."""
         room = WINDOW - len(source.asked)
         while room > 0 and self._pending:
             room -= 1
@@ -306,19 +290,6 @@ class Download:
                 room -= 1
                 yield piece
 
-    def _slow(self) -> list[Source]:
-        """Sources that are passed over now, as the others are much quicker (SLOW, SPARED)."""
-        rates = [(s.rate(self.ctx.clock.now), s) for s in self.sources.values()]
-        rates = [(rate, s) for rate, s in rates if rate and s.status is SourceStatus.PULLED]
-        rates.sort(key=lambda each: each[0])
-        found, left = list[Source](), SPARED * sum(rate for rate, _ in rates)
-        for rate, source in rates:
-            left -= rate
-            if left <= 0.0 or rate >= SLOW * rates[-1][0]:
-                break
-            found.append(source)
-        return found
-
     def on_piece(self, peer: str, message: Piece, payload: Payload | None) -> None:
         source = self.sources.get(peer)
         if self.over or source is None or source.offer is None or payload is None:
@@ -328,7 +299,6 @@ class Download:
         if message.piece not in source.asked:
             return
         source.asked.discard(message.piece)
-        source.brought += 1
         source.due = self.ctx.clock.now + source.patience_s
         self._pieces.setdefault(message.piece, (payload, peer))
         self._pull_all()
