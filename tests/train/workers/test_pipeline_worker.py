@@ -23,6 +23,7 @@ from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.inner_steps import Island, add_gradient
 from anabranch.train.stage.island_stage import IslandStage
 from anabranch.train.stage.run_objects import initial_state, initial_states, token_ids
+from anabranch.train.workers.workers import make_worker
 from support.small_islands import IslandSwarm, Round, first_round, island_run, reference_round
 from support.small_training import MadeUpBatches, bits_equal, done, small_model, with_section
 
@@ -140,6 +141,27 @@ def test_processes_that_share_a_replay_find_the_overflows_of_each_others_slots()
     first.late = alone.late = {1: Slot(2, 2, carried=t)}
     assert stepper.skip(t + 1).fingerprints == SequentialStepper(alone, lambda t: ()).skip(t + 1).fingerprints
     assert second.t == t + 1
+
+
+def test_a_machine_that_was_away_gets_the_result_in_a_byte_a_value() -> None:
+    """A quarter of its size in floats, and the same state after it, to the bit; floats are taken, too."""
+    run = island_run()
+    swarm, _, t = beginning(run)
+    away = [make_worker(run, swarm.model, stage, swarm.batches) for stage in range(3)]
+    for worker in away:
+        done(worker.run(tasks.InitState(0)))
+        for skipped in range(1, t):
+            done(worker.run(tasks.Skip(skipped)))
+    found = swarm.round(t, {0: Slot(0, 2), 1: Slot(0, 3)})
+    apply = tasks.Apply(t, run.round.outer_lr, 1.0 / 5.0, 1.0, 1.0)
+    for stage, worker in enumerate(away):
+        (data,) = done(swarm.stage(stage)[0].run(tasks.ReadGradient(t))).outputs
+        assert isinstance(data, Tensor)
+        assert data.dtype == torch.uint8
+        assert len(data) == 65 * -(-worker.layout.elements // 64)
+        assert "are not the bytes" in worker.run(tasks.Assemble(t), (data[1:],)).error
+        assert done(worker.run(tasks.Assemble(t), (data,))).digest == found.digests[stage]
+        assert done(worker.run(apply)).fingerprint == found.fingerprints[stage]
 
 
 def test_synchronous_steps_and_held_out_windows_around_the_rounds() -> None:

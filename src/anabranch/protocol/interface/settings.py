@@ -152,6 +152,11 @@ class Settings:
         """Bytes of the reduced gradient of a whole stage on the wire (0: not known)."""
         return (self.block_bytes - self.sums_bytes) * self._blocks(stage)
 
+    def late_bytes_of(self, stage: int, t: int) -> float:
+        """Bytes in which a replica that lacks it gets the reduced gradient of iteration t, or the result of
+        round t, of a whole stage (0: not known)."""
+        return self.round_bytes_of(stage)[1] if self.rounds.has(t) else self.gradient_bytes_of(stage)
+
     def reduced_bytes_of(self, stage: int) -> float:
         """Bytes of sums and reduced gradient of a whole stage on the wire (0: not known)."""
         return self.block_bytes * self._blocks(stage)

@@ -106,7 +106,7 @@ class GradientFetch:
         """Ask one of the replicas `free` (at least one), which are not sending the gradient yet: the one that
         should deliver first, by the measured links; where the gradient's size is not known, the next in
         turn."""
-        ctx, size_bytes = self.ctx, self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage)
+        ctx, size_bytes = self.ctx, self.ctx.run.settings.late_bytes_of(self.ctx.run.stage, t)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
             able = [peer for peer in free if peer not in self._without] or free

@@ -19,7 +19,7 @@ from anabranch.protocol.interface.tasks import Result
 from anabranch.train.islands.slot_state import SlotState, SlotStates
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics import exact
-from anabranch.train.numerics.block_float import BITS, aligned_bounds, rounded_sums
+from anabranch.train.numerics.block_float import BITS, aligned_bounds, from_bytes, rounded_sums, to_bytes
 from anabranch.train.stage.inner_steps import Contribution, begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
@@ -44,9 +44,24 @@ class SumsOfRounds(Worker):
         result = super()._sum_part(replace(task, whole=False), inputs)
         return Result(outputs=tuple(rounded_sums(tensor_of(part), bits) for part in result.outputs))
 
+    def _packs(self, t: int) -> bool:
+        """True if a kept result of iteration t is sent in bytes to a peer that catches up."""
+        return self._rounds.has(t) and BITS[self._run.round.results] == 8
+
+    def _read_gradient(self, task: tasks.ReadGradient, inputs: Sequence[Tensor]) -> Result:
+        gradient = self._gradients.get(task.t)
+        if gradient is None or not self._packs(task.t):
+            return super()._read_gradient(task, inputs)
+        return Result(outputs=(to_bytes(gradient),))
+
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
+        if task.witness is None and self._packs(task.t) and [x.dtype for x in inputs] == [torch.uint8]:
+            try:
+                inputs = [from_bytes(inputs[0], self.layout.elements, self.master)]
+            except ValueError as error:
+                raise Refused(str(error)) from None
         if self._rounds.has(task.t) and BITS[self._run.round.results]:
-            # A peer that catches up puts together the kept gradient of another, which is in floats already.
+            # A peer that catches up has the kept gradient of another in floats.
             if any(part.dim() != 1 for part in inputs) or len({part.dtype for part in inputs}) > 1:
                 raise Refused("the parts of a round's result are not vectors of one type")
             if inputs and inputs[0].dtype == torch.int64:
