@@ -57,6 +57,8 @@ _MEAN = RoundSection(
 )
 _KEPT = replace(_MEAN, first_moment="keep")
 _AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
+_AGREED = replace(_MEAN, first_steps=0, first_moment="agree")
+_AGREED_AHEAD = replace(_AGREED, unsent="local", ahead="keep")
 _RATES = 0.01, 0.02, 0.04
 
 
@@ -84,9 +86,10 @@ ROWS = {
     ALONE: Row(
         None, 1, 2,
         dict.fromkeys((125_000, 250_000, 500_000, 1_000_000, 2_000_000), (0.005, 0.01, 0.02))
-        | {4_000_000: (0.0025, 0.005, 0.01)},
+        | {4_000_000: (0.0025, 0.005, 0.01)}
+        | dict.fromkeys((8_000_000, 16_000_000), (0.0025, 0.005)),
     ),
-    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.01, 0.02, 0.04)}),
+    TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.01, 0.02, 0.04), 6_000_000: (0.01, 0.02)}),
     "islands, H = 16": Row(
         _MEAN, MACHINES, 1, {1_500_000: _RATES, 6_000_000: (0.02,)},
         start={1_500_000: 0.02, 6_000_000: 0.02},
@@ -105,10 +108,28 @@ ROWS = {
         {1_500_000: (0.01, 0.02), 3_000_000: (0.02,), 6_000_000: (0.02,)},
         0.99, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
     ),
+    "islands, H = 3, moments kept, 2 steps ahead": Row(
+        replace(_AHEAD, steps=3, overlap=2), MACHINES, 1, {6_000_000: (0.02,)}, 0.99, {6_000_000: 0.01},
+    ),
     "islands, H = 2, moments kept, 1 step ahead": Row(
         replace(_AHEAD, steps=2, overlap=1), MACHINES, 1,
         {1_500_000: (0.01, 0.02), 6_000_000: (0.02,)},
         0.99, {1_500_000: 0.04, 6_000_000: 0.01},
+    ),
+    "islands, H = 4, moments agreed": Row(
+        replace(_AGREED, steps=4), MACHINES, 1,
+        {1_500_000: _RATES, 3_000_000: (0.02,), 6_000_000: (0.01, 0.02)},
+        0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 4, moments agreed, 2 steps ahead": Row(
+        replace(_AGREED_AHEAD, steps=4, overlap=2), MACHINES, 1,
+        {1_500_000: (0.01, 0.02), 3_000_000: (0.02,), 6_000_000: (0.02,)},
+        0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 16, moments agreed": Row(
+        replace(_AGREED, steps=16), MACHINES, 1,
+        {1_500_000: (0.01, 0.02), 6_000_000: (0.02,)},
+        0.98, {1_500_000: 0.04, 6_000_000: 0.01},
     ),
 }  # fmt: skip
 
