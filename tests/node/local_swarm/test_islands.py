@@ -34,6 +34,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
         "round__first_moment": "keep",
     },
     "agreed": {
+        "round__outer_momentum": 0.0,
         "round__overlap": 1,
         "round__ahead": "keep",
         "round__unsent": "local",
