@@ -150,6 +150,17 @@ def test_every_number_has_a_range() -> None:
             {"pipeline.stages": 0, "round.slots": 4, "round.ahead": "keep"},
             ['round.ahead = "keep" needs round.overlap'],
         ),
+        (
+            {"pipeline.stages": 0, "round.slots": 4, "round.first_moment": "agree"},
+            ["needs round.outer_momentum = 0"],
+        ),
+        (
+            {
+                **{"pipeline.stages": 0, "round.slots": 4, "round.first_moment": "agree"},
+                **{"round.outer_momentum": 0.0, "round.unsent": "local", "round.overlap": 1},
+            },
+            ['round.first_moment = "agree" needs round.ahead = "keep"'],
+        ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),
         ({"pipeline.stages": 0, "audit.share": 0.5}, ["audit.share is for pipelines"]),

@@ -1,8 +1,9 @@
 """Many training runs of one small LLaMA at once: their weights stacked, so that each operation serves all.
 
 The formulas are those of `sync_methods.Trainer`, which calls a run's own modules: inner AdamW steps; rounds
-with the mean or Nesterov; estimated, zero or kept moments; rounded contributions and results. Sums are taken
-in fp32 and in another order, so bits differ; `tests/benchmarks/test_stacked_islands.py` compares the two.
+with the mean or Nesterov; estimated, zero, kept or agreed moments; rounded contributions and results. Sums
+are taken in fp32 and in another order, so bits differ; `tests/benchmarks/test_stacked_islands.py` compares
+the two.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus
+from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
 from anabranch.train.model.interface import build, stage_layout
 from anabranch.train.model.llama import EMBEDDING, FINAL_NORM
 from anabranch.train.model.partition import partition
@@ -102,7 +104,10 @@ class Stack:
         local = before.clone()
         second = self.second.repeat_interleave(slots, 0)
         steps = second_steps = self.steps
-        if part.first_moment == "estimate":
+        agreed = part.first_moment == "agree"
+        if agreed:
+            first, steps, second_steps = self.first.repeat_interleave(slots, 0), begun, begun
+        elif part.first_moment == "estimate":
             first = (self.first * self._adam_scale() / self._outer_scale(t)).repeat_interleave(slots, 0)
         else:
             first, steps = torch.zeros_like(local), 0
@@ -113,22 +118,37 @@ class Stack:
             elif part.unsent == "local":
                 local.sub_(carried.unsent)
             taken = part.overlap
+            steps += taken * agreed
             if part.first_moment == "keep":
                 first, second = carried.first, carried.second
                 steps, second_steps = begun + taken - rounds.start, self.steps + begun + taken - rounds.start
         for step in range(begun + taken + 1, begun + length + 1):
-            steps, second_steps = steps + 1, second_steps + 1
+            steps, second_steps = steps + 1, second_steps + (not agreed)
             self._inner_step(local, first, second, step, step, (steps, second_steps))
         sent = self._rounded((before - local) * float(length), part.contributions)
         for step in range(begun + length + 1, begun + length + part.overlap + 1):
-            steps, second_steps = steps + 1, second_steps + 1
+            steps, second_steps = steps + 1, second_steps + (not agreed)
             self._inner_step(local, first, second, step, begun + length, (steps, second_steps))
         if rounds.carries:
             self._carried = _Carried(first, second, before - local - sent / float(length), local)
         total = self._rounded(sent.view(len(self.runs), slots, -1).sum(1), part.results)
         mean, momentum = total / float(slots * length), part.outer_momentum
+        if agreed:
+            self._agree(mean, t)
+            self.weights.sub_(mean * part.outer_lr)
+            return
         self.first.mul_(momentum).add_(mean)
         self.weights.sub_((mean + momentum * self.first) * part.outer_lr)
+
+    def _agree(self, mean: Tensor, t: int) -> None:
+        """Bring the moments of each run past round t, whose mean change is `mean`."""
+        for k, run in enumerate(self.runs):
+            vectors = self.first[k], self.second[k], mean[k], self.weights[k]
+            scalars = round_scalars(run, t)
+            for begin, end in self.layout.bounds.values():
+                parts = [vector[begin:end] for vector in vectors]
+                decay = run.optimizer.weight_decay * float(self._decays[begin])
+                update_moments(*parts, scalars, run.optimizer.eps, decay)
 
     def _inner_step(
         self, local: Tensor, first: Tensor, second: Tensor, step: int, at: int, taken: tuple[int, int]
@@ -144,7 +164,8 @@ class Stack:
         rates = torch.tensor([[learning_rate(each, at)] for each in self.runs for _ in range(slots)])
         one, _ = bias_corrections(run.optimizer, taken[0])
         _, two = bias_corrections(run.optimizer, taken[1])
-        self._adamw(local, first, second, tokens, rates, (one, two))
+        held = 1.0 / slots**2 if run.round.first_moment == "agree" else 0.0
+        self._adamw(local, first, second, tokens, rates, (one, two), held)
 
     @staticmethod
     def _rounded(values: Tensor, kind: str) -> Tensor:
@@ -153,12 +174,17 @@ class Stack:
     def _begin_rounds(self) -> None:
         if self.run.round.first_moment == "estimate":
             self.first = self.first * self._outer_scale(self.rounds.start + 1) / self._adam_scale()
-        else:
+        elif self.run.round.first_moment != "agree":
             self.first.zero_()
 
     def _end_rounds(self) -> None:
         if self.run.round.first_moment == "estimate":
             self.first = self.first * self._adam_scale() / self._outer_scale(self.rounds.last + 1)
+        elif self.run.round.first_moment == "agree":
+            rebase(
+                *(self.run.optimizer, self.first, self.second),
+                *(self.rounds.progress(self.rounds.last), self.steps),
+            )
         else:
             self.first.zero_()
 
@@ -187,9 +213,10 @@ class Stack:
 
     def _adamw(
         self, weights: Tensor, first: Tensor, second: Tensor, tokens: list[Tensor], rates: Tensor,
-        corrections: tuple[float, float],
+        corrections: tuple[float, float], held: float = 0.0,
     ) -> None:  # fmt: skip
-        """Take an AdamW step in place, each row with its own tokens and rate."""
+        """Take an AdamW step in place, each row with its own tokens and rate. held: weight of squares in a
+        second moment that does not fade; 0: it does."""
         optimizer, ids = self.run.optimizer, torch.stack(tokens)
         leaves = {name: view.detach().requires_grad_() for name, view in self._views(weights).items()}
         loss = self._losses(leaves, ids[..., :-1], ids[..., 1:]).sum()
@@ -199,7 +226,9 @@ class Stack:
             norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
             g.mul_((optimizer.clip / (norm + CLIP_EPSILON)).clamp_(max=1.0))
         first.lerp_(g, 1.0 - optimizer.beta1)
-        second.mul_(optimizer.beta2).addcmul_(g, g, value=1.0 - optimizer.beta2)
+        if not held:
+            second.mul_(optimizer.beta2)
+        second.addcmul_(g, g, value=(1.0 - optimizer.beta2) * (held or 1.0))
         torch.sqrt(second, out=g).div_(corrections[1] ** 0.5).add_(optimizer.eps)
         weights.mul_(1.0 - rates * optimizer.weight_decay * self._decays)
         weights.sub_(torch.div(first, g, out=g).mul_(rates / corrections[0]))

@@ -31,6 +31,7 @@ ROUNDS = {
     "mean, moment estimated": _MEAN,
     "Nesterov, moment zero": replace(_MEAN, outer_lr=0.7, outer_momentum=0.7, first_moment="zero"),
     "moments kept": replace(_MEAN, first_moment="keep"),
+    "moments agreed": replace(_MEAN, first_moment="agree"),
     "rounded": replace(_MEAN, contributions="int8", results="int8"),
 }
 

@@ -260,9 +260,10 @@ class RoundSection:
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9
     """Nesterov momentum of the outer step; 0 = plain SGD."""
-    first_moment: Annotated[str, OneOf("zero", "estimate", "keep")] = "zero"
-    """Adam's first moment at the beginning of a round: "zero", an "estimate" from the outer momentum, or
-    "keep": each island goes on with its own moments, the second one too."""
+    first_moment: Annotated[str, OneOf("zero", "estimate", "keep", "agree")] = "zero"
+    """Adam's first moment at the beginning of a round: "zero", an "estimate" from the outer momentum, "keep":
+    each island goes on with its own moments, the second one too, or "agree": both moments are those of the
+    run, which each round's mean change brings on; needs outer_momentum = 0."""
     select: Annotated[str, OneOf("all", "largest", "significant")] = "all"
     """Values of an island's change that are sent: "all", the "largest" ones, or those that are "significant"
     beside their weight."""

@@ -15,7 +15,7 @@ from anabranch.protocol.rounds.plan import counted, filled
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
 #: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small; "ahead":
-#: steps ahead that are kept.
+#: steps ahead that are kept; "agreed": the same with agreed moments.
 SYSTEMS: dict[str, dict[str, object]] = {
     "anabranch": {},
     "diloco": {"round__first_moment": "keep", "round__contributions": "exact", "round__late": "wait"},
@@ -33,6 +33,13 @@ SYSTEMS: dict[str, dict[str, object]] = {
         "round__unsent": "local",
         "round__first_moment": "keep",
     },
+    "agreed": {
+        "round__outer_momentum": 0.0,
+        "round__overlap": 1,
+        "round__ahead": "keep",
+        "round__unsent": "local",
+        "round__first_moment": "agree",
+    },
     "sparse": {
         "round__select": "largest",
         "round__unsent": "feedback",
@@ -48,7 +55,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize(
     ("kill_at", "system"),
     [
-        *((1, "anabranch"), (6, "ahead"), (6, "sparse")),
+        *((1, "anabranch"), (6, "ahead"), (6, "agreed"), (6, "sparse")),
         pytest.param(6, "streaming-diloco", marks=pytest.mark.soak),
         pytest.param(6, "anabranch", marks=pytest.mark.soak),
         pytest.param(6, "diloco", marks=pytest.mark.soak),

@@ -76,11 +76,12 @@ def test_a_round_has_the_references_bits(
     "rules",
     [
         {"first_moment": "keep"},
+        {"first_moment": "agree", "outer_momentum": 0.0},
         {"first_moment": "estimate", "contributions": "exact"},
         {"unsent": "feedback", "select": "largest", "select_share": 0.1},
         {"unsent": "local", "first_moment": "keep", "fragments": 2, "mix": 0.5},
     ],
-    ids=["moments", "estimate", "feedback", "fragments"],
+    ids=["moments", "agreed moments", "estimate", "feedback", "fragments"],
 )
 def test_each_stage_carries_its_part_of_a_slot(rules: dict[str, Any]) -> None:
     """Slot 1 is late in the second round, and merges that contribution in the third."""

@@ -3,9 +3,11 @@
 A contribution is a pure function of the run file, the state at the beginning of the round, the round, the
 slot, the slot's counters, and what the slot carries from the round before, which is such a function, too
 (`train.islands.slot_state`): whoever computes it finds the same bits (within a numerics class). The inner
-optimizer is AdamW. Unless the run carries moments, it begins each round without a first moment, and with the
-second moment that the synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum
-(Douillard et al., "DiLoCo", arXiv 2311.08105); its momentum takes the place of the first moment in the state.
+optimizer is AdamW. Unless the run carries moments or agrees on them (`train.islands.agreed_moments`), it
+begins each round without a first moment, and with the second moment that the synchronous steps left in the
+state. The outer optimizer is SGD with Nesterov momentum (Douillard et al., "DiLoCo", arXiv 2311.08105); its
+momentum takes the place of the first moment in the state. Where moments are agreed on, they stay in the
+state, and there is no outer momentum.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import selected
 from anabranch.train.islands.slot_state import KEPT, Moments, SlotState
@@ -29,7 +32,7 @@ from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.optimizer import StepScalars, adamw, decays
 from anabranch.train.stage.run_objects import Batches, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
@@ -166,7 +169,13 @@ class Island:
         self.local = StageState(state.layout, weights, first, second, adam_step=state.adam_step)
         self._first_steps = 0 if own is None else own.first_steps
         self._second_steps = state.adam_step if own is None else own.second_steps
-        if run.round.first_moment == "estimate":
+        self._held = 0.0
+        """Weight of squares in a second moment that the island holds; 0: it has its own."""
+        if run.round.first_moment == "agree":
+            self._held = 1.0 / run.round.slots**2
+            self._first_steps = self._second_steps = rounds_of(run).progress(t - 1)
+            self.local.exp_avg.copy_(state.exp_avg)
+        elif run.round.first_moment == "estimate":
             self._first_steps = state.adam_step
             self.local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
         self.gradient = torch.zeros_like(weights)
@@ -192,11 +201,12 @@ class Island:
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
         if not math.isfinite(norm):
             raise exact.Overflow("gradient")
-        self._first_steps, self._second_steps = self._first_steps + 1, self._second_steps + 1
+        self._first_steps += 1
+        self._second_steps += not self._held
         first, _ = bias_corrections(run.optimizer, self._first_steps)
         _, second = bias_corrections(run.optimizer, self._second_steps)
-        factor = clip_factor(norm, run.optimizer.clip)
-        adamw(local, self.gradient, StepScalars(self._rate(), factor, first, second), run.optimizer)
+        scalars = StepScalars(self._rate(), clip_factor(norm, run.optimizer.clip), first, second)
+        adamw(local, self.gradient, scalars, run.optimizer, held=self._held)
         self.gradient.zero_()
         if self.taken < self.steps:
             self._loss += loss
@@ -326,8 +336,11 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
     """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
     It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction would have led.
+    Moments that are agreed on ("agree") stay in the state; their counter is that of optimizer steps then.
     """
-    if run.round.first_moment == "estimate":
+    if run.round.first_moment == "agree":
+        rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, state.adam_step, rounds_of(run).start)
+    elif run.round.first_moment == "estimate":
         scale = _outer_scale(run, rounds_of(run).start + 1)
         state.exp_avg.mul_(scale).div_(_adam_scale(run, state))
     else:
@@ -336,9 +349,13 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
 
 def end_rounds(run: RunConfig, state: StageState) -> None:
     """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not. It begins
-    at zero, or (`round.first_moment = "estimate"`) as `begin_rounds` inverted."""
-    if run.round.first_moment == "estimate":
-        scale = _outer_scale(run, rounds_of(run).last + 1)
+    at zero, or (`round.first_moment = "estimate"` or "agree") as `begin_rounds` inverted."""
+    rounds = rounds_of(run)
+    if run.round.first_moment == "agree":
+        at = rounds.progress(rounds.last)
+        rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, at, state.adam_step)
+    elif run.round.first_moment == "estimate":
+        scale = _outer_scale(run, rounds.last + 1)
         state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
     else:
         state.exp_avg.zero_()
@@ -365,10 +382,30 @@ def outer_step(
 ) -> None:
     """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
     μb). With fragments only the one whose turn it is moves. total: summed contributions (flat). factor: 1 /
-    all inner steps. b is kept in place of the first moment."""
+    all inner steps. b is kept in place of the first moment. Where moments are agreed on, w = w -
+    learning_rate · g, and both moments are brought past the round."""
+    if run.round.first_moment == "agree":
+        _agreed_step(run, state, total, learning_rate, factor, t)
+        return
     momentum, fragments = run.round.outer_momentum, run.round.fragments
     fragment = turn(t - rounds_of(run).start, fragments)
     for begin, end in fragment_bounds(state.layout, fragments, fragment):
         mean, b = total[begin:end].mul(factor), state.exp_avg[begin:end]
         b.mul_(momentum).add_(mean)
         state.weights[begin:end].sub_(mean.add_(b.mul(momentum)).mul_(learning_rate))
+
+
+def _agreed_step(
+    run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int
+) -> None:
+    """Outer step of round t of a run that agrees on its moments (see `outer_step`)."""
+    scalars, optimizer = round_scalars(run, t), run.optimizer
+    for name in state.layout.names:
+        begin, end = state.layout.bounds[name]
+        decay = optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
+        for start in range(begin, end, exact.BLOCK):
+            part = slice(start, min(start + exact.BLOCK, end))
+            change, weights = total[part].mul(factor), state.weights[part]
+            first, second = state.exp_avg[part], state.exp_avg_sq[part]
+            update_moments(first, second, change, weights, scalars, optimizer.eps, decay)
+            weights.sub_(change.mul_(learning_rate))

@@ -55,9 +55,11 @@ def adamw(
     scalars: StepScalars,
     optimizer: OptimizerSection,
     leave: frozenset[str] = frozenset(),
+    held: float = 0.0,
 ) -> None:
     """Take one step in place and raise Adam's counter. `gradient` is flat, in the state's layout. Tensors in
-    `leave` stay as they are.
+    `leave` stay as they are. held: if positive, the second moment does
+    not fade, and squares count with this weight in it.
 
     g = clip·grad;  m = β₁m + (1−β₁)g;  v = β₂v + (1−β₂)g²;
     w = w·(1 − lr·decay) − (lr/c₁)·m / (√v/√c₂ + ε)
@@ -77,8 +79,10 @@ def adamw(
             g, a = scratch.blocks(w)
             torch.mul(gradient[start:stop], scalars.clip_factor, out=g)
             m.mul_(optimizer.beta1).add_(torch.mul(g, 1.0 - optimizer.beta1, out=a))
-            g.mul_(g).mul_(1.0 - optimizer.beta2)
-            v.mul_(optimizer.beta2).add_(g)
+            g.mul_(g).mul_((1.0 - optimizer.beta2) * (held or 1.0))
+            if not held:
+                v.mul_(optimizer.beta2)
+            v.add_(g)
             torch.sqrt(v, out=g).div_(root2).add_(optimizer.eps)
             torch.mul(m, step_size, out=a).div_(g)
             if decay:
