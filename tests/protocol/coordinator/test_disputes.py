@@ -1,4 +1,4 @@
-"""Returns of the log in a dispute: at once for each joiner that could settle it, else ever more rarely (I2)."""
+"""Returns of the log in a dispute: at once for each joiner that could settle it, else ever more rarely."""
 
 from __future__ import annotations
 
