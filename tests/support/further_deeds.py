@@ -38,8 +38,8 @@ HUGE = 3e38
 #: Loss (nats) that is finite, as two of it together are not.
 LOSS = 1.7e308
 #: Parts of a made-up reduce that a guest sends at once, bytes of each (a piece of a state, nearly the largest
-#: payload of a small run), and iterations between two times.
-LARGE_PARTS, LARGE_BYTES, LARGE_EVERY = 4, PIECE_BYTES, 8
+#: payload of a small run, and two are allowed), and iterations between two times.
+LARGE_PARTS, LARGE_BYTES, LARGE_EVERY = 3, PIECE_BYTES, 4
 #: Length of a tensor's name that no line of the log has room for.
 NAME = 600_000
 #: Times that a guest calls each microbatch back.
@@ -253,7 +253,8 @@ def _tell_old_state(guest: Guest) -> Iterator[Send]:
 
 
 def _send_large_parts(guest: Guest) -> Iterator[Send]:
-    """Send each replica of the stage parts of a reduce that nobody ordered."""
+    """Send a replica of the stage, in turn, parts of a reduce that nobody ordered. They are dropped if they
+    come after the step: to all replicas at once they would take longer than that."""
     import torch
 
     run, progress = guest.peer.ctx.run, guest.peer.progress
@@ -261,10 +262,10 @@ def _send_large_parts(guest: Guest) -> Iterator[Send]:
     if not guest.once("parts", t // LARGE_EVERY):
         return
     fence, attempt = guest.peer.ctx.fence(t, progress.base), msg.AttemptId(guest.peer.ctx.log.term + 9, t)
-    for peer in run.membership.live(run.stage, t):
-        for part in range(LARGE_PARTS if peer != guest.peer.ctx.me else 0):
-            payload = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
-            yield Send(peer, msg.ReducePart(fence, run.stage, attempt, part), payload)
+    others = [peer for peer in run.membership.live(run.stage, t) if peer != guest.peer.ctx.me]
+    for part in range(LARGE_PARTS if others else 0):
+        peer, payload = others[t // LARGE_EVERY % len(others)], torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+        yield Send(peer, msg.ReducePart(fence, run.stage, attempt, part), payload)
 
 
 def _call_copies_spoilt(guest: Guest) -> Iterator[Send]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
 from anabranch.node.local_swarm.supervisor import Process
-from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step
+from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Step
 from support.further_deeds import run_further_guest
 from support.local_swarms import PATIENCE_S, Swarm
 
@@ -38,6 +38,11 @@ class LiveGuest:
         return (self.words("id") or [""])[-1]
 
 
+def host_of(number: int) -> str:
+    """IP address of a run's guest with this number; on Linux in an address block of its own."""
+    return f"127.0.{1 + number}.1" if sys.platform == "linux" else "127.0.0.1"
+
+
 class HostileRun:
     """Live swarm with the guests that came to it so far."""
 
@@ -52,11 +57,10 @@ class HostileRun:
         """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own. One for
         stage 0 has the corpus."""
         number = len(self.guests) + 1
-        host = f"127.0.{1 + number}.1" if sys.platform == "linux" else "127.0.0.1"
         name, text = f"guest-{number}", (ticket or self.ticket("relay" if stage else "data")).text
         home = str(self.swarm.directory.peer(name))
         corpus = [] if stage else [str(self.swarm.directory.corpus)]
-        arguments = [deed, text, home, str(stage), host, *corpus]
+        arguments = [deed, text, home, str(stage), host_of(number), *corpus]
         process = self.swarm.start_other(name, arguments, run_further_guest)
         guest = LiveGuest(deed, stage, process)
         self.guests.append(guest)
@@ -116,6 +120,14 @@ class HostileRun:
             elif isinstance(event, PeerRemoved):
                 serving.discard(event.subject)
         return serving
+
+    def honest_refused(self) -> list[Refused]:
+        """Messages and connections of honest peers that honest peers refused. What guests report is their
+        word alone."""
+        guests = {guest.peer for guest in self.guests}
+        refused = [e for e in self.swarm.of(Refused) if not guests & {e.peer, e.subject}]
+        called = [f"a connection from {host_of(number)}:" for number in range(1, len(self.guests) + 1)]
+        return [event for event in refused if not event.reason.startswith(tuple(called))]
 
     def honest_removed(self) -> list[PeerRemoved]:
         """Removals of members that are no guests; moves to another stage are none."""

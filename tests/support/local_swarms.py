@@ -12,14 +12,14 @@ from typing import Any, NoReturn, TypeVar
 
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import RunConfig, with_changes
+from anabranch.config import RunConfig, relays_by_stage, with_changes
 from anabranch.net.wan.places import Place
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.local_swarm.local_swarm import LocalSwarm
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.event_log import events_of
-from anabranch.observe.events import Event, Step
+from anabranch.observe.events import Event, PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.raft.raft_log import RaftLog
 from support.crash_points import PLAN_FILE, run_crashing_peer
@@ -39,7 +39,9 @@ def write_texts(folder: Path) -> Path:
 
 
 def small_run(texts: Path, **changes: Any) -> RunConfig:
-    """Four narrow blocks, six microbatches of 1×16 bytes; `changes` with two underscores for the dot."""
+    """Four narrow blocks, six microbatches of 1×16 bytes; `changes` with two underscores for the dot. Unless
+    these have `fleet__minimum`, no step is taken before all relays are there (of uneven stages, as many as
+    the smallest has): a busy machine starts the last one when a short run could be over."""
     plain = {
         "run.steps": 4,
         "run.seed": 3,
@@ -58,14 +60,15 @@ def small_run(texts: Path, **changes: Any) -> RunConfig:
         "pipeline.stages": 2,
         "fleet.data_nodes": 1,
         "fleet.relays_per_stage": [2, 2],
-        "fleet.minimum": 1,
         "evaluation.every": 3,
         "evaluation.windows": 2,
         "checkpoint.every": 2,
         "compute.device": "cpu",
     }
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return with_changes(RunConfig(), plain | dotted)
+    run = with_changes(RunConfig(), plain | dotted)
+    minimum = dotted.get("fleet.minimum", min(relays_by_stage(run)))
+    return with_changes(run, {"fleet.minimum": minimum})
 
 
 class Swarm(LocalSwarm):
@@ -113,10 +116,24 @@ class Swarm(LocalSwarm):
     def of(self, kind: type[_E]) -> list[_E]:
         return [event for event in self.seen if isinstance(event, kind)]
 
+    def serves(self, name: str) -> bool:
+        """True if the peer with this name joined, serves, and was not removed since."""
+        state = False
+        ids = {event.subject for event in self.of(PeerJoined) if event.name == name}
+        for event in self.seen:
+            if isinstance(event, PeerJoined | PeerRemoved) and event.subject in ids:
+                state = False
+            elif isinstance(event, PeerActive) and event.subject in ids:
+                state = True
+        return state
+
+    def owns(self, name: str) -> bool:
+        """True if a committed step has a unit of the peer with this name."""
+        peer = self.peer_id(name)
+        return any(peer in units.values() for step in self.of(Step) for units in step.owners.values())
+
     def peer_id(self, name: str) -> str:
         """Id of the peer with this name, from the peers' own introductions."""
-        from anabranch.observe.events import PeerJoined
-
         return next(event.subject for event in reversed(self.of(PeerJoined)) if event.name == name)
 
 

@@ -37,7 +37,7 @@ def swarm_with_a_liar(path: Path, texts: Path, supervisor: Supervisor, **changes
     gradient sum in step 3, or the next one to which it contributes. changes: keys of the run file."""
     # Under "static" every replica has its share of the microbatches, the liar too.
     plain = {"run__steps": 8, "audit__share": 1.0, "routing__policy": "static"}
-    run = small_run(texts, **{**plain, "fleet__relays_per_stage": [3, 2], **changes})
+    run = small_run(texts, **{**plain, "fleet__relays_per_stage": [3, 3], **changes})
     directory = created(path, run)
     plan_a_lie(directory)
     with swarm_of(directory, run, supervisor, target=run_lying_peer) as swarm:

@@ -238,7 +238,7 @@ def import_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
     kind = config.get("model_type")
     known = {kind: architecture for architecture, (_, kind) in CLASSES.items()}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         can = ", ".join(map(repr, known))
         raise ConfigError(f"{path}: model_type = {kind!r} cannot be represented; {can} can")
     _check_fixed_keys(path, config, FIXED[known[kind]])
@@ -246,7 +246,7 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
         model = _shape(path, config, known[kind])
     except KeyError as error:
         raise ConfigError(f"{path} lacks the key {error}; save the model again") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} holds a value of the wrong type: {error}") from None
@@ -259,8 +259,8 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig:
     """Model shape of a `config.json`. architecture: name in `SHAPE_KEYS`. path: named in messages. Raises
-    KeyError for a missing key, TypeError or ValueError for a bad value, ConfigError for one that the models
-    here cannot have."""
+    KeyError for a missing key, TypeError, ValueError or OverflowError for a bad value, ConfigError for one
+    that the models here cannot have."""
     values: dict[str, Any] = SHAPE_DEFAULTS[architecture] | config
     types = get_type_hints(ModelConfig)
     if architecture == "gpt":
@@ -281,7 +281,7 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
         return ModelConfig(
             architecture, rope_theta=theta, rope_factor=factor, head_width=width, window=window, **shape
         )
-    if head_dim is not None and shape["heads"] * int(head_dim) != shape["dim"]:
+    if head_dim is not None and shape["heads"] > 0 and shape["heads"] * int(head_dim) != shape["dim"]:
         raise ConfigError(
             f"{path}: head_dim = {head_dim} cannot be represented; only hidden_size / num_attention_heads "
             f"= {shape['dim'] // shape['heads']} can"

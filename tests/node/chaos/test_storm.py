@@ -40,6 +40,7 @@ def storm(
         run__steps=40,
         fleet__data_nodes=2,
         fleet__relays_per_stage=[3, 3],
+        fleet__minimum=1,  # relays are lost all the time
         evaluation__every=0,
         checkpoint__every=100_000,
         snapshots__every=snapshots_every,

@@ -11,7 +11,7 @@ import pytest
 from anabranch.node.lifecycle import control_file
 from anabranch.node.lifecycle.join import STATES
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Controlled, PeerActive, PeerJoined, Step
+from anabranch.observe.events import Controlled, PeerJoined, Step
 from support.local_swarms import PATIENCE_S, check_exact, created, small_run, swarm_of
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_machine_that_is_back_before_the_next_step_loads_its_state_from_its_di
         for name in ("relay-1.0", "relay-1.1"):
             swarm.join(name, swarm.ticket(), words)
         swarm.join("relay-2.0", swarm.ticket(), ["--stage", "2", "--cache", "0"])
-        swarm.until(lambda _: len(swarm.of(Step)) >= 2)
+        swarm.until(lambda _: len(swarm.of(Step)) >= 2 and swarm.serves("relay-1.0"))
         control_file.request(directory.path, "pause")
         swarm.until(lambda _: bool(swarm.of(Controlled)))
         last = swarm.of(Controlled)[-1].t
@@ -48,9 +48,7 @@ def test_a_machine_that_is_back_before_the_next_step_loads_its_state_from_its_di
         swarm.until(lambda _: any(isinstance(event, PeerJoined) for event in swarm.seen[before:]))
         swarm.until(lambda _: USED in (home / "events.jsonl").read_text("utf-8"))
         control_file.request(directory.path, "continue")
-        peer = swarm.peer_id("relay-1.0")
-        back = (PeerActive,)
-        swarm.until(lambda _: any(isinstance(e, back) and e.subject == peer for e in swarm.seen[before:]))
+        swarm.until(lambda _: swarm.serves("relay-1.0"))
         swarm.to_the_end()
     check_exact(directory, STEPS)
     assert not list((home / STATES).iterdir()), "the run is over: the disk is free again"

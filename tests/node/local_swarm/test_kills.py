@@ -144,7 +144,8 @@ def test_one_leaves_and_one_comes(tmp_path: Path, texts: Path, supervisor: Super
         joined = swarm.of(PeerJoined)[-1]
         assert (joined.name, joined.region, joined.stage) == ("ada", "London", 2)
         active = swarm.of(PeerActive)[-1]
-        swarm.until(lambda seen: steps_of(seen)[-1:] >= [active.from_iteration + 3])
+        enough = [active.from_iteration + 3]
+        swarm.until(lambda seen: steps_of(seen)[-1:] >= enough and swarm.owns("ada"))
         swarm.stop()
         swarm.to_the_end()
         assert volunteer.status == 0

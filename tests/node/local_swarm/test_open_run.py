@@ -12,6 +12,7 @@ from anabranch.net.ticket import parse_ticket
 from anabranch.node.lifecycle.tickets import history_of, new_ticket
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Audit
+from anabranch.protocol.coordinator.audit_cases import EXPIRED
 from node.local_swarm.test_gate import last_words, named, until
 from support.local_swarms import created, small_run, swarm_of
 
@@ -19,8 +20,9 @@ from support.local_swarms import created, small_run, swarm_of
 def test_a_walk_in_serves_and_is_audited(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The share of audits is tiny, so that all of them are of the walk-in. A second one finds no seat at its
-    stage; when the door is closed, the first has to go and the run goes on."""
+    """The share of audits is tiny, so that all of them are of the walk-in. On a busy machine some come too
+    late. A second walk-in finds no seat at its stage; when the door is closed, the first has to go and the
+    run goes on."""
     run = small_run(texts, run__steps=100_000, audit__share=1e-9, checkpoint__every=1000)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
@@ -36,10 +38,10 @@ def test_a_walk_in_serves_and_is_audited(
         swarm.join("second", line, ["--stage", "1"])
         assert "invited peers must outnumber" in last_words(swarm, "second")
 
-        swarm.until(lambda events: len([e for e in events if isinstance(e, Audit)]) >= 3)
+        swarm.until(lambda _: [audit.verdict for audit in swarm.of(Audit)].count("same") >= 3)
         audits = swarm.of(Audit)
         assert {audit.subject for audit in audits} == {member.id}, swarm.story()
-        assert {audit.verdict for audit in audits} == {"same"}, swarm.story()
+        assert {audit.verdict for audit in audits} <= {"same", EXPIRED}, swarm.story()
 
         assert main(["ticket", "revoke", "door", str(directory.path), "--reason", "closed"]) == 0
         until(swarm, lambda: member.id not in history_of(directory).membership.members)

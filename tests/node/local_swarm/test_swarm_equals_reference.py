@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.main import main
+from anabranch.node.local_swarm.local_swarm import processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Evaluation, PeerJoined, RunFinished, RunStarted, Timing
 from anabranch.train.model.sizes import block_parameters, model_config
@@ -54,7 +55,14 @@ def test_the_grid(
         fleet__minimum=min(replicas),
     )
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        # The first step waits for one data node alone: relays come once all of them are there.
+        for number in range(1, data_nodes):
+            swarm.join(f"data-{number}", swarm.ticket("data"), ["--corpus", str(directory.corpus)])
+        swarm.until(lambda _: len(swarm.of(PeerJoined)) == data_nodes)
+        for name, stage in processes_of(run).items():
+            if stage:
+                swarm.join(name, swarm.ticket(), ["--stage", str(stage)])
         swarm.to_the_end()
         assert all(process.status == 0 for process in swarm.processes.values()), swarm.story()
     check_exact(directory, steps=4)

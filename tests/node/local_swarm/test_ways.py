@@ -15,7 +15,7 @@ from anabranch.net.identity import Identity
 from anabranch.net.iroh.engine import installed
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerJoined, Step
-from support.local_swarms import Swarm, check_exact, created, small_run, swarm_of
+from support.local_swarms import Swarm, check_exact, created, small_run, swarm_of, voters_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +46,7 @@ def test_each_peer_of_the_run_has_its_way(
     run = small_run(texts, run__steps=100_000, **fleet)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
-        swarm.until(lambda _: len(swarm.of(Step)) >= 3)
+        swarm.until(lambda _: len(swarm.of(Step)) >= 3 and len(voters_of(directory)) == VOTERS)
         checks = examined(capsys, swarm.ticket())
         ways = {name: check for name, check in checks.items() if name.startswith("way to ")}
         assert len(ways) == VOTERS

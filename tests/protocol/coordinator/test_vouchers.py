@@ -165,3 +165,16 @@ def test_the_proof_of_one_that_serves_soon_is_neither_refused_nor_counted() -> N
     assert led.vouchers.on_vouch("x", Vouch(Fence(1, 1, 4, "next", 1), 1, "x")) is None
     assert led.vouchers.proves(4, 1, "x") is True
     assert led.vouchers.on_vouch("x", Vouch(Fence(1, 1, 4, "next", 1), 2, "x")) is not None
+
+
+def test_the_proof_of_a_replica_that_was_moved_or_removed_meanwhile_is_neither_refused_nor_counted() -> None:
+    """It sent the proof before it heard of that."""
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    led.ctx.run.membership.apply(
+        Members(3, joined=(Member("a", 2, 1, "", 4),), removed={"a": "moves to stage 2", "b": "left"})
+    )
+    led.vouch("ab", "entry", "x")
+    assert led.vouchers.proves(3, 1, "x") is None
+    assert led.vouchers.on_vouch("c", Vouch(Fence(1, 1, 3, "entry", 1), 2, "x")) is not None
+    assert led.vouchers.on_vouch("a", Vouch(Fence(1, 1, 3, "entry", 1), 2, "x")) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface.events import Note, Send
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.interface.tasks import Result
+from anabranch.protocol.interface.tasks import Result, WeightGradient
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Forward, Lack
 from anabranch.protocol.pipeline.microbatches import UNUSABLE_MAX, Iteration
@@ -24,10 +24,10 @@ class Relay:
         self.used: list[bytes] = []
         self._way = 0
 
-    def forward(self, peer: str, payload: bytes = b"good", repair: bool = False) -> None:
-        """Take an activation of microbatch 0."""
+    def forward(self, peer: str, payload: bytes = b"good", repair: bool = False, index: int = 0) -> None:
+        """Take an activation of a microbatch."""
         self._way += 1
-        message = Forward(self.ctx.fence(1, "base"), 0, (peer,), True, repair, True, self._way)
+        message = Forward(self.ctx.fence(1, "base"), index, (peer,), True, repair, True, self._way)
         assert self.iteration.on_forward(peer, message, payload) is None
 
     def compute(self) -> None:
@@ -105,3 +105,19 @@ def test_only_another_senders_activation_takes_the_place_of_one_that_overflowed(
     relay.forward("e")
     relay.compute()
     assert relay.used == [b"good"]
+
+
+def test_a_microbatch_that_fails_after_its_gradient_went_back_is_one_load_less_once() -> None:
+    """Its weight gradient cannot be computed; another microbatch of the same sender is still at work."""
+    relay = Relay()
+    relay.forward("d")
+    relay.forward("d", index=1)
+    relay.compute()
+    grant = relay.iteration.credits.ledger.grants["d"]
+    assert grant.at_work == 2
+    relay.iteration._gradient_arrived("e", 0, b"gradient")
+    while (job := relay.ctx.tasks.next()) is not None:
+        then = relay.ctx.tasks.finish(job[0])
+        assert then is not None
+        then(Result(error="broken") if isinstance(job[0], WeightGradient) else Result(outputs=(b"dx",)))
+    assert list(relay.iteration.units) == [1] and grant.at_work == 1

@@ -31,7 +31,8 @@ class Disputes:
         self._wait_s, self._next_at = AGAIN_S[0], 0.0
         self._noted = ""
         self._called: set[str] = set()
-        """Joiners for which the log went back at once: each could have been the third replica."""
+        """Members that waited to serve when the log went back: each could have been the third replica. For a
+        new one it goes back at once."""
 
     def decide(self, dispute: tuple[int, list[str]] | None) -> Rollback | None:
         """Record that ends a dispute; None if there is no dispute, nothing to go back to, or it is not due
@@ -42,10 +43,12 @@ class Disputes:
         waiting = self._waiting(stage)
         who = " and ".join(peer[:8] for peer in sorted(peers))
         reason = f"{who} report different states of stage {stage} after iteration {self.tip.t}"
+        self._called &= self.ctx.run.membership.members.keys()
         new = waiting - self._called
-        if new:
+        record = self.go_back(reason, "lend a third replica, or expel one of them", settled=bool(new))
+        if record is not None:
             self._called |= waiting
-        return self.go_back(reason, "lend a third replica, or expel one of them", settled=bool(new))
+        return record
 
     def _waiting(self, stage: int) -> set[str]:
         """Joiners of a stage, which could be its third replica."""

@@ -128,8 +128,11 @@ class Vouchers:
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
         """Enter a replica's proof of its state, if this peer knows the same log entry of that iteration (else
         it is ignored: too old, too new, or rolled back). That of a replica which serves from a later
-        iteration is ignored, too. Returns why it is refused, or None."""
+        iteration is ignored, too, and that of one which served the stage until the open iteration: it may
+        not have heard yet that it was moved or removed. Returns why it is refused, or None."""
         t, stage, membership = message.fence.t, message.stage, self.ctx.run.membership
+        if membership.gone.get(peer, (-1, ""))[0] == stage != membership.stage_of(peer):
+            return None
         if membership.stage_of(peer) != stage or peer not in membership.active_from:
             return "it does not serve the stage for which it vouches"
         if membership.is_live(peer, stage, t + 1) and self._bases.get(t) == message.fence.base:

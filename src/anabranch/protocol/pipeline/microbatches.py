@@ -403,8 +403,10 @@ class Iteration:
         return None
 
     def _finish(self, unit: IncomingMicrobatch) -> None:
-        """Note that the gradient can go upstream, so that the microbatch is no load to its sender any
-        more."""
+        """Note that the gradient can go upstream, so that the microbatch is no load to its sender any more;
+        nothing if that was noted before."""
+        if unit.returned:
+            return
         unit.returned = True
         if unit.granted is not None:
             self.credits.load_changed(unit.granted, -1)
