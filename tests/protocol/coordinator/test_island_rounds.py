@@ -28,6 +28,22 @@ def test_speeds_of_former_peers_are_bounded() -> None:
     assert rounds._rates["stays"] == rounds._rates[f"p{RATES_KEPT + 9}"] == 3.0 and "p0" not in rounds._rates
 
 
+def test_a_joiner_is_believed_as_quick_as_others_with_its_times() -> None:
+    """Times at joining lack the optimizer's steps; the lower median of what others reach of theirs counts, so
+    that one machine that reports itself far too quick moves nobody else."""
+    ctx = make_context("d", 1, 0, Settings("r", 1, 1, 3, 9, rounds=Rounds(inner=4, slots=3)), "d")
+    times = {"a": 1.0, "b": 2.0, "liar": 1e-9, "joiner": 0.5, "mute": 0.0}
+    joined = tuple(Member(p, 1, 1, "", 4, forward_s=s, backward_s=2.0 * s) for p, s in times.items())
+    ctx.run.membership.apply(Members(1, joined=joined))
+    rounds = IslandRounds(ctx, cast(Admission, None), bool)
+    alone = rounds._rate("joiner")
+    rounds._units = {"a": 6, "b": 6, "liar": 6}
+    for peer, seconds in (("a", 72.0), ("b", 144.0), ("liar", 72.0)):  # four times as long as they measured
+        rounds.on_applied(peer, {"Forward": seconds})
+    assert rounds._rate("joiner") == alone / 4.0 == 2.0 * rounds._rate("a")
+    assert rounds._rate("mute") == 1.0 / rounds._of_inner_step
+
+
 class WaitingRun:
     """Round 2 of three machines at a leader that waits for late slots; `removed` and `expelled` are its
     decisions."""

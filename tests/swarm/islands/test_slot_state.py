@@ -13,8 +13,10 @@ import pytest
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Forward
+from anabranch.protocol.log.records import Commit, Members, decode_entry
 from anabranch.protocol.rounds.plan import counted
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -90,7 +92,7 @@ def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     run = island_run(**SYSTEMS.get(system, {}), late="carry")
     world = world_of(run)
     # Late in round 4, and done before round 5 ends without it: by the steps that the system's plan has.
-    slow = slowed(world, 4, {"streaming": 4.0, "ahead": 7.0}.get(system, 6.0))
+    slow = slowed(world, 4, {"ahead": 5.0}.get(system, 4.0))
     world.run(until_s=4000)
     check_replayed(run, world)
     history = world.history()
@@ -169,6 +171,32 @@ def test_a_residual_that_survives_its_reset_is_told(monkeypatch: pytest.MonkeyPa
     assert struck
     with pytest.raises(AssertionError):
         check_replayed(run, world)
+
+
+@pytest.mark.parametrize("system", ["moments", "sparse"])
+def test_a_machine_that_falls_silent_in_the_exchange_holds_up_no_round(system: str) -> None:
+    """Its contribution is claimed, but gone with it, and nobody else has what it carried: the round ends
+    without its slot as soon as the reduce goes on without it, not when it is removed."""
+    run = run_of(system, late="drop")
+    world = world_of(run, relays=4)
+    frozen: list[str] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if not isinstance(message, msg.Attempt) or frozen or message.stage != 1 or message.fence.t != 5:
+            return
+        if node.id in {slot.peer for slot in world.history().plans[5]}:
+            frozen.append(node.id)
+            world.freeze(node.id, 100.0)
+
+    world.watchers.append(watch)
+    world.run(until_s=4000)
+    check_replayed(run, world)
+    records = [decode_entry(line).record for line in world.log]
+    [end] = [at for at, each in enumerate(records) if isinstance(each, Commit) and each.t == 5]
+    gone = [at for at, each in enumerate(records) if isinstance(each, Members) and each.removed]
+    assert frozen and frozen[0] not in records[end].stages[1].members  # type: ignore[union-attr]
+    assert not gone or gone[0] > end
 
 
 @pytest.mark.parametrize("late", ["drop", "wait"])

@@ -63,6 +63,8 @@ class IslandRounds:
         """Number of measurements so far."""
         self._longest_known: tuple[tuple[int, int, int], float] = (-1, -1, -1), 0.0
         """Inputs of the last `_longest_s`, and its result."""
+        self._reached_known: tuple[tuple[int, int], float] = (-1, -1), 1.0
+        """Inputs of the last `_reached`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
@@ -134,11 +136,35 @@ class IslandRounds:
 
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
-        else by the times that it measured when it joined, else as of one microbatch per second."""
+        else by the times that it measured when it joined and what others reach of theirs (`_reached`), else
+        as of one microbatch per second."""
+        rate = self._rates.get(peer)
+        if not rate:
+            joined = self._joined_rate(peer)
+            rate = joined * self._reached() if joined else 1.0
+        return rate / self._of_inner_step
+
+    def _joined_rate(self, peer: str) -> float:
+        """Microbatches per second of a member (KeyError for others) by the times that it measured when it
+        joined; 0 if these are no plausible ones."""
         member, counts = self.ctx.run.membership.members[peer], self.ctx.run.settings.counts
         measured_s = (member.forward_s + member.backward_s) * counts[max(0, member.stage - 1)]
-        rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
-        return rate / self._of_inner_step
+        return 1.0 / measured_s if plausible(measured_s) else 0.0
+
+    def _reached(self) -> float:
+        """Speed that members with counted work reach, as a share of the one by their times at joining: the
+        median; 1 before the first. Optimizer steps, and what else a machine does, are in none of those times.
+        A joiner believed too quick would be late with its first slot. Always 1 with pipeline islands, whose
+        crews have such a share of their own (`CrewPlanning`)."""
+        if self.ctx.run.settings.rounds.pipeline:
+            return 1.0
+        membership = self.ctx.run.membership
+        of = (membership.version, self._measured)
+        if self._reached_known[0] != of:
+            known = ((rate, peer) for peer, rate in self._rates.items() if peer in membership.members)
+            shares = sorted(rate / joined for rate, peer in known if (joined := self._joined_rate(peer)))
+            self._reached_known = of, shares[(len(shares) - 1) // 2] if shares else 1.0
+        return self._reached_known[1]
 
     def next(self, current: Round, accepted: Mapping[int, Crew]) -> Plan:
         """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
@@ -213,6 +239,7 @@ class IslandRounds:
             self._drop(current, self._hopeless(current, ready) if ready else frozenset())
             self._remove_overdue(current)
             return
+        ready = ready - self._unheard(current)
         there = len(slots) - len(self._left(current) - ready)
         share = min(1.0, len(ready) / (READY * there)) if there else 0.0
         if share > current.ready_share:
@@ -322,6 +349,21 @@ class IslandRounds:
     def _ready(current: Round) -> Set[int]:
         """Slots whose contribution and loss are claimed, and that were not dropped. Not to be changed."""
         return current.complete - current.dropped if current.dropped else current.complete
+
+    def _unheard(self, current: Round) -> frozenset[int]:
+        """Complete slots that the reduce cannot count: all members that claim them at some stage fell silent
+        since, and it goes on without these (`Stragglers`)."""
+        absent = self._admission.absent
+        if not (silent := absent.silent()):
+            return frozenset()
+        of = (self.ctx.run.membership.version, sum(current.reported.values()), silent)
+        if current.unheard[0] != of:
+            unheard = set[int]()
+            for stage in range(1, 1 + self.ctx.run.settings.stages):
+                claims, present = current.claims.get(stage, {}), absent.present(stage, current.t)
+                unheard |= current.complete.difference(*(claims.get(peer, ()) for peer in present))
+            current.unheard = of, frozenset(unheard)
+        return current.unheard[1]
 
     def _away(self, current: Round, late: frozenset[int]) -> bool:
         """True if the machines to which the slots `late` are bound are gone or silent: the round does not

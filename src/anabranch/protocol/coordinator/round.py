@@ -117,6 +117,9 @@ class Round:
     """Inputs of the last decision on late slots, if that decided nothing."""
     left: tuple[tuple[int, int], frozenset[int]] = (-1, -1), frozenset()
     """Slots that are lost, after the membership version and number of overflows that they follow from."""
+    unheard: tuple[tuple[int, int, frozenset[str]], frozenset[int]] = (-1, -1, frozenset()), frozenset()
+    """Complete slots whose claims are of silent members alone, after the membership version, number of
+    reports of new units, and silent members that they follow from."""
     _counts: tuple[frozenset[int], dict[int, frozenset[int]]] = (frozenset(), {})
 
     @property

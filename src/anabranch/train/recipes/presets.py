@@ -69,9 +69,12 @@ PRESETS = {
     "diloco": Preset(
         "Douillard et al., \"DiLoCo\", arXiv 2311.08105",
         "8 islands of one machine each that keep their moments, 500 inner AdamW steps a round, outer "
-        "Nesterov momentum 0.9 with rate 0.7, after 27 % of the steps taken together",
-        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine",
-        _DILOCO,
+        "Nesterov momentum 0.9 with rate 0.7, after 27 % of the steps taken together; the change of an "
+        "island that is late or lost is left out (Asynchronous Communication, figure 8)",
+        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine; "
+        "an island whose change was left out begins anew from the agreed weights (the paper's goes on from "
+        "its own)",
+        {**_DILOCO, "round.late": "drop"},
     ),
     "opendiloco": Preset(
         "Jaghouar, Ong, Hagemann, \"OpenDiLoCo\", arXiv 2407.07852",
