@@ -224,14 +224,15 @@ def write(args: Namespace, found: Found) -> None:
     for name, of_tokens in found.items():
         for tokens, of_rate in sorted(of_tokens.items()):
             rate = best(of_rate)
-            gains = list[str]()
+            gains, known = list[str](), list[float]()
             for seed, one in of_rate[rate].items():
                 curve = [(few, each[seed]["loss"]) for few, each in alone.items() if seed in each]
                 gain = None if name == ALONE else ratio(one["loss"], one["time"], curve)
                 beyond = name != ALONE and one["loss"] < min(loss for _, loss in curve)
                 least = max(few for few, _ in curve) / one["time"]
                 gains.append(f"{gain:.2f}" if gain else f"over {least:.1f}" if beyond else "–")
-                most = max(most, gain or least * beyond) if ROWS[name].rounds else most
+                known.append(gain or least * beyond)
+            most = max(most, min(known)) if ROWS[name].rounds else most
             figures = of_rate[rate].values()
             losses = " · ".join(f"{one['loss']:.3f}" for one in figures)
             others = ", ".join(
@@ -255,7 +256,7 @@ def write(args: Namespace, found: Found) -> None:
         f"row is that with the least mean loss.\n\n{table(columns, lines)}"
     )
     goals: list[Goal] = [
-        at_least("time to a loss, × the best machine alone (best row)", 10.0, most, "{:.2f}")
+        at_least("time to a loss, × the best machine alone (best row, its least seed)", 10.0, most, "{:.2f}")
     ]
     harness.write("time-to-loss", "Time to a loss: islands against the best machine alone", text,
                   goals=goals, data=found, dry=args.dry)  # fmt: skip

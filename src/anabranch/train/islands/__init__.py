@@ -1,5 +1,5 @@
 """Islands' part of a round that is a pure function of vectors: what a slot carries to the next round, which
-values of a change are sent, fragments.
+values of a change are sent, fragments, the moments that follow from the mean change.
 
 Not here: inner and outer steps (`train.stage.inner_steps`), plans of rounds (`protocol.rounds`).
 

@@ -2,5 +2,5 @@
 
 Not here: the optimizer's tensor update (`train.stage.optimizer`).
 
-Imported by: api, audit, cli, node, sim, train.reference, train.stage, train.workers.
+Imported by: api, audit, cli, node, sim, train.islands, train.reference, train.stage, train.workers.
 """
