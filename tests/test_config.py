@@ -159,7 +159,7 @@ def test_every_number_has_a_range() -> None:
                 **{"pipeline.stages": 0, "round.slots": 4, "round.first_moment": "agree"},
                 **{"round.outer_momentum": 0.0, "round.unsent": "local", "round.overlap": 1},
             },
-            ['round.first_moment = "agree" needs round.ahead = "keep"'],
+            ['round.overlap needs round.unsent = "local" and round.first_moment = "keep"'],
         ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),

@@ -118,7 +118,6 @@ class Stack:
             elif part.unsent == "local":
                 local.sub_(carried.unsent)
             taken = part.overlap
-            steps += taken * agreed
             if part.first_moment == "keep":
                 first, second = carried.first, carried.second
                 steps, second_steps = begun + taken - rounds.start, self.steps + begun + taken - rounds.start

@@ -58,7 +58,6 @@ _MEAN = RoundSection(
 _KEPT = replace(_MEAN, first_moment="keep")
 _AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
 _AGREED = replace(_MEAN, first_steps=0, first_moment="agree")
-_AGREED_AHEAD = replace(_AGREED, unsent="local", ahead="keep")
 _RATES = 0.01, 0.02, 0.04
 
 
@@ -119,11 +118,6 @@ ROWS = {
     "islands, H = 4, moments agreed": Row(
         replace(_AGREED, steps=4), MACHINES, 1,
         {1_500_000: _RATES, 3_000_000: (0.02,), 6_000_000: (0.01, 0.02)},
-        0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
-    ),
-    "islands, H = 4, moments agreed, 2 steps ahead": Row(
-        replace(_AGREED_AHEAD, steps=4, overlap=2), MACHINES, 1,
-        {1_500_000: (0.01, 0.02), 3_000_000: (0.02,), 6_000_000: (0.02,)},
         0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
     ),
     "islands, H = 16, moments agreed": Row(

@@ -344,19 +344,14 @@ def _round_problem(config: RunConfig) -> str:
         return "round.first_steps does not work with round.overlap: set one of them to 0"
     if part.fragments > 1 or part.overlap:
         which = "round.fragments" if part.fragments > 1 else "round.overlap"
-        moments = ("keep",) if part.fragments > 1 else ("keep", "agree")
-        if part.unsent != "local" or part.first_moment not in moments:
-            kept = " or ".join(f'"{moment}"' for moment in moments)
-            return f'{which} needs round.unsent = "local" and round.first_moment = {kept}: set both'
+        if (part.unsent, part.first_moment) != ("local", "keep"):
+            return f'{which} needs round.unsent = "local" and round.first_moment = "keep": set both'
         if part.select != "all":
             return f'{which} does not work with round.select: set that to "all"'
     elif part.mix:
         return "round.mix is for round.fragments and round.overlap: set it to 0"
-    if part.first_moment == "agree":
-        if part.outer_momentum or part.select != "all":
-            return 'round.first_moment = "agree" needs round.outer_momentum = 0 and round.select = "all"'
-        if part.overlap and part.ahead != "keep":
-            return 'round.overlap with round.first_moment = "agree" needs round.ahead = "keep": set it'
+    if part.first_moment == "agree" and (part.outer_momentum or part.select != "all"):
+        return 'round.first_moment = "agree" needs round.outer_momentum = 0 and round.select = "all"'
     if part.ahead == "keep" and (part.mix or not part.overlap):
         return 'round.ahead = "keep" needs round.overlap, and round.mix = 0'
     if part.overlap >= part.steps:

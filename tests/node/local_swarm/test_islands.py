@@ -15,7 +15,7 @@ from anabranch.protocol.rounds.plan import counted, filled
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
 #: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small; "ahead":
-#: steps ahead that are kept; "agreed": the same with agreed moments.
+#: steps ahead that are kept; "agreed": agreed moments.
 SYSTEMS: dict[str, dict[str, object]] = {
     "anabranch": {},
     "diloco": {"round__first_moment": "keep", "round__contributions": "exact", "round__late": "wait"},
@@ -35,8 +35,6 @@ SYSTEMS: dict[str, dict[str, object]] = {
     },
     "agreed": {
         "round__outer_momentum": 0.0,
-        "round__overlap": 1,
-        "round__ahead": "keep",
         "round__unsent": "local",
         "round__first_moment": "agree",
     },

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anabranch.config import OptimizerSection, PipelineSection, RoundSection, RunConfig
-from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
+from anabranch.train.islands.agreed_moments import Course, rebase, round_scalars, update_moments
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
@@ -60,13 +60,56 @@ def state_of(run: RunConfig, second: float = 1e4) -> StageState:
     return state
 
 
-def given(run: RunConfig, state: StageState, gradient: torch.Tensor) -> torch.Tensor:
-    """Change of the first round of an island whose gradient is the same in all steps."""
-    island = Island(run, state, FIRST, run.round.steps)
-    for _ in range(run.round.steps):
+def given(run: RunConfig, state: StageState, gradient: torch.Tensor, steps: int = 0) -> torch.Tensor:
+    """Change of the first round of an island whose gradient is the same in all its steps."""
+    steps = steps or run.round.steps
+    island = Island(run, state, FIRST, steps)
+    for _ in range(steps):
         island.gradient.copy_(gradient)
         island.step()
-    return island.close().change / run.round.steps
+    return island.close().change / steps
+
+
+def corrected(run: RunConfig) -> float:
+    """Sum of the learning rates of the first round, each over its bias correction."""
+    course = round_scalars(run, FIRST).course
+    return course.moment + course.gradient
+
+
+@pytest.mark.parametrize("slots", [(1, 7), (2, 6), (16, 4)])
+def test_slots_of_other_lengths_say_the_same_of_the_moments(slots: tuple[int, int]) -> None:
+    """Without it the moments of the run grow by a factor in each round where machines differ in speed."""
+    run = agreeing(steps=4, optimizer={"weight_decay": 0.3, "lr": 1e-6})
+    state = state_of(run, second=1e8)
+    torch.manual_seed(1)
+    gradients = torch.randn(2, len(state.weights), dtype=torch.float64)
+    alike = [given(run, state, gradient) for gradient in gradients]
+    others = [given(run, state, gradient, steps) for gradient, steps in zip(gradients, slots, strict=True)]
+    for one, other in zip(alike, others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-13)
+        assert float(one.abs().max()) > 1e-11
+
+
+@pytest.mark.parametrize("slots", [(1, 7), (2, 2, 2, 10), (4, 4)])
+def test_unequal_machines_keep_the_moments_bounded(slots: tuple[int, ...]) -> None:
+    """Forty rounds of noise: the second moment stays near that of the noise of the mean gradient."""
+    run = agreeing(slots=len(slots), steps=4, optimizer={"lr": 1e-4})
+    run = replace(run, run=replace(run.run, steps=400))
+    run = replace(run, round=replace(run.round, start=2 / 400))
+    state = state_of(run, second=1.0 / len(slots))
+    state.exp_avg.zero_()
+    torch.manual_seed(2)
+    for t in range(FIRST, FIRST + 40):
+        total = torch.zeros_like(state.weights)
+        for steps in slots:
+            island = Island(run, state, t, steps)
+            for _ in range(steps):
+                island.gradient.normal_()
+                island.step()
+            total += island.close().change
+        outer_step(run, state, total, 1.0, 1.0 / sum(slots), t)
+    assert 0.2 < float(state.exp_avg_sq.mean()) * len(slots) < 5.0
+    assert float(state.exp_avg.square().mean()) * len(slots) < 1.0
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
@@ -100,7 +143,7 @@ def test_a_round_of_one_step_is_adamw_on_the_mean_gradient() -> None:
         contribution(run, model, state, FIRST, 1, slot_tokens(batches, run, slot, 0, 1)).change
         for slot in (0, 1)
     ]
-    optimizer, rate = run.optimizer, round_scalars(run, FIRST).rates
+    optimizer, rate = run.optimizer, round_scalars(run, FIRST).course.rates
     one, two = bias_corrections(optimizer, FIRST)[0], bias_corrections(optimizer, FIRST - 1)[1]
     before, first = state.weights.clone(), state.exp_avg.clone()
     scale = torch.sqrt(state.exp_avg_sq / two) + optimizer.eps
@@ -120,7 +163,7 @@ def test_a_first_gradient_of_an_element_moves_it_no_further_than_adam_would() ->
     state = state_of(run, second=0.0)
     state.exp_avg.zero_()
     change = given(run, state, torch.full_like(state.weights, 7.0))
-    optimizer, rate = run.optimizer, round_scalars(run, FIRST).corrected
+    optimizer, rate = run.optimizer, corrected(run)
     two = bias_corrections(optimizer, FIRST - 1)[1]
     most = rate * (1.0 - optimizer.beta1) / ((1.0 - optimizer.beta2) / two) ** 0.5
     assert torch.allclose(change / 4.0, torch.full_like(change, most), rtol=1e-4, atol=0)
@@ -129,7 +172,7 @@ def test_a_first_gradient_of_an_element_moves_it_no_further_than_adam_would() ->
 
 
 def test_a_round_without_a_learning_rate_leaves_the_moments() -> None:
-    scalars = replace(round_scalars(agreeing(), FIRST), rates=0.0, corrected=0.0)
+    scalars = replace(round_scalars(agreeing(), FIRST), course=Course(0.0, 0.0, 0.0))
     first, second = torch.ones(3), torch.full((3,), 2.0)
     update_moments(first, second, torch.zeros(3), torch.ones(3), scalars, 1e-8, 0.1)
     assert first.tolist() == [1.0] * 3 and second.tolist() == [2.0] * 3

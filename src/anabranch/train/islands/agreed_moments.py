@@ -9,8 +9,12 @@ all islands. Nothing but the change is exchanged, and no island has moments of i
 In a round of H optimizer steps with learning rates rₕ, the mean change without decay is Σ qₕ·mₕ / D, where
 qₕ = rₕ/c₁ₕ and D = √v/√c₂ + ε. If g is the mean gradient of the round, the mean of mₕ weighted by qₕ is
 S·m + (1 − S)·g with S = Σ qₕ·β₁ʰ / Σ qₕ; m is the moment at its beginning. g is the mean over H batches, of
-which each step would have had one, so its square counts H times. Slots of other lengths than H are taken for
-such of H steps.
+which each step would have had one, so its square counts H times.
+
+An island with another number of steps sends the change that H steps with its own mean gradient would have
+made (`normalise`): quick machines give better gradients, not longer ways, and every change says the same of
+the moment at the beginning. Steps taken in advance divide by a moment of the round before, which cannot be
+told from the change, so there are none (`round.overlap` = 0).
 
 In the second moment that an island holds its own squares count with weight 1/K², as they would in that of
 the mean gradient: else a first gradient of a seldom element would be divided by almost nothing.
@@ -30,36 +34,76 @@ from anabranch.train.numerics.step_scalars import bias_corrections, learning_rat
 
 
 @dataclass(frozen=True)
+class Course:
+    """Sums over the steps of a slot in a round, of which its change without decay is (moment · m + gradient ·
+    g) / D. rates: Σ rₕ. moment: Σ qₕ·β₁ʰ. gradient: Σ qₕ·(1 − β₁ʰ)."""
+
+    rates: float
+    moment: float
+    gradient: float
+
+
+@dataclass(frozen=True)
 class RoundScalars:
-    """Scalars of a round, equal for all elements. steps: H. rates: Σ rₕ. corrected: Σ qₕ. root2: √c₂
-    of the second moment at the beginning. share: S. first, second: β₁ᴴ, β₂ᴴ."""
+    """Scalars of a round, equal for all elements. steps: H. course: of these steps. root2: √c₂ of the second
+    moment at the beginning. first, second: β₁ᴴ, β₂ᴴ."""
 
     steps: int
-    rates: float
-    corrected: float
+    course: Course
     root2: float
-    share: float
     first: float
     second: float
 
 
-def round_scalars(run: RunConfig, t: int) -> RoundScalars:
-    """Scalars of round t. Adam's counter is the number of optimizer steps so far, skipped ones included."""
+def course(run: RunConfig, t: int, steps: int) -> Course:
+    """Course of a slot of `steps` steps in round t. Adam's counter is the number of optimizer steps so far,
+    skipped ones included."""
     rounds, optimizer = rounds_of(run), run.optimizer
-    begun, steps = rounds.progress(t - 1), rounds.length(t)
-    rates = [learning_rate(run, begun + h) for h in range(1, steps + 1)]
+    begun, length = rounds.progress(t - 1), rounds.length(t)
+    rates = [learning_rate(run, begun - (-h * length // steps)) for h in range(1, steps + 1)]
     corrected = [rate / bias_corrections(optimizer, begun + h)[0] for h, rate in enumerate(rates, 1)]
     powers = [math.prod([optimizer.beta1] * h) for h in range(1, steps + 1)]
-    total = math.fsum(corrected)
+    pairs = list(zip(corrected, powers, strict=True))
+    moment = math.fsum(q * power for q, power in pairs)
+    return Course(math.fsum(rates), moment, math.fsum(q * (1.0 - power) for q, power in pairs))
+
+
+def round_scalars(run: RunConfig, t: int) -> RoundScalars:
+    """Scalars of round t."""
+    rounds, optimizer = rounds_of(run), run.optimizer
+    steps = rounds.length(t)
     return RoundScalars(
         steps=steps,
-        rates=math.fsum(rates),
-        corrected=total,
-        root2=bias_corrections(optimizer, begun)[1] ** 0.5,
-        share=math.fsum(q * power for q, power in zip(corrected, powers, strict=True)) / (total or 1.0),
-        first=powers[-1],
+        course=course(run, t, steps),
+        root2=bias_corrections(optimizer, rounds.progress(t - 1))[1] ** 0.5,
+        first=math.prod([optimizer.beta1] * steps),
         second=math.prod([optimizer.beta2] * steps),
     )
+
+
+def normalise(
+    local: Tensor,
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    own: Course,
+    scalars: RoundScalars,
+    eps: float,
+    decay: float,
+) -> None:
+    """Move the weights `local` of an island, after steps of the course `own`, to where the round's course
+    with the same mean gradient ends, in place. All vectors are flat, of the same elements. weights, first,
+    second: those of the run, before the round. decay: weight decay; 0: these elements have none."""
+    whole = scalars.course
+    if own == whole or not own.gradient:
+        return
+    ratio = whole.gradient / own.gradient
+    change = weights.sub(local).mul_(ratio)
+    scale = torch.sqrt(second).div_(scalars.root2).add_(eps)
+    change.add_(first.mul(whole.moment - ratio * own.moment).div_(scale))
+    if decay:
+        change.add_(weights.mul(decay * (whole.rates - ratio * own.rates)))
+    local.copy_(weights).sub_(change)
 
 
 def update_moments(
@@ -76,15 +120,15 @@ def update_moments(
     (weights before less weights after). weights: those before the round. decay: weight decay; 0: these
     elements have none.
 
-    g = ((change − decay·Σr·w)·D / Σq − S·m) / (1 − S);  m = β₁ᴴm + (1 − β₁ᴴ)g;
+    g = ((change − decay·Σr·w)·D − Σqβ₁ʰ·m) / Σq(1 − β₁ʰ);  m = β₁ᴴm + (1 − β₁ᴴ)g;
     v = β₂ᴴv + (1 − β₂ᴴ)·H·g²
     """
-    if not scalars.corrected:
+    whole = scalars.course
+    if not whole.gradient:
         return
     scale = torch.sqrt(second).div_(scalars.root2).add_(eps)
-    mean = change.sub(weights.mul(decay * scalars.rates)) if decay else change.clone()
-    mean.mul_(scale).div_(scalars.corrected)
-    mean.sub_(first.mul(scalars.share)).div_(1.0 - scalars.share)
+    mean = change.sub(weights.mul(decay * whole.rates)) if decay else change.clone()
+    mean.mul_(scale).sub_(first.mul(whole.moment)).div_(whole.gradient)
     first.mul_(scalars.first).add_(mean.mul(1.0 - scalars.first))
     mean.mul_(mean).mul_(scalars.steps * (1.0 - scalars.second))
     second.mul_(scalars.second).add_(mean)

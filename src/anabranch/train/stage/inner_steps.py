@@ -13,7 +13,7 @@ state, and there is no outer momentum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
+from anabranch.train.islands.agreed_moments import course, normalise, rebase, round_scalars, update_moments
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import selected
 from anabranch.train.islands.slot_state import KEPT, Moments, SlotState
@@ -234,6 +234,8 @@ class Island:
         """Contribution of the slot, after its inner steps. If it takes steps ahead (`round.overlap`), its
         state is None, and is had from `carry` after them. Raises Overflow if the change is not finite."""
         rounds, part, state, carried = rounds_of(self._run), self._run.round, self._state, self._carried
+        if part.first_moment == "agree":
+            self._normalise()
         change = torch.sub(state.weights, self.local.weights)
         if carried is not None and carried.unsent is not None and part.unsent == "feedback":
             change.add_(carried.unsent, alpha=part.unsent_decay)
@@ -247,6 +249,15 @@ class Island:
         self._sent = sent
         kept = self._carry(change) if rounds.keeps and not self.ahead else None
         return Contribution(whole, self._loss, kept)
+
+    def _normalise(self) -> None:
+        """Go to where the round's own number of steps would have ended (`agreed_moments.normalise`)."""
+        run, state, t = self._run, self._state, self._t
+        own, scalars = course(run, t, self.steps), round_scalars(run, t)
+        for part, decay in _parts(run, state):
+            moments = state.exp_avg[part], state.exp_avg_sq[part]
+            local, weights = self.local.weights[part], state.weights[part]
+            normalise(local, weights, *moments, own, scalars, run.optimizer.eps, decay)
 
     def carry(self) -> SlotState:
         """State that the slot carries to its next round, after the steps ahead, and while the state that the
@@ -399,13 +410,17 @@ def _agreed_step(
     run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int
 ) -> None:
     """Outer step of round t of a run that agrees on its moments (see `outer_step`)."""
-    scalars, optimizer = round_scalars(run, t), run.optimizer
+    scalars, eps = round_scalars(run, t), run.optimizer.eps
+    for part, decay in _parts(run, state):
+        change, weights = total[part].mul(factor), state.weights[part]
+        update_moments(state.exp_avg[part], state.exp_avg_sq[part], change, weights, scalars, eps, decay)
+        weights.sub_(change.mul_(learning_rate))
+
+
+def _parts(run: RunConfig, state: StageState) -> Iterator[tuple[slice, float]]:
+    """Blocks of the state's vectors, none of two tensors, and their weight decay (0 where none applies)."""
     for name in state.layout.names:
         begin, end = state.layout.bounds[name]
-        decay = optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
+        decay = run.optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
         for start in range(begin, end, exact.BLOCK):
-            part = slice(start, min(start + exact.BLOCK, end))
-            change, weights = total[part].mul(factor), state.weights[part]
-            first, second = state.exp_avg[part], state.exp_avg_sq[part]
-            update_moments(first, second, change, weights, scalars, optimizer.eps, decay)
-            weights.sub_(change.mul_(learning_rate))
+            yield slice(start, min(start + exact.BLOCK, end)), decay
