@@ -161,6 +161,13 @@ def test_every_number_has_a_range() -> None:
             },
             ['round.overlap needs round.unsent = "local" and round.first_moment = "keep"'],
         ),
+        (
+            {
+                **{"pipeline.stages": 0, "round.slots": 4, "round.first_moment": "agree"},
+                **{"round.outer_momentum": 0.0, "optimizer.beta2": 0.9, "round.steps": 11},
+            },
+            ["needs round.steps of at most 10 here"],
+        ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),
         ({"pipeline.stages": 0, "audit.share": 0.5}, ["audit.share is for pipelines"]),

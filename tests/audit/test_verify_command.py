@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_named(
     copy.log.write_bytes(b"")
     assert "the log is empty" in sentence(copy.path, capsys)
     copy.log.unlink()
-    assert "cannot read the commit log" in sentence(copy.path, capsys)
+    assert "there is no commit log here" in sentence(copy.path, capsys)
     copy.log.write_bytes(log)
 
     stage = copy.checkpoint_path(3) / "stage-1.safetensors"

@@ -122,11 +122,15 @@ class RunDirectory:
         """Raise UserError if an entry is a link to a file, or neither a file nor a folder. A directory may
         come from somebody else. Reading a FIFO in it would never end, and a symbolic link would let it name
         any file of this machine to be read, appended to or replaced. A folder that its owner has moved to
-        another disk may be a link."""
+        another disk may be a link. A folder that its leader renames or removes meanwhile is passed over."""
         waiting = [self.path]
         while waiting:
             folder = waiting.pop()
-            with os_errors_named(f"cannot read {folder}"), os.scandir(folder) as entries:
+            with os_errors_named(f"cannot read {folder}"):
+                try:
+                    entries = list(os.scandir(folder))
+                except FileNotFoundError:
+                    continue  # a checkpoint that is finished or pruned
                 for entry in entries:
                     if entry.is_dir():
                         ours = folder != self.path or self.path / entry.name in self._folders

@@ -12,6 +12,11 @@ from anabranch.addresses import parse_addresses
 from anabranch.config.schema import CONSTRAINTS, RunConfig
 from anabranch.errors import ConfigError
 
+#: Most squares of its own that an island may add in a round to the second moment that it holds, as a share
+#: of that (`train.islands.agreed_moments`): H·(1 − β₂) squares of weight 1/K², each K times the agreed one.
+#: A quarter makes its last step a tenth shorter; with more the agreed moment shrinks from round to round.
+HELD_MOST = 0.25
+
 
 def check_rules(config: RunConfig, where: str) -> None:
     """Raise ConfigError at the first value or combination that is not allowed; `where` begins the message."""
@@ -352,6 +357,12 @@ def _round_problem(config: RunConfig) -> str:
         return "round.mix is for round.fragments and round.overlap: set it to 0"
     if part.first_moment == "agree" and (part.outer_momentum or part.select != "all"):
         return 'round.first_moment = "agree" needs round.outer_momentum = 0 and round.select = "all"'
+    held = HELD_MOST * slots / (1.0 - config.optimizer.beta2)
+    if part.first_moment == "agree" and part.steps > held:
+        return (
+            f'round.first_moment = "agree" needs round.steps of at most {math.floor(held + 1e-9)} here (a '
+            "quarter of round.slots / (1 - optimizer.beta2)): lower round.steps, or raise optimizer.beta2"
+        )
     if part.ahead == "keep" and (part.mix or not part.overlap):
         return 'round.ahead = "keep" needs round.overlap, and round.mix = 0'
     if part.overlap >= part.steps:

@@ -34,13 +34,8 @@ from anabranch.sim.workers import integer_world
 from anabranch.sim.workers.integer_arithmetic import PIECES
 from anabranch.sim.workers.integer_worker import IntegerWorker
 
-#: Most pieces of the largest stage's state, which are larger than PIECE_BYTES then (a choice: bounds the
-#: number of events; with fewer a slow line would be taken for long by the pieces that it was asked for before
-#: it was known as slow).
-PIECES_MAX = 256
-#: Share of a state's bytes that is sent: of each four bytes the highest is deflated. Measured on llama-tiny
-#: after 40 steps (docs/explanation/thin-lines.md).
-DEFLATED = 0.83
+#: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
+PIECES_MAX = 32
 #: Least and greatest number of iterations between snapshots, chosen so that copies add at most a quarter to
 #: the bytes sent (as `snapshots.every = 0` in a run file).
 SNAPSHOTS_EVERY = (5, 100)
@@ -74,11 +69,10 @@ class SizedIntegerWorker(IntegerWorker):
 
 
 def pieces_of(work: Workload, stage: int) -> int:
-    """Number of pieces in which a stage's state is copied, at least PIECES + 1 (also for an empty stage).
-    They have one size in all stages: PIECE_BYTES, or more where the largest stage has PIECES_MAX of them."""
-    largest = max(map(work.parameters, range(work.stages + 1)))
-    piece_bytes = max(PIECE_BYTES, -(-work.state_bytes * largest // PIECES_MAX))
-    return max(PIECES + 1, -(-work.state_bytes * work.parameters(stage) // piece_bytes))
+    """Number of pieces in which a stage's state is copied: of PIECE_BYTES each, but at least PIECES + 1 (also
+    for an empty stage) and at most PIECES_MAX."""
+    whole = -(-work.state_bytes * work.parameters(stage) // PIECE_BYTES)
+    return max(PIECES + 1, min(PIECES_MAX, whole))
 
 
 @dataclass
@@ -296,8 +290,7 @@ class ModelledWorld(LinedWorld):
             case msg.Burst():
                 return float(trial_bytes(self.settings))
             case msg.Piece(of_stage):
-                whole = work.state_bytes * work.parameters(of_stage)
-                return DEFLATED * whole / pieces_of(work, of_stage)
+                return work.state_bytes * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
