@@ -126,7 +126,7 @@ class Stack:
             self._inner_step(local, first, second, step, step, (steps, second_steps))
         sent = self._rounded((before - local) * float(length), part.contributions)
         for step in range(begun + length + 1, begun + length + part.overlap + 1):
-            steps, second_steps = steps + 1, second_steps + (not agreed)
+            steps, second_steps = steps + 1, second_steps + 1
             self._inner_step(local, first, second, step, begun + length, (steps, second_steps))
         if rounds.carries:
             self._carried = _Carried(first, second, before - local - sent / float(length), local)

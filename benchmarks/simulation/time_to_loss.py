@@ -81,6 +81,8 @@ class Row:
 
 ALONE, TOGETHER = "best machine alone", "all 24, synchronous, lines free"
 ALONE_256 = "best machine alone, 256 tokens a step"
+#: Rows with which the others are compared, by the better one of each length.
+ALONES = ALONE, ALONE_256
 #: Alone, 0.99 as the second moment's decay was worse (500,000 tokens: 1.781 instead of 1.749).
 ROWS = {
     ALONE: Row(
@@ -219,7 +221,7 @@ def mean_loss(of_seed: dict[int, dict[str, float]]) -> float:
 
 def write(args: Namespace, found: Found) -> None:
     (faster, busy), lines, most = fleet(), list[list[str]](), 0.0
-    rows = [found.get(name, {}) for name in (ALONE, ALONE_256)]
+    rows = [found.get(name, {}) for name in ALONES]
     alone = {
         tokens: min((row[tokens][best(row[tokens])] for row in rows if tokens in row), key=mean_loss)
         for tokens in {tokens for row in rows for tokens in row}
@@ -230,8 +232,8 @@ def write(args: Namespace, found: Found) -> None:
             gains, known = list[str](), list[float]()
             for seed, one in of_rate[rate].items():
                 curve = [(few, each[seed]["loss"]) for few, each in alone.items() if seed in each]
-                gain = None if name in (ALONE, ALONE_256) else ratio(one["loss"], one["time"], curve)
-                beyond = name not in (ALONE, ALONE_256) and one["loss"] < min(loss for _, loss in curve)
+                gain = None if name in ALONES else ratio(one["loss"], one["time"], curve)
+                beyond = name not in ALONES and one["loss"] < min(loss for _, loss in curve)
                 least = max(few for few, _ in curve) / one["time"]
                 gains.append(f"{gain:.2f}" if gain else f"over {least:.1f}" if beyond else "–")
                 known.append(gain or least * beyond)

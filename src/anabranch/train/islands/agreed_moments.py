@@ -23,7 +23,9 @@ the mean gradient: else a first gradient of a seldom element would be divided by
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ def course(run: RunConfig, t: int, steps: int) -> Course:
     begun, length = rounds.progress(t - 1), rounds.length(t)
     rates = [learning_rate(run, begun - (-h * length // steps)) for h in range(1, steps + 1)]
     corrected = [rate / bias_corrections(optimizer, begun + h)[0] for h, rate in enumerate(rates, 1)]
-    powers = [math.prod([optimizer.beta1] * h) for h in range(1, steps + 1)]
+    powers = accumulate([optimizer.beta1] * steps, operator.mul)
     pairs = list(zip(corrected, powers, strict=True))
     moment = math.fsum(q * power for q, power in pairs)
     return Course(math.fsum(rates), moment, math.fsum(q * (1.0 - power) for q, power in pairs))

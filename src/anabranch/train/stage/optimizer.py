@@ -58,8 +58,8 @@ def adamw(
     held: float = 0.0,
 ) -> None:
     """Take one step in place and raise Adam's counter. `gradient` is flat, in the state's layout. Tensors in
-    `leave` stay as they are. held: if positive, the second moment does
-    not fade, and squares count with this weight in it.
+    `leave` stay as they are. held: if positive, the second moment does not fade, and squares count with this
+    weight in it.
 
     g = clip·grad;  m = β₁m + (1−β₁)g;  v = β₂v + (1−β₂)g²;
     w = w·(1 − lr·decay) − (lr/c₁)·m / (√v/√c₂ + ε)
