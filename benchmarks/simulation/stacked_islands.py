@@ -9,6 +9,7 @@ the two.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus
-from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
+from anabranch.train.islands.agreed_moments import course, normalise, rebase, round_scalars, update_moments
 from anabranch.train.model.interface import build, stage_layout
 from anabranch.train.model.llama import EMBEDDING, FINAL_NORM
 from anabranch.train.model.partition import partition
@@ -49,7 +50,11 @@ class Stack:
     """Runs that differ in learning rates and seeds only. weights, first, second: (runs, parameters); first
     is Adam's first moment while steps are synchronous, then the outer momentum."""
 
-    def __init__(self, runs: Sequence[RunConfig], corpus: Corpus) -> None:
+    def __init__(
+        self, runs: Sequence[RunConfig], corpus: Corpus, lengths: Sequence[int] = (), lost: float = 0.0
+    ) -> None:
+        """lengths: inner steps of each slot in a round; empty: those of the run. lost: share of the
+        contributions that count in no round. Both are for rounds without state of slots."""
         run = runs[0]
         shape = model_config(run.model, corpus.vocab_size)
         self.runs, self.run, self.rounds = runs, run, rounds_of(run)
@@ -62,6 +67,8 @@ class Stack:
         seeds = {each.run.seed: Batches(corpus, each.batch, each.run.seed) for each in runs}
         self.batches = [seeds[each.run.seed] for each in runs]
         self._carried: _Carried | None = None
+        self._lengths, self._lost, self._taken = tuple(lengths), lost, [0] * self.rounds.slots
+        self._draws = [random.Random(f"lost {each.run.seed}") for each in runs]
         self._decays = torch.zeros(self.weights.shape[1])
         for name, (begin, end) in self.layout.bounds.items():
             self._decays[begin:end] = float(decays(self.layout.shapes[name]))
@@ -121,23 +128,50 @@ class Stack:
             if part.first_moment == "keep":
                 first, second = carried.first, carried.second
                 steps, second_steps = begun + taken - rounds.start, self.steps + begun + taken - rounds.start
-        for step in range(begun + taken + 1, begun + length + 1):
+        lengths = self._lengths if length == part.steps and self._lengths else (length,) * slots
+        for step in range(taken + 1, max(lengths) + 1):
             steps, second_steps = steps + 1, second_steps + (not agreed)
-            self._inner_step(local, first, second, step, step, (steps, second_steps))
-        sent = self._rounded((before - local) * float(length), part.contributions)
-        for step in range(begun + length + 1, begun + length + part.overlap + 1):
+            self._inner_step((local, first, second), t, lengths, step, (steps, second_steps))
+        if agreed and self._lengths:
+            self._normalise(local, t, lengths)
+        counted = self._counted(lengths)
+        sent = self._rounded((before - local) * counted.view(-1, 1), part.contributions)
+        for step in range(length + 1, length + part.overlap + 1):
             steps, second_steps = steps + 1, second_steps + 1
-            self._inner_step(local, first, second, step, begun + length, (steps, second_steps))
+            self._inner_step((local, first, second), t, lengths, step, (steps, second_steps))
         if rounds.carries:
             self._carried = _Carried(first, second, before - local - sent / float(length), local)
+        self._taken = [taken + steps for taken, steps in zip(self._taken, lengths, strict=True)]
         total = self._rounded(sent.view(len(self.runs), slots, -1).sum(1), part.results)
-        mean, momentum = total / float(slots * length), part.outer_momentum
+        mean, momentum = total / counted.sum(1, keepdim=True), part.outer_momentum
         if agreed:
             self._agree(mean, t)
             self.weights.sub_(mean * part.outer_lr)
             return
         self.first.mul_(momentum).add_(mean)
         self.weights.sub_((mean + momentum * self.first) * part.outer_lr)
+
+    def _counted(self, lengths: Sequence[int]) -> Tensor:
+        """Weight of each contribution (runs, slots): inner steps of the slot; 0 if it is lost. The first slot
+        of a run is not lost."""
+        kept = [
+            [float(steps * (k == 0 or draws.random() >= self._lost)) for k, steps in enumerate(lengths)]
+            for draws in self._draws
+        ]
+        return torch.tensor(kept)
+
+    def _normalise(self, local: Tensor, t: int, lengths: Sequence[int]) -> None:
+        """Move the weights of each island to where the round's own number of steps would have ended."""
+        optimizer = self.run.optimizer
+        for k, run in enumerate(self.runs):
+            scalars = round_scalars(run, t)
+            courses = {steps: course(run, t, steps) for steps in set(lengths)}
+            for slot, steps in enumerate(lengths):
+                row = local[k * len(lengths) + slot]
+                for begin, end in self.layout.bounds.values():
+                    parts = [one[begin:end] for one in (row, self.weights[k], self.first[k], self.second[k])]
+                    decay = optimizer.weight_decay * float(self._decays[begin])
+                    normalise(*parts, courses[steps], scalars, optimizer.eps, decay)
 
     def _agree(self, mean: Tensor, t: int) -> None:
         """Bring the moments of each run past round t, whose mean change is `mean`."""
@@ -150,21 +184,32 @@ class Stack:
                 update_moments(*parts, scalars, run.optimizer.eps, decay)
 
     def _inner_step(
-        self, local: Tensor, first: Tensor, second: Tensor, step: int, at: int, taken: tuple[int, int]
+        self, vectors: tuple[Tensor, ...], t: int, lengths: Sequence[int], step: int, taken: tuple[int, int]
     ) -> None:
-        """Take inner step `step` of every island in place, with the learning rate of optimizer step `at`.
-        taken: steps of each moment, this one included."""
-        run, slots, count = self.run, self.rounds.slots, inner_microbatches(self.run)
+        """Take inner step `step` (1, 2, ...) of round t in place, of each island that has as many, ahead of
+        the round or not. vectors: weights, first and second moment of all islands. lengths: steps of each
+        slot. taken: steps of each moment, this one included."""
+        run, rounds, count = self.run, self.rounds, inner_microbatches(self.run)
+        begun, length, ahead = rounds.progress(t - 1), rounds.length(t), step > max(lengths)
+        active = [slot for slot, steps in enumerate(lengths) if ahead or step <= steps]
         tokens = [
-            self._tokens(k, step, range(slot * count, (slot + 1) * count))
+            self._tokens(k, rounds.start + self._taken[slot] + step, range(slot * count, (slot + 1) * count))
             for k in range(len(self.runs))
-            for slot in range(slots)
+            for slot in active
         ]
-        rates = torch.tensor([[learning_rate(each, at)] for each in self.runs for _ in range(slots)])
+        at = [begun - (-min(step, lengths[slot]) * length // lengths[slot]) for slot in active]
+        rates = torch.tensor([[learning_rate(each, one)] for each in self.runs for one in at])
         one, _ = bias_corrections(run.optimizer, taken[0])
         _, two = bias_corrections(run.optimizer, taken[1])
-        held = 1.0 / slots**2 if run.round.first_moment == "agree" else 0.0
-        self._adamw(local, first, second, tokens, rates, (one, two), held)
+        held = 1.0 / rounds.slots**2 if run.round.first_moment == "agree" else 0.0
+        if len(active) == len(lengths):
+            self._adamw(*vectors, tokens, rates, (one, two), held)
+            return
+        rows = torch.tensor([k * len(lengths) + slot for k in range(len(self.runs)) for slot in active])
+        parts = tuple(vector[rows] for vector in vectors)
+        self._adamw(*parts, tokens, rates, (one, two), held)
+        for vector, part in zip(vectors, parts, strict=True):
+            vector[rows] = part
 
     @staticmethod
     def _rounded(values: Tensor, kind: str) -> Tensor:

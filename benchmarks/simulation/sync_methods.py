@@ -63,18 +63,25 @@ _AVERAGE = replace(_DILOCO, outer_lr=1.0, outer_momentum=0.0, first_moment="esti
 METHODS: dict[str, RoundSection | None] = {
     "synchronous": None,
     "mean, moment estimated": _AVERAGE,
+    "mean, moments agreed": replace(_AVERAGE, first_moment="agree"),
     "Nesterov 0.9, moment zero": _DILOCO,
     "Nesterov 0.5, moment estimated": replace(_DILOCO, outer_momentum=0.5, first_moment="estimate"),
+    "mean, moments agreed, H = 50": replace(_AVERAGE, steps=50, first_moment="agree"),
+    "mean, moments agreed, H = 5": replace(_AVERAGE, steps=5, first_moment="agree"),
+    "mean, moment estimated, H = 5": replace(_AVERAGE, steps=5),
     "mean, moment zero": replace(_AVERAGE, first_moment="zero"),
     "mean, moment estimated, H = 50": replace(_AVERAGE, steps=50),
     "mean, moment estimated, exact": replace(_AVERAGE, contributions="exact", results="exact"),
 }
+#: Decay of the second moment, where it is not the recipe's: rounds with agreed moments are bounded by it.
+BETA2 = {"mean, moments agreed, H = 50": 0.99}
 
 
 class Trainer:
-    """Training of the whole model of a run file by one process."""
+    """Training of the whole model of a run file by one process. lengths: inner steps of each slot in a round;
+    empty: those of the run."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus) -> None:
+    def __init__(self, run: RunConfig, corpus: Corpus, lengths: Sequence[int] = ()) -> None:
         cpu = torch.device("cpu")
         shape = model_config(run.model, corpus.vocab_size)
         self.run, self.batches = run, Batches(corpus, run.batch, run.run.seed)
@@ -83,6 +90,7 @@ class Trainer:
         self.state = initial_state(run, self.model, layout, None, cpu)
         self._gradient = torch.zeros_like(self.state.weights)
         self._carried: list[SlotState | None] = [None] * self.rounds.slots
+        self._lengths, self._taken = lengths, [0] * self.rounds.slots
 
     def iterate(self, t: int) -> None:
         """Take iteration t: a step or a round."""
@@ -115,13 +123,16 @@ class Trainer:
 
     def _round(self, t: int) -> None:
         run, rounds, total = self.run, self.rounds, torch.zeros_like(self.state.weights)
-        for slot in range(rounds.slots):
-            first, steps = rounds.progress(t - 1) - rounds.start, rounds.length(t)
-            tokens = slot_tokens(self.batches, run, slot, first, steps).long()
+        length = rounds.length(t)
+        full = self._lengths if length == run.round.steps else ()
+        lengths = full or (length,) * rounds.slots
+        for slot, steps in enumerate(lengths):
+            tokens = slot_tokens(self.batches, run, slot, self._taken[slot], steps).long()
             found = contribution(run, self.model, self.state, t, steps, tokens, self._carried[slot])
             self._carried[slot] = found.state
+            self._taken[slot] += steps
             total += found.change
-        bits, factor = BITS[run.round.results], 1.0 / (rounds.slots * rounds.length(t))
+        bits, factor = BITS[run.round.results], 1.0 / sum(lengths)
         outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor, t)
 
     def held_out(self, windows: int) -> float:
@@ -149,16 +160,18 @@ class Bench:
 
     def __init__(self, run: RunConfig, corpus: Corpus, windows: int) -> None:
         self.run, self.corpus, self.windows = run, corpus, windows
-        self._begun: dict[tuple[int, float, int], tuple[StageState, Curve]] = {}
+        self._begun: dict[tuple[int, float, float, int], tuple[StageState, Curve]] = {}
 
     def trained(self, method: str, rate: float, seed: int) -> Curve:
         """(optimizer steps, held-out loss) at a third, two thirds, and the end of a run."""
-        run = with_changes(self.run, {"optimizer.lr": rate, "run.seed": seed})
+        beta2 = BETA2.get(method, self.run.optimizer.beta2)
+        changes = {"optimizer.lr": rate, "optimizer.beta2": beta2, "run.seed": seed}
+        run = with_changes(self.run, changes)
         run = replace(run, pipeline=PipelineSection(stages=0), round=METHODS[method] or RoundSection())
         trainer, curve, third = Trainer(run, self.corpus), Curve(), max(1, run.run.steps // 3)
         rounds, first = trainer.rounds, 1
         if rounds.inner:
-            key = (seed, rate, rounds.start)
+            key = (seed, rate, beta2, rounds.start)
             if key in self._begun:
                 state, curve = deepcopy(self._begun[key])
                 trainer.state, first = state, rounds.start
@@ -167,7 +180,7 @@ class Bench:
         last = rounds.iterations(run.run.steps)
         for t in range(first, last + 1):
             if rounds.inner == 0 and t == int(run.run.steps * RoundSection().start) + 1:
-                self._begun[seed, rate, t - 1] = deepcopy((trainer.state, curve))
+                self._begun[seed, rate, beta2, t - 1] = deepcopy((trainer.state, curve))
             trainer.iterate(t)
             if rounds.passes(t, third) or t == last:
                 curve.append((rounds.progress(t), trainer.held_out(self.windows)))

@@ -59,13 +59,17 @@ _KEPT = replace(_MEAN, first_moment="keep")
 _AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
 _AGREED = replace(_MEAN, first_steps=0, first_moment="agree")
 _RATES = 0.01, 0.02, 0.04
+#: Inner steps of each island in a round of four on average, by the speeds of the relays of `volunteers`, seed
+#: 0; share of the contributions that are lost with their machines.
+UNEQUAL = (9,) * 4 + (6,) * 4 + (4,) * 4 + (3,) * 3 + (2,) * 2 + (1,) * 7
+LOST = 0.05
 
 
 @dataclass(frozen=True)
 class Row:
     """Row of the result: rounds (None: synchronous), microbatches of a step, rows in each; tokens of each run
-    -> its learning rates; decay of the second moment; tokens of a run -> share of its synchronous beginning.
-    """
+    -> its learning rates; decay of the second moment; tokens of a run -> share of its synchronous beginning;
+    inner steps of each island in a round (empty: all equal); share of the contributions that are lost."""
 
     rounds: RoundSection | None
     microbatches: int
@@ -73,6 +77,8 @@ class Row:
     lengths: Mapping[int, tuple[float, ...]]
     beta2: float = 0.95
     start: Mapping[int, float] = field(default_factory=dict)
+    inner: tuple[int, ...] = ()
+    lost: float = 0.0
 
     @property
     def step_tokens(self) -> int:
@@ -80,9 +86,9 @@ class Row:
 
 
 ALONE, TOGETHER = "best machine alone", "all 24, synchronous, lines free"
-ALONE_256 = "best machine alone, 256 tokens a step"
+ALONE_256, ALONE_512, ALONE_1024 = (f"{ALONE}, {tokens} tokens a step" for tokens in (256, 512, 1024))
 #: Rows with which the others are compared, by the better one of each length.
-ALONES = ALONE, ALONE_256
+ALONES = ALONE, ALONE_256, ALONE_512, ALONE_1024
 #: Alone, 0.99 as the second moment's decay was worse (500,000 tokens: 1.781 instead of 1.749).
 ROWS = {
     ALONE: Row(
@@ -91,7 +97,15 @@ ROWS = {
         | {4_000_000: (0.0025, 0.005, 0.01)}
         | dict.fromkeys((8_000_000, 16_000_000), (0.0025, 0.005)),
     ),
-    ALONE_256: Row(None, 1, 4, {2_000_000: (0.005, 0.01), 4_000_000: (0.005,), 8_000_000: (0.005,)}),
+    ALONE_256: Row(
+        None, 1, 4,
+        {2_000_000: (0.005, 0.01)} | dict.fromkeys((4_000_000, 8_000_000, 16_000_000), (0.0025, 0.005)),
+    ),
+    ALONE_512: Row(
+        None, 1, 8,
+        dict.fromkeys((2_000_000, 4_000_000, 8_000_000), (0.005, 0.01)) | {16_000_000: (0.005,)},
+    ),
+    ALONE_1024: Row(None, 1, 16, dict.fromkeys((4_000_000, 8_000_000), (0.01, 0.02)), 0.98),
     TOGETHER: Row(None, MACHINES, 1, {1_500_000: (0.01, 0.02, 0.04), 6_000_000: (0.01, 0.02)}),
     "islands, H = 16": Row(
         _MEAN, MACHINES, 1, {1_500_000: _RATES, 6_000_000: (0.02,)},
@@ -123,6 +137,12 @@ ROWS = {
         replace(_AGREED, steps=4), MACHINES, 1,
         {1_500_000: _RATES, 3_000_000: (0.02,), 6_000_000: (0.01, 0.02)},
         0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 4, moments agreed, unequal machines": Row(
+        replace(_AGREED, steps=4), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01}, UNEQUAL,
+    ),
+    "islands, H = 4, moments agreed, unequal machines, 5 % lost": Row(
+        replace(_AGREED, steps=4), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01}, UNEQUAL, LOST,
     ),
     "islands, H = 16, moments agreed": Row(
         replace(_AGREED, steps=16), MACHINES, 1,
@@ -168,7 +188,7 @@ def together(
 ) -> list[dict[str, float]]:
     """Figures of runs that are trained as one stack."""
     row, begun = ROWS[name], time.process_time()
-    stack = Stack([run_file(name, tokens, rate, seed) for rate, seed in pairs], corpus)
+    stack = Stack([run_file(name, tokens, rate, seed) for rate, seed in pairs], corpus, row.inner, row.lost)
     rounds, steps = stack.rounds, stack.run.run.steps
     last = rounds.iterations(steps)
     for t in range(1, last + 1):
@@ -255,8 +275,10 @@ def write(args: Namespace, found: Found) -> None:
         f"LLaMA of 20 thousand parameters (dim 32, one block, bytes), fp32, sequences of {SEQUENCE}. A step "
         f"of the machine alone has {ROWS[ALONE].step_tokens} tokens, if nothing else is said; with other "
         "batches the better one counts. An "
-        f"inner step of each of {MACHINES} equal islands has {SEQUENCE}; none is late. A round of "
-        f"{FULL_STEPS} inner steps has {faster:.1f} times "
+        f"inner step of each of {MACHINES} islands has {SEQUENCE}; they are equal and none is late, if "
+        "nothing else is said. *Unequal machines*: an island has as many steps in a round as its machine is "
+        "quick, by the relays of `volunteers`; *5 % lost*: that share of the contributions counts in no "
+        f"round. A round of {FULL_STEPS} inner steps has {faster:.1f} times "
         f"the throughput of the machine and computes {100 * busy:.0f} % of its time (`islands`); shorter "
         "rounds are idle as long. *× alone*: time of the machine alone to this loss over that of the fleet; "
         "– where no two of its runs enclose the loss; *over*: none of its runs came so low. The rate of a "

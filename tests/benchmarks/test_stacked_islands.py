@@ -32,6 +32,8 @@ ROUNDS = {
     "Nesterov, moment zero": replace(_MEAN, outer_lr=0.7, outer_momentum=0.7, first_moment="zero"),
     "moments kept": replace(_MEAN, first_moment="keep"),
     "moments agreed": replace(_MEAN, first_moment="agree"),
+    "moments agreed, unequal speeds": replace(_MEAN, first_moment="agree"),
+    "moment estimated, unequal speeds": _MEAN,
     "rounded": replace(_MEAN, contributions="int8", results="int8"),
 }
 
@@ -49,9 +51,10 @@ def test_a_stack_takes_the_steps_of_the_run_s_own_modules(name: str, tmp_path: P
     run = with_changes(recipe_run("llama-tiny"), shape | batch | data | others)
     run = replace(run, pipeline=PipelineSection(stages=0), round=ROUNDS[name])
     corpus = materialise(run.data, tmp_path / "corpus")
-    trainer = Trainer(run, corpus)
+    lengths = (2, 4, 1, 7) if name.endswith("unequal speeds") else ()
+    trainer = Trainer(run, corpus, lengths)
     other = with_changes(run, {"optimizer.lr": 0.02, "run.seed": 5})
-    stack = Stack([other, run], corpus)
+    stack = Stack([other, run], corpus, lengths)
     for t in range(1, trainer.rounds.iterations(20) + 1):
         trainer.iterate(t)
         stack.iterate(t)
