@@ -526,6 +526,7 @@ def test_pipeline_islands_where_the_model_fits_into_no_machine(
     tokens = best["steps"] * best["microbatches"] * best["rows"] * best["sequence"]
     assert best["tokens_per_s"] == pytest.approx(tokens / best["iteration_s"])
     assert (config.round.slots, config.round.steps) == (2, best["steps"])
+    assert (config.round.first_moment, config.round.outer_momentum) == ("agree", 0.0)
     assert list(relays_by_stage(config)) == best["replicas"] == [8 // best["stages"]] * best["stages"]
 
 

@@ -21,6 +21,7 @@ from anabranch.sim.planning.search import Plan
 from anabranch.sim.planning.wire_choice import WHY
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import model_config, named_size
+from anabranch.train.recipes.presets import AGREED
 from anabranch.train.recipes.recipes import recipe_values, warnings_about
 
 #: Precision: name in a scenario -> name in a run file.
@@ -67,7 +68,8 @@ def run_config(plan: Plan, note: str = "") -> RunConfig:
     if scenario.round.slots:
         part = scenario.round
         changes["round"] = {key: getattr(part, key) for key in ("slots", "steps", "contributions", "results")}
-    values = config_to_dict(with_changes(RunConfig(), recipe_values(model.size, batch)))
+    rules = AGREED if scenario.round.slots else {}
+    values = config_to_dict(with_changes(RunConfig(), recipe_values(model.size, batch) | rules))
     for section, keys in changes.items():
         values[section] |= keys
     try:

@@ -36,6 +36,14 @@ _DILOCO = {
     "round.results": "exact",
     "round.late": "wait",
 }
+#: Islands that agree on the mean of their weights and on Adam's moments (docs/decisions/0054). With this decay
+#: of the second moment a round may have 25 steps for each slot, and its memory is two rounds of the preset.
+AGREED = {
+    "optimizer.beta2": 0.99,
+    "round.outer_lr": 1.0,
+    "round.outer_momentum": 0.0,
+    "round.first_moment": "agree",
+}
 PRESETS = {
     "gwtf": Preset(
         "Blagoev, Cox, Decouchant, Chen, \"Go With The Flow\", arXiv 2509.21221",
@@ -163,16 +171,14 @@ PRESETS = {
     ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",
-        "islands of one machine each after a synchronous quarter; the mean of their weights, from which "
-        "Adam's first moment is estimated; contributions of 4 bits, results of 8, late islands left out",
+        "islands of one machine each after a synchronous quarter, which agree on the mean of their weights and "
+        "on Adam's moments; contributions of 4 bits, results of 8, late islands left out",
         settings={
             **_WHOLE,
+            **AGREED,
             "round.slots": 8,
             "round.steps": 50,
             "round.start": 0.25,
-            "round.outer_lr": 1.0,
-            "round.outer_momentum": 0.0,
-            "round.first_moment": "estimate",
             "round.contributions": "int4",
             "round.results": "int8",
             "round.late": "drop",
