@@ -118,3 +118,27 @@ def test_a_machine_is_expelled_if_it_is_overdue_again_soon() -> None:
         run.look(OVERDUE)
         assert set(run.expelled if expelled else run.removed) == {"b", "c"}
         assert not (run.removed if expelled else run.expelled)
+
+
+def plan_after(lost: str) -> tuple[Slot, ...]:
+    """Plan after a skipped round 4 of the machines a and b, which merges late contributions. lost: how b lost
+    its own ("": not at all)."""
+    rounds = Rounds(inner=4, slots=2, carries=True, merges=True)
+    ctx = make_context("d", 1, 0, Settings("r", 1, 1, 2, 9, rounds=rounds), "d")
+    joined = tuple(Member(peer, int(peer != "d"), 1, "", 4, forward_s=1.0, backward_s=2.0) for peer in "dab")
+    active_from = {"d": 1, "a": 1, "b": 4 if lost == "left" else 1}
+    ctx.run.membership.apply(Members(1, joined=joined, active_from=active_from))
+    admission = SimpleNamespace(going=set)
+    current = Round(4, "b", ctx.clock.now)
+    current.slots = tuple(Slot(12, 4, peer, 3) for peer in "ab")
+    if lost == "overflow":
+        current.witnesses = {(1, 1): {"b": "weights"}}
+    return IslandRounds(ctx, cast(Admission, admission), lambda peer: True).next(current, {})
+
+
+def test_a_machine_that_lost_its_contribution_is_not_asked_to_merge_it() -> None:
+    """It left and came back in the round, or its contribution overflowed: a plan that merges that all the
+    same has a slot that nobody can begin, and if that is the only one the run stands still (I4)."""
+    assert [(slot.carried, slot.late) for slot in plan_after("")] == [(4, 4), (4, 4)]
+    for lost in ("left", "overflow"):
+        assert [(slot.carried, slot.late) for slot in plan_after(lost)] == [(4, 4), (0, 0)], lost

@@ -818,8 +818,8 @@ def carried_by_another(patch: Patch) -> None:
     """The plan says of every machine with a slot that it carries the slot's state."""
     plan = island_rounds.next_plan
 
-    def everybody(now, accepted, rounds, rates, t=0):  # type: ignore[no-untyped-def]
-        following = plan(now, accepted, rounds, rates, t)
+    def everybody(now, accepted, rounds, rates, t=0, lost=()):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, rounds, rates, t, lost)
         return tuple(
             msgspec.structs.replace(slot, carried=t) if slot.peer and t > rounds.start else slot
             for slot in following

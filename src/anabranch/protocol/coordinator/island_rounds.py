@@ -174,7 +174,7 @@ class IslandRounds:
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()
-        before = current.slots or even_plan(rounds)
+        before, lost = current.slots or even_plan(rounds), self._lost(current)
         if rounds.pipeline:
             opened_at, left = current.opened_at, self._left(current)
             self._crews.measure(current.t, current.slots, opened_at, accepted, left)
@@ -185,12 +185,12 @@ class IslandRounds:
                 return not accepted or self._is_prompt(peer, current.t)
 
             crews = self._crews.crews(before, accepted, t, prompt)
-            return next_plan(before, accepted, rounds, crews, current.t)
+            return next_plan(before, accepted, rounds, crews, current.t, lost)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
-        return next_plan(before, accepted, rounds, rates, current.t)
+        return next_plan(before, accepted, rounds, rates, current.t, lost)
 
     def _is_prompt(self, peer: str, t: int) -> bool:
         """True if a member (KeyError for others) will have the result of iteration t as soon as that is
@@ -374,6 +374,13 @@ class IslandRounds:
         present = {stage: set(absent.present(stage, current.t)) for stage in stages}
         seats = (current.slots[slot].seats() for slot in late - left)
         return all(any(peer not in present[stage] for stage, peer in of) for of in seats)
+
+    def _lost(self, current: Round) -> frozenset[int]:
+        """Slots without any contribution, so that none can be merged later: those of `_left`, and those of
+        which a machine of the crew reported an overflow."""
+        reported = current.witnesses.items()
+        spoilt = (k for (stage, k), of in reported if any(current.has_seat(peer, stage, k) for peer in of))
+        return self._left(current).union(spoilt)
 
     def _left(self, current: Round) -> frozenset[int]:
         """Slots of whose crew a machine does not serve from before this round on: it left, or left and came
