@@ -33,6 +33,7 @@ from anabranch.sim.fuzz.hostile_guests import GuestPlan, draw_guests
 from anabranch.sim.fuzz.peer_phases import (
     CARRYING,
     ELECTION,
+    INNER_STEPS,
     LATE_SLOTS,
     OF_DATA_NODES,
     ROUND_PHASES,
@@ -384,6 +385,8 @@ def _machines(
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
     if any(aim.phase == STEPS_AHEAD for aim in aims):
         stages = 1  # crews take none
+    elif any(aim.phase == INNER_STEPS and KINDS[aim.kind].roles == {Role.DATA} for aim in aims):
+        stages = max(stages, 2)  # data nodes take part in those of crews alone
     data_nodes = rng.choice([1, 1, 2, 2, 3])
     for aim in aims:
         roles = KINDS[aim.kind].roles
