@@ -99,6 +99,12 @@ def test_a_leader_with_a_prepared_round_does_not_wake_for_late_slots() -> None:
     assert not run_seed(16000195, "rounds").violation
 
 
+def test_a_peer_that_loads_a_state_may_add_units_again() -> None:
+    """It missed the first of two iterations in flight and had added a unit of the second, which its worker
+    dropped when it loaded the state between them (I1)."""
+    assert not run_seed(16000281, "storm").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
