@@ -193,7 +193,7 @@ def test_aims_fill_the_matrix_evenly() -> None:
 
 
 def test_a_third_of_the_seeds_takes_rounds() -> None:
-    """Of machines alone and of crews; the other profiles have a ninth of the seeds each."""
+    """Machines alone fill slots in some, crews in others; each other profile has a ninth of the seeds."""
     turns = Counter(profile_of(seed) for seed in range(900))
     assert turns == {ROUNDS.name: 300} | {profile.name: 100 for profile in OTHERS}
     drawn = [draw(seed, ROUNDS.name) for seed in range(300)]

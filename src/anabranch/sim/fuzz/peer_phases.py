@@ -6,6 +6,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.rounds.plan import active
 from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
 
 EMBED = "embed"
 FORWARD = "forward"
@@ -109,11 +110,11 @@ def phase_of(node: Node, committed_t: int) -> str:
     return IDLE
 
 
-def phase_for(node: Node, committed_t: int, aimed: str) -> str:
+def phase_for(world: World, node: Node, committed_t: int, aimed: str) -> str:
     """Phase of a peer when a fault that is `aimed` at a phase hits it: that phase if the peer is in it, else
     as `phase_of`. A leader that has just committed a step is in CHOSEN, too."""
     if aimed in ROUND_PHASES:
-        return aimed if _is_in_round(node, committed_t, aimed) else phase_of(node, committed_t)
+        return aimed if _is_in_round(world, node, committed_t, aimed) else phase_of(node, committed_t)
     return CHOSEN if aimed == CHOSEN and _has_just_chosen(node) else phase_of(node, committed_t)
 
 
@@ -124,9 +125,9 @@ def _has_just_chosen(node: Node) -> bool:
     return applies and node.peer.lead is not None and node.task_at == node.world.clock.now
 
 
-def _is_in_round(node: Node, committed_t: int, phase: str) -> bool:
+def _is_in_round(world: World, node: Node, committed_t: int, phase: str) -> bool:
     """True if a peer is in this phase of a round. committed_t: last iteration committed in the log."""
-    peer, rounds = node.peer, node.world.settings.rounds
+    peer, rounds = node.peer, world.settings.rounds
     running = peer.ctx.tasks.running
     task = running.task if running is not None else None
     if phase == STEPS_AHEAD:
@@ -146,7 +147,7 @@ def _is_in_round(node: Node, committed_t: int, phase: str) -> bool:
     if iteration is None or not iteration.source.slots or iteration.t <= committed_t:
         return False
     if phase == LATE_SLOTS:
-        return _waits_for_slots(node, iteration.t)
+        return _waits_for_slots(world, iteration.t)
     if phase == ROUND_PREPARED:
         return reduce.prepared is not None
     if phase == EXCHANGE:
@@ -154,9 +155,9 @@ def _is_in_round(node: Node, committed_t: int, phase: str) -> bool:
     return bool(iteration.claims.held) and reduce.reduce is None and reduce.prepared is None
 
 
-def _waits_for_slots(node: Node, t: int) -> bool:
+def _waits_for_slots(world: World, t: int) -> bool:
     """True if the log's leader has contributions of some slots of round t, and waits for the others."""
-    lead = node.world.leading().peer.lead
+    lead = world.leading().peer.lead
     current = lead.round if lead is not None else None
     if current is None or current.t != t:
         return False

@@ -198,7 +198,7 @@ class SeedTrial:
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
         """Inject a fault into this peer now and record it; False if impossible. aimed: planned phase ("":
         none)."""
-        phase = phase_for(node, self.invariants.t, aimed)
+        phase = phase_for(self.world, node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
             return False
@@ -211,7 +211,7 @@ class SeedTrial:
         return True
 
     def _deed_begun(self, deed: str, node: Node, text: str) -> None:
-        self._delivered(deed, phase_for(node, self.invariants.t, ""), node, text, "")
+        self._delivered(deed, phase_for(self.world, node, self.invariants.t, ""), node, text, "")
 
     def _delivered(self, kind: str, phase: str, node: Node, text: str, aimed: str) -> None:
         """Record an injected fault in outcome and story. phase: of its victim `node` at that moment. text:
@@ -331,7 +331,7 @@ class _PendingFault:
         phase, world = self.aim.phase, trial.world
         if phase == CARRYING:
             return isinstance(world, LinedWorld) and world.carries_work(node.id)
-        return self._waited(trial) >= 1.0 or phase_for(node, trial.invariants.t, phase) == phase
+        return self._waited(trial) >= 1.0 or phase_for(world, node, trial.invariants.t, phase) == phase
 
     def _inject(self, trial: SeedTrial, node: Node) -> None:
         meets = self._meets(trial, node) and trial.eligible(self.aim.kind, node)
