@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.island_rounds import OVERDUE, RATES_KEPT, REMEMBERED, IslandRounds
+from anabranch.protocol.coordinator.island_rounds import CREW_S, OVERDUE, RATES_KEPT, REMEMBERED, IslandRounds
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members, Slot
+from anabranch.protocol.rounds.plan import next_plan
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 
@@ -118,3 +119,48 @@ def test_a_machine_is_expelled_if_it_is_overdue_again_soon() -> None:
         run.look(OVERDUE)
         assert set(run.expelled if expelled else run.removed) == {"b", "c"}
         assert not (run.removed if expelled else run.expelled)
+
+
+def plan_after(lost: str) -> tuple[Slot, ...]:
+    """Plan after a skipped round 4 of the machines a and b, which merges late contributions. lost: how b lost
+    its own ("": not at all)."""
+    rounds = Rounds(inner=4, slots=2, carries=True, merges=True)
+    ctx = make_context("d", 1, 0, Settings("r", 1, 1, 2, 9, rounds=rounds), "d")
+    joined = tuple(Member(peer, int(peer != "d"), 1, "", 4, forward_s=1.0, backward_s=2.0) for peer in "dab")
+    active_from = {"d": 1, "a": 1, "b": 4 if lost == "left" else 1}
+    ctx.run.membership.apply(Members(1, joined=joined, active_from=active_from))
+    admission = SimpleNamespace(going=set)
+    current = Round(4, "b", ctx.clock.now)
+    current.slots = tuple(Slot(12, 4, peer, 3) for peer in "ab")
+    if lost == "overflow":
+        current.witnesses = {(1, 1): {"b": "weights"}}
+    return IslandRounds(ctx, cast(Admission, admission), lambda peer: True).next(current, {})
+
+
+def test_a_machine_that_lost_its_contribution_is_not_asked_to_merge_it() -> None:
+    """It left and came back in the round, or its contribution overflowed: a plan that merges that all the
+    same has a slot that nobody can begin, and if that is the only one the run stands still (I4)."""
+    assert [(slot.carried, slot.late) for slot in plan_after("")] == [(4, 4), (4, 4)]
+    for lost in ("left", "overflow"):
+        assert [(slot.carried, slot.late) for slot in plan_after(lost)] == [(4, 4), (0, 0)], lost
+
+
+def test_a_round_in_which_nobody_can_begin_a_slot_ends() -> None:
+    """Its only slot is to be merged with a contribution that its machine never began: its data node could not
+    reach it in the round before (I4)."""
+    rounds = Rounds(inner=4, slots=2, carries=True, merges=True)
+    ctx = make_context("d", 1, 0, Settings("r", 1, 1, 2, 9, rounds=rounds), "d")
+    joined = tuple(Member(peer, int(peer != "d"), 1, "", 4, forward_s=1.0, backward_s=2.0) for peer in "db")
+    ctx.run.membership.apply(Members(1, joined=joined, active_from={"d": 1, "b": 1}))
+    absent = SimpleNamespace(silent=frozenset)
+    leader = IslandRounds(ctx, cast(Admission, SimpleNamespace(absent=absent)), bool)
+    current = Round(5, "b", ctx.clock.now)
+    current.slots = (Slot(12, 0), Slot(16, 4, "b", 4, 4))
+    begun_at, slot_s = ctx.clock.now, leader.expected_s(current)
+    for seconds, ends in ((0.0, False), (OVERDUE * CREW_S - 1.0, False), (OVERDUE * CREW_S, True)):
+        assert slot_s < CREW_S
+        ctx.clock.now = begun_at + seconds
+        leader.drop_late(current, False)
+        assert (leader.stranded(current) is not None) == ends, seconds
+    following = next_plan(current.slots, {}, rounds, {("b",): 1.0}, current.t)
+    assert (following[1].carried, following[1].late) == (0, 0)

@@ -14,6 +14,7 @@ from support.swarms.mutants import (
     Patch,
     budget_by_key,
     caught,
+    lost_contribution_merged,
     predictable_draw,
     workers_alone_decide,
 )
@@ -47,14 +48,19 @@ QUICK = {
     "draws by attempt": 41,
     "units of the state before": 127,
     "a slot repeats its batches": 0,
-    "a late slot merged": 56,
-    "state of a slot survives its reset": 3,
+    "a late slot merged": 7,
+    "state of a slot survives its reset": 5,
     "a contribution merged once more": 0,
-    "a late contribution forgotten": 232,
-    "a late contribution merged twice": 232,
-    "batches of a late contribution skipped": 299,
-    "state of a slot at another machine": 12,
+    "a late contribution forgotten": 7,
+    "a late contribution merged twice": 7,
+    "batches of a late contribution skipped": 7,
+    "state of a slot at another machine": 1,
     "a stale outer state": 0,
+    "a step ahead left out": 7,
+    "a dropped slot skips its batches": 4,
+    "a microbatch of inner steps left out": 2,
+    "an island of a stale state": 1,
+    "activations of inner steps exchanged": 2,
     "an old incarnation reduces": 201,
     "a joiner serving before its fingerprint is checked": 1,
     "backward on other weights": 0,
@@ -110,6 +116,17 @@ def test_a_gradient_of_the_working_alone_is_caught_by_its_test() -> None:
         workers_alone_decide(patch)
         with pytest.raises(AssertionError):
             test_prepared.test_fewer_liars_than_honest_replicas_decide_nothing()
+
+
+def test_a_merge_of_a_lost_contribution_is_caught_by_its_test() -> None:
+    """In seeds another slot is nearly always ready, so that the round ends without the one that nobody can
+    begin: 215 seeds of `rounds` did not catch it."""
+    from protocol.coordinator import test_island_rounds
+
+    with pytest.MonkeyPatch.context() as patch:
+        lost_contribution_merged(patch)
+        with pytest.raises(AssertionError):
+            test_island_rounds.test_a_machine_that_lost_its_contribution_is_not_asked_to_merge_it()
 
 
 def test_a_draw_that_can_be_foreseen_is_caught_by_its_test() -> None:

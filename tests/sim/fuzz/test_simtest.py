@@ -15,8 +15,9 @@ from anabranch.cli.main import main
 from anabranch.executors import Processes
 from anabranch.protocol.log.records import Commit, decode_entry
 from anabranch.protocol.rounds.plan import slots_of
-from anabranch.sim.fuzz.fault_kinds import PROFILES, matrix_cells
+from anabranch.sim.fuzz.fault_kinds import KINDS, OTHERS, PROFILES, ROUNDS, matrix_cells, reachable
 from anabranch.sim.fuzz.narrative import story
+from anabranch.sim.fuzz.peer_phases import LATE_SLOTS, ROUND_PHASES, STEPS_AHEAD
 from anabranch.sim.fuzz.runner import run_seed, run_seeds
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
 from anabranch.sim.fuzz.summary import report, summarize
@@ -90,6 +91,18 @@ def test_the_loss_of_a_slot_goes_to_another_data_node_if_its_own_serves_later() 
     """Its data node crashed and came back as a new process, which serves from the next round; the machine of
     the slot waited for a credit of it (I4)."""
     assert not run_seed(10100057, "islands").violation
+
+
+def test_a_leader_with_a_prepared_round_does_not_wake_for_late_slots() -> None:
+    """A data node is removed after all stages are PREPARED, so that its slot lacks again. Nothing is dropped
+    from a result that is PREPARED, and the leader woke for the past deadline without end (I4)."""
+    assert not run_seed(16000195, "rounds").violation
+
+
+def test_a_peer_that_loads_a_state_may_add_units_again() -> None:
+    """It missed the first of two iterations in flight and had added a unit of the second, which its worker
+    dropped when it loaded the state between them (I1)."""
+    assert not run_seed(16000281, "storm").violation
 
 
 def test_a_seed_with_tensors() -> None:
@@ -175,7 +188,39 @@ def test_aims_fill_the_matrix_evenly() -> None:
     """Every cell that can be reached is aimed at by some profile."""
     aimed = {cell for profile in PROFILES.values() for cell in profile.cells}
     assert aimed == matrix_cells()
-    assert len(aimed) > 150
+    in_rounds = {(kind, phase) for kind in KINDS for phase in ROUND_PHASES if reachable(kind, phase)}
+    assert in_rounds <= aimed and len(in_rounds) > 190 and len(aimed - in_rounds) > 250
+
+
+def test_a_third_of_the_seeds_takes_rounds() -> None:
+    """Machines alone fill slots in some, crews in others; each other profile has a ninth of the seeds."""
+    turns = Counter(profile_of(seed) for seed in range(900))
+    assert turns == {ROUNDS.name: 300} | {profile.name: 100 for profile in OTHERS}
+    drawn = [draw(seed, ROUNDS.name) for seed in range(300)]
+    assert all(each.settings.rounds.inner for each in drawn)
+    crews = sum(each.settings.rounds.pipeline for each in drawn)
+    assert min(crews, len(drawn) - crews) > 90
+
+
+def test_seeds_have_what_the_aimed_phases_of_a_round_need() -> None:
+    """Steps ahead and late slots do not occur in every run with rounds."""
+    for seed in range(200):
+        drawn = draw(seed, ROUNDS.name)
+        rounds, phases = drawn.settings.rounds, {aim.phase for aim in drawn.aims}
+        assert rounds.overlap or STEPS_AHEAD not in phases
+        assert rounds.slots > 1 or LATE_SLOTS not in phases
+        for aim in drawn.aims:
+            hits = rounds.has(aim.after_t + 1)
+            assert hits or aim.phase not in ROUND_PHASES
+
+
+def test_faults_hit_every_phase_of_a_round() -> None:
+    met = Counter[str]()
+    for seed in (4, 7, 29):
+        outcome = run_seed(seed, ROUNDS.name)
+        assert not outcome.violation, (seed, outcome.violation)
+        met.update(fault.phase for fault in outcome.faults if fault.phase == fault.aimed)
+    assert set(ROUND_PHASES) <= set(met), met
 
 
 @pytest.mark.parametrize(
@@ -189,10 +234,11 @@ def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.Capture
 def test_profiles_meet_all_that_seeds_draw() -> None:
     """The draws of a seed do not correlate with the order of the profiles."""
     met: dict[str, set[str | int]] = {name: set() for name in PROFILES}
-    for seed in range(100 * len(PROFILES)):
+    for seed in range(150 * len(OTHERS)):
         drawn = draw(seed, profile_of(seed))
         settings = drawn.settings
         what = (settings.policy, f"torch {drawn.torch}", f"{settings.voters} voters")
         met[drawn.profile.name].update((*what, settings.snapshot_every))
     for name in PROFILES:
-        assert len(met[name]) == 3 + 2 + 2 + 4, (name, met[name])
+        tensors = 1 if name == ROUNDS.name else 2
+        assert len(met[name]) == 3 + tensors + 2 + 4, (name, met[name])

@@ -818,14 +818,19 @@ def carried_by_another(patch: Patch) -> None:
     """The plan says of every machine with a slot that it carries the slot's state."""
     plan = island_rounds.next_plan
 
-    def everybody(now, accepted, rounds, rates, t=0):  # type: ignore[no-untyped-def]
-        following = plan(now, accepted, rounds, rates, t)
+    def everybody(now, accepted, rounds, rates, t=0, lost=()):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, rounds, rates, t, lost)
         return tuple(
             msgspec.structs.replace(slot, carried=t) if slot.peer and t > rounds.start else slot
             for slot in following
         )
 
     patch.setattr(island_rounds, "next_plan", everybody)
+
+
+def lost_contribution_merged(patch: Patch) -> None:
+    """The plan merges late what a machine lost when it left, or what overflowed."""
+    patch.setattr(island_rounds.IslandRounds, "_lost", lambda self, current: frozenset())
 
 
 def stale_outer_state(patch: Patch) -> None:
@@ -884,26 +889,26 @@ def inner_activations_exchanged(patch: Patch) -> None:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "a microbatch of inner steps left out": Mutant(inner_microbatch_left_out, "crews", ("I3",)),
-    "an island of a stale state": Mutant(island_of_a_stale_state, "crews", ("I3",)),
-    "activations of inner steps exchanged": Mutant(inner_activations_exchanged, "crews", ("I3",)),
+    "a microbatch of inner steps left out": Mutant(inner_microbatch_left_out, "rounds", ("I3",)),
+    "an island of a stale state": Mutant(island_of_a_stale_state, "rounds", ("I3",)),
+    "activations of inner steps exchanged": Mutant(inner_activations_exchanged, "rounds", ("I3",)),
     "backward on other weights": Mutant(backward_on_other_weights, "delayed", ("I3",)),
     "weights predicted at one end": Mutant(predicted_at_one_end_only, "delayed", ("I3",)),
     "claims of two iterations": Mutant(claims_of_two_iterations, "delayed", ("I1", "I3", "I4")),
-    "state of a slot survives its reset": Mutant(state_survives_its_reset, "islands", ("I3",)),
-    "a contribution merged once more": Mutant(late_merged_unlogged, "islands", ("I3",)),
-    "a late contribution forgotten": Mutant(late_forgotten, "islands", ("I3",)),
-    "a late contribution merged twice": Mutant(late_merged_twice, "islands", ("I1",)),
-    "batches of a late contribution skipped": Mutant(late_batches_skipped, "islands", ("I1",)),
-    "state of a slot at another machine": Mutant(carried_by_another, "islands", ("I1", "I4")),
-    "a stale outer state": Mutant(stale_outer_state, "islands", ("I3",)),
+    "state of a slot survives its reset": Mutant(state_survives_its_reset, "rounds", ("I3",)),
+    "a contribution merged once more": Mutant(late_merged_unlogged, "rounds", ("I3",)),
+    "a late contribution forgotten": Mutant(late_forgotten, "rounds", ("I3",)),
+    "a late contribution merged twice": Mutant(late_merged_twice, "rounds", ("I1",)),
+    "batches of a late contribution skipped": Mutant(late_batches_skipped, "rounds", ("I1",)),
+    "state of a slot at another machine": Mutant(carried_by_another, "rounds", ("I1", "I4")),
+    "a stale outer state": Mutant(stale_outer_state, "rounds", ("I3",)),
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
-    "a slot repeats its batches": Mutant(slot_repeats_its_batches, "islands", ("I1",)),
-    "a step ahead left out": Mutant(step_ahead_left_out, "islands", ("I3",)),
-    "a dropped slot skips its batches": Mutant(dropped_slot_skips_its_batches, "islands", ("I1",)),
-    "a late slot merged": Mutant(late_slot_merged, "islands", ("I3",)),
+    "a slot repeats its batches": Mutant(slot_repeats_its_batches, "rounds", ("I1",)),
+    "a step ahead left out": Mutant(step_ahead_left_out, "rounds", ("I3",)),
+    "a dropped slot skips its batches": Mutant(dropped_slot_skips_its_batches, "rounds", ("I1",)),
+    "a late slot merged": Mutant(late_slot_merged, "rounds", ("I3",)),
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
     "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),
     "doubles kept": Mutant(doubles_kept, "partition", ("I3",)),

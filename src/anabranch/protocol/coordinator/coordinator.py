@@ -573,7 +573,9 @@ class Coordinator:
         if current is not None and not self.log.busy:
             times.append(current.progress_at + self.reducing.patience_s(current))
             times.append(current.unlisted_since + UNLISTED_S)
-            times.append(self.rounds.deadline(current))
+            # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
+            if (late_at := self.rounds.deadline(current)) > self.ctx.clock.now:
+                times.append(late_at)
         return min(times)
 
     def tick(self) -> None:

@@ -34,8 +34,8 @@ REMEMBERED = 50
 #: Peers whose measured speeds are remembered, those that reported last: former ones may come back. Plain
 #: choice.
 RATES_KEPT = 1024
-#: Shortest time (s) that a round of pipeline islands is expected to take where none of its slots is ready:
-#: before the first round nobody knows what their lines take. Plain choice.
+#: Shortest time (s) that a round is expected to take if none of its slots is ready and no other machine can
+#: fill them: before the first round nobody knows what the lines of crews take. Plain choice.
 CREW_S = 20.0
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
 #: choice.
@@ -174,7 +174,7 @@ class IslandRounds:
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()
-        before = current.slots or even_plan(rounds)
+        before, lost = current.slots or even_plan(rounds), self._lost(current)
         if rounds.pipeline:
             opened_at, left = current.opened_at, self._left(current)
             self._crews.measure(current.t, current.slots, opened_at, accepted, left)
@@ -185,12 +185,12 @@ class IslandRounds:
                 return not accepted or self._is_prompt(peer, current.t)
 
             crews = self._crews.crews(before, accepted, t, prompt)
-            return next_plan(before, accepted, rounds, crews, current.t)
+            return next_plan(before, accepted, rounds, crews, current.t, lost)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
-        return next_plan(before, accepted, rounds, rates, current.t)
+        return next_plan(before, accepted, rounds, rates, current.t, lost)
 
     def _is_prompt(self, peer: str, t: int) -> bool:
         """True if a member (KeyError for others) will have the result of iteration t as soon as that is
@@ -247,7 +247,8 @@ class IslandRounds:
         if len(ready) + len(current.dropped) == len(slots):
             return
         if not ready:
-            if current.of_crews and self.ctx.clock.now >= self.deadline(current):
+            unclaimed = current.of_crews or not self._ready(current)
+            if unclaimed and self.ctx.clock.now >= self.deadline(current):
                 self._drop(current, slots - current.dropped)
             return
         version, over = self.ctx.run.membership.version, self.ctx.clock.now >= self.deadline(current)
@@ -339,7 +340,8 @@ class IslandRounds:
             for peer, tensor in found.items():
                 if tensor != GIVEN_UP and current.has_seat(peer, stage, slot) and current.of_crews:
                     return Witness(peer, stage, slot, tensor)
-        text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
+        what = "left with what they carried, or were too late"
+        text = f"the machines of all slots of round {current.t} {what}: it is skipped"
         if current.of_crews:
             text = f"all crews of round {current.t} lost a machine, gave up or were too late: it is skipped"
         self.ctx.outbox.note("note", text=text)
@@ -375,6 +377,13 @@ class IslandRounds:
         seats = (current.slots[slot].seats() for slot in late - left)
         return all(any(peer not in present[stage] for stage, peer in of) for of in seats)
 
+    def _lost(self, current: Round) -> frozenset[int]:
+        """Slots without any contribution, so that none can be merged later: those of `_left`, and those of
+        which a machine of the crew reported an overflow."""
+        reported = current.witnesses.items()
+        spoilt = (k for (stage, k), of in reported if any(current.has_seat(peer, stage, k) for peer in of))
+        return self._left(current).union(spoilt)
+
     def _left(self, current: Round) -> frozenset[int]:
         """Slots of whose crew a machine does not serve from before this round on: it left, or left and came
         back. It lost what it had computed of the slot. Of pipeline islands also slots without a crew, and
@@ -392,11 +401,19 @@ class IslandRounds:
             current.left = of, frozenset(left)
         return current.left[1]
 
+    @staticmethod
+    def _is_theirs_alone(current: Round) -> bool:
+        """True if each slot of the round that was not dropped can be filled by its own crew alone: by one of
+        a pipeline island, or by the machine that carries its state. A machine may lack that state, if it
+        never began a slot that is merged late. False if all slots were dropped."""
+        left = sets_of(current.slots).slots - current.dropped
+        return bool(left) and (current.of_crews or all(current.slots[slot].carried for slot in left))
+
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late, or in a run that waits for late slots their
         machines are removed; infinite if that is not known yet."""
         rounds = self.ctx.run.settings.rounds
-        if current.of_crews and not self._ready(current) and current.dropped != sets_of(current.slots).slots:
+        if rounds.drops and not self._ready(current) and self._is_theirs_alone(current):
             return current.opened_at + OVERDUE * max(self._longest_s(current), CREW_S)
         if not current.slots or current.ready_at == math.inf:
             return math.inf

@@ -161,15 +161,21 @@ def crews_of(
 
 
 def next_plan(
-    plan: Plan, accepted: Mapping[int, Crew], rounds: Rounds, rates: Mapping[Crew, float], t: int = 0
+    plan: Plan,
+    accepted: Mapping[int, Crew],
+    rounds: Rounds,
+    rates: Mapping[Crew, float],
+    t: int = 0,
+    lost: Collection[int] = (),
 ) -> Plan:
     """Plan of the round after round t. accepted: slot that counts in t -> crew that filled it. rates: crew ->
-    inner steps per second (empty: any peer may fill each slot, which begins anew).
+    inner steps per second (empty: any peer may fill each slot, which begins anew). lost: slots of t whose
+    crew has no contribution to it, not even a late one.
 
     Every crew gets one slot, the quickest first if there are more crews than slots; a crew keeps its slot. On
     average a slot takes `rounds.length(t + 1)` steps, in proportion to its crew's speed, so that all end
     together. What a crew carries of its slot is dropped if the slot goes to another crew, or did not count
-    and is not merged.
+    and is not merged, as one that is lost.
     """
     inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
@@ -199,7 +205,7 @@ def next_plan(
         if k in accepted:
             carried = t if rounds.carries and accepted[k] == crew else 0
             return Slot(first, going_on if carried else steps[crew], peer, carried, others=others)
-        if rounds.merges and before.crew == crew and before.steps and not before.late:
+        if rounds.merges and before.crew == crew and before.steps and not before.late and k not in lost:
             return Slot(before.first + before.steps, going_on, peer, t, before.steps, others)
         return Slot(first, steps[crew], peer, others=others)
 

@@ -148,6 +148,16 @@ class Invariants:
             self._assembled.setdefault((task.t, stage, result.digest), set()).add(node.id)
         elif isinstance(task, tasks.Apply | tasks.Skip | tasks.LoadState) and not result.error:
             self._check_state(node, stage)
+            if isinstance(task, tasks.LoadState):
+                self._dropped(node, task.t)
+
+    def _dropped(self, node: Node, loaded_t: int) -> None:
+        """Forget the units of later iterations that a process added before it loaded the state after
+        `loaded_t`: its worker dropped them. With two iterations in flight there may be some."""
+        process = (node.id, node.member.incarnation)
+        for (_, t, _, _), processes in self.computed.items():
+            if t > loaded_t:
+                processes.discard(process)
 
     def _added(self, node: Node, base: str, stage: int, task: tasks.WeightGradient) -> None:
         t, unit = task.t, task.unit

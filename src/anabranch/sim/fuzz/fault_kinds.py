@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property
 
-from anabranch.sim.fuzz.peer_phases import ELECTION, OF_DATA_NODES, OF_RELAYS, PHASES
+from anabranch.sim.fuzz.peer_phases import (
+    ELECTION,
+    INNER_STEPS,
+    LATE_SLOTS,
+    OF_DATA_NODES,
+    OF_RELAYS,
+    OUTER_STEP,
+    PHASES,
+    ROUND_PHASES,
+    SLOT_READY,
+    STEPS_AHEAD,
+)
 
 
 class Role(Enum):
@@ -76,7 +87,8 @@ class FaultProfile:
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
     (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are
-    rounds of pipeline islands, in seeds of two stages or more. delayed: True if all of its seeds have two
+    rounds of pipeline islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at
+    phases of a round, too. delayed: True if all of its seeds have two
     iterations in flight, instead of some. carriers: True if all of its seeds have relays that nobody can
     dial, access lines and faults of carriers, instead of some. tickets: True if whoever joins or starts again
     knows the addresses of the data nodes alone."""
@@ -89,6 +101,7 @@ class FaultProfile:
     undefended: bool = False
     islands: bool = False
     crews: bool = False
+    in_rounds: bool = False
     delayed: bool = False
     carriers: bool = False
     tickets: bool = False
@@ -96,7 +109,8 @@ class FaultProfile:
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
         """Pairs (kind of fault, phase of the victim) that seeds of this profile draw."""
-        return [(kind, phase) for kind in self.kinds for phase in PHASES if reachable(kind, phase)]
+        phases = (*PHASES, *ROUND_PHASES) if self.in_rounds else PHASES
+        return [(kind, phase) for kind in self.kinds for phase in phases if reachable(kind, phase)]
 
 
 PROFILES = {
@@ -108,13 +122,18 @@ PROFILES = {
         FaultProfile("storm", tuple(KINDS), (2, 6)),
         FaultProfile("partition", (*_WIRES, "freeze", "slow node", "clock jump"), (2, 4)),
         FaultProfile("hostile", (*_BYTES, "crash", "join"), (2, 5), guests=True),
+        FaultProfile("rounds", tuple(KINDS), (5, 7), islands=True, crews=True, in_rounds=True),
     )
 }
+#: Profile whose turn comes in every third seed; the other ones of PROFILES take turns in the rest.
+ROUNDS = PROFILES["rounds"]
+OTHERS = tuple(profile for profile in PROFILES.values() if profile is not ROUNDS)
 #: Profile of deeds whose defence is not built yet: its seeds may fail, and no turn comes to it.
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
-#: Profile of runs with rounds of islands. It has no turn, so that the others' seeds stay as they were.
+#: Profile of runs with rounds of islands, whose faults are aimed at no phase of a round: tests kept seeds of
+#: it before `rounds` came.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
-#: Profile of runs with rounds of pipeline islands, but for those of one stage; it has no turn either.
+#: The same for rounds of pipeline islands, in seeds of two stages or more.
 CREWS = FaultProfile("crews", tuple(KINDS), (1, 4), churn=0.1, islands=True, crews=True)
 #: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
 DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
@@ -156,8 +175,15 @@ def of_leading_relays(kind: str, phase: str) -> bool:
 #: those for a leading relay; for a voter in an election; for leaders or data nodes only; those of kinds that
 #: need another replica, in a phase of data nodes; all others.
 _LEADING_RELAY, _ELECTION, _ONE_ROLE, _LAST_REPLICA, _HITS = 0.35, 0.65, 0.85, 0.85, 0.94
+#: The same for phases of a round, measured over 160 seeds; and factors for kinds that need another replica,
+#: of any peer, of peers of one role only, and of data nodes.
+_ROUND_HITS = {INNER_STEPS: 0.95, STEPS_AHEAD: 0.8, SLOT_READY: 0.9, LATE_SLOTS: 0.8, OUTER_STEP: 0.75}
+_ROUND_REPLICA, _ROUND_ONE_ROLE, _ROUND_DATA = 0.8, 0.6, 0.4
 #: Rounds after which the weights have converged.
 _ROUNDS = 25
+#: Weight of a phase of PHASES in `rounds`, relative to a phase of a round: the other profiles, which have two
+#: thirds of the seeds, hit it, too.
+_OF_STEPS = 0.22
 
 
 def hits(kind: str, phase: str) -> float:
@@ -165,21 +191,31 @@ def hits(kind: str, phase: str) -> float:
     roles, loses = KINDS[kind].roles, KINDS[kind].loses
     if of_leading_relays(kind, phase):
         return _LEADING_RELAY
+    if phase in ROUND_PHASES:
+        of_one = _ROUND_DATA if roles == _DATA else _ROUND_ONE_ROLE
+        factor = (of_one if len(roles) == 1 else _ROUND_REPLICA) if loses else 1.0
+        return _ROUND_HITS.get(phase, _HITS) * factor
     share = _ELECTION if phase == ELECTION else _HITS
     if roles in (_LEADER, _DATA):
         return share * _ONE_ROLE
     return share * (_LAST_REPLICA if loses and phase in OF_DATA_NODES else 1.0)
 
 
+def weights(profile: FaultProfile) -> list[float]:
+    """Weight of each of the profile's cells in the draw, so that all are hit about equally often."""
+    if profile.in_rounds:
+        return [(1.0 if cell[1] in ROUND_PHASES else _OF_STEPS) / hits(*cell) for cell in profile.cells]
+    return [_step_weights()[cell] for cell in profile.cells]
+
+
 @cache
-def weights() -> dict[tuple[str, str], float]:
-    """Weight of each (kind, phase) pair in the draw, so that all pairs are hit about equally often. A pair
-    weighs more if few profiles draw its kind, or if few of its faults find a victim. The weights come from
-    iterative proportional fitting."""
-    found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(matrix_cells())}
+def _step_weights() -> dict[tuple[str, str], float]:
+    """Weight of each pair of a kind and one of PHASES. A pair weighs more if few profiles draw its kind, or
+    if few of its faults find a victim. The weights come from iterative proportional fitting."""
+    found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(_cells(PHASES))}
     for _ in range(_ROUNDS):
         rates = dict.fromkeys(found, 0.0)
-        for profile in PROFILES.values():
+        for profile in OTHERS:
             together = sum(found[cell] for cell in profile.cells)
             for cell in profile.cells:
                 rates[cell] += sum(profile.faults) * found[cell] / together * hits(*cell)
@@ -189,4 +225,8 @@ def weights() -> dict[tuple[str, str], float]:
 
 def matrix_cells() -> set[tuple[str, str]]:
     """All reachable (kind, phase) pairs."""
-    return {(kind, phase) for kind in KINDS for phase in PHASES if reachable(kind, phase)}
+    return _cells((*PHASES, *ROUND_PHASES))
+
+
+def _cells(phases: tuple[str, ...]) -> set[tuple[str, str]]:
+    return {(kind, phase) for kind in KINDS for phase in phases if reachable(kind, phase)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -18,7 +19,8 @@ from anabranch.protocol.interface.settings import NEIGHBOURS, NEWCOMER_S, Settin
 from anabranch.sim.fuzz.fault_kinds import (
     CARRIER_KINDS,
     KINDS,
-    PROFILES,
+    OTHERS,
+    ROUNDS,
     FaultProfile,
     Role,
     kind_named,
@@ -28,7 +30,15 @@ from anabranch.sim.fuzz.fault_kinds import (
 )
 from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import GuestPlan, draw_guests
-from anabranch.sim.fuzz.peer_phases import CARRYING, ELECTION, OF_DATA_NODES
+from anabranch.sim.fuzz.peer_phases import (
+    CARRYING,
+    ELECTION,
+    INNER_STEPS,
+    LATE_SLOTS,
+    OF_DATA_NODES,
+    ROUND_PHASES,
+    STEPS_AHEAD,
+)
 from anabranch.sim.kernel.swarm_world import Model
 from anabranch.sim.workers.integer_arithmetic import PIECES
 from anabranch.sim.workers.integer_world import Machine
@@ -166,17 +176,22 @@ class DrawnSeed:
 
 
 def profile_of(seed: int) -> str:
-    """Name of the fault profile of a seed if the user gives none: the profiles take turns. A seed that has
-    `hostile` by turn draws faulty bytes and no guests."""
-    names = tuple(PROFILES)
-    return names[seed % len(names)]
+    """Name of the fault profile of a seed if the user gives none. Every third seed has `rounds`, in other
+    places of each six; in the rest the other profiles take turns."""
+    turn = seed % len(OTHERS)
+    return ROUNDS.name if (seed + seed // len(OTHERS)) % 3 == 0 else OTHERS[turn].name
+
+
+def _has_guests(seed: int, profile: FaultProfile) -> bool:
+    """True if a seed draws hostile guests. One that may have `hostile` by turn draws faulty bytes instead."""
+    return profile.guests and OTHERS[seed % len(OTHERS)] != profile
 
 
 def draw(seed: int, profile_name: str) -> DrawnSeed:
     """Swarm and faults of a seed under a profile; the same on every machine. Raises KeyError for an unknown
     profile."""
     profile = profile_named(profile_name)
-    if profile.guests and profile_of(seed) != profile_name:
+    if _has_guests(seed, profile):
         return _with_guests(seed, profile)
     return _with_faults(seed, profile)
 
@@ -227,6 +242,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     if not torch and not any(aim.of_voting_relays for aim in aims):
         machines = _hidden(seed, machines, profile.carriers)
     stages = max(machine.stage for machine in machines)
+    phases = {aim.phase for aim in aims}
     windows = rng.choice([0, 0, 2])
     returns: list[Return] = ["any", "any", "own"]
     snapshot_every = lots.randint(2, 5)
@@ -259,8 +275,9 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
         settings = replace(settings, returns="any")
     if profile.islands:
-        rounds = _rounds(seed, settings.microbatches, settings.stages, profile.crews)
+        rounds = _rounds(seed, settings.microbatches, settings.stages, profile.crews, phases)
         settings = replace(settings, rounds=rounds)
+        aims = tuple(_in_a_round(aim, rounds) for aim in aims)
     settings = replace(settings, delay=_delay(seed, profile, torch, settings.audit_share))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
@@ -307,14 +324,25 @@ def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) ->
     return Delay(LEAST_START if torch else rng.choice(DELAY_STARTS))
 
 
-def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
+def _in_a_round(aim: FaultTarget, rounds: Rounds) -> FaultTarget:
+    """The same fault, if aimed at a phase of a round after the first step before a round, and before the
+    last."""
+    if aim.phase not in ROUND_PHASES:
+        return aim
+    after_t = max(aim.after_t, rounds.start)
+    return replace(aim, after_t=min(after_t, rounds.last - 1) if rounds.last else after_t)
+
+
+def _rounds(seed: int, microbatches: int, stages: int, crews: bool, phases: Collection[str]) -> Rounds:
     """Rounds of a seed. microbatches: of an iteration, a multiple of the slots. crews: True for pipeline
     islands if there are two stages or more. Only these, and machines that hold the whole model, may carry
-    state."""
+    state. phases: at which faults are aimed; there are two slots or more for LATE_SLOTS, and machines with a
+    whole model take STEPS_AHEAD."""
     pipeline = crews and stages > 1
     whole = pipeline or stages == 1
     rng = random.Random(f"rounds {seed}")
-    slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
+    least = 2 if LATE_SLOTS in phases else 1
+    slots = rng.choice([k for k in range(least, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP or pipeline  # late crews are never waited for
     start, inner, grace = rng.randint(1, 3), rng.choice([2, 5]), rng.choice([0.05, 0.5, 2.0])
     carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
@@ -322,6 +350,8 @@ def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
     first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
     ahead = random.Random(f"ahead {seed}")
     overlap = ahead.randint(0, inner - 1) if carries and not (pipeline or first) else 0
+    if STEPS_AHEAD in phases and not pipeline:
+        carries, first, overlap = True, 0, max(1, overlap)
     return Rounds(
         *(start, inner, slots, drops, grace, carries, merges, overlap, first, last),
         pipeline=pipeline,
@@ -331,9 +361,9 @@ def _rounds(seed: int, microbatches: int, stages: int, crews: bool) -> Rounds:
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:
     """Planned faults of a seed, so that over all profiles every (kind, phase) pair is hit about equally
-    often. The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational numbers) over
-    seeds."""
-    sums = list(accumulate(weights()[cell] for cell in profile.cells))
+    often (`weights`). The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational
+    numbers) over seeds."""
+    sums = list(accumulate(weights(profile)))
     aims = []
     for number in _IRRATIONAL[: rng.randint(*profile.faults)]:
         kind, phase = profile.cells[bisect_right(sums, math.fmod(seed * number, 1.0) * sums[-1])]
@@ -353,6 +383,10 @@ def _machines(
     stages, as tensors take most time. crowded: True for 3 to 6 replicas of a stage. large: True for 2, 4, 6
     or 8 stages."""
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
+    if any(aim.phase == STEPS_AHEAD for aim in aims):
+        stages = 1  # crews take none
+    elif any(aim.phase == INNER_STEPS and KINDS[aim.kind].roles == {Role.DATA} for aim in aims):
+        stages = max(stages, 2)  # data nodes take part in those of crews alone
     data_nodes = rng.choice([1, 1, 2, 2, 3])
     for aim in aims:
         roles = KINDS[aim.kind].roles

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from anabranch.observe.wording import table
 from anabranch.sim.fuzz.fault_kinds import CARRIER_KINDS, KINDS, matrix_cells
 from anabranch.sim.fuzz.guest_deeds import DEEDS
-from anabranch.sim.fuzz.peer_phases import PHASES
+from anabranch.sim.fuzz.peer_phases import PHASES, ROUND_PHASES
 from anabranch.sim.metrics.trial_result import Outcome
 
 VERSION = 1
@@ -76,7 +76,7 @@ def summarize(outcomes: Iterable[Outcome], first: int, end: int, profile: str, w
     found.seeds_by_profile = dict(Counter(outcome.profile for outcome in ordered))
     found.seeds_per_s = len(ordered) / wall_s if wall_s else 0.0
     found.median_seed_s = statistics.median(o.cpu_s for o in ordered) if ordered else 0.0
-    found.matrix = {phase: {} for phase in PHASES}
+    found.matrix = {phase: {} for phase in (*PHASES, *ROUND_PHASES)}
     faults: Counter[str] = Counter()
     not_promised: Counter[str] = Counter()
     found.steps = sum(outcome.steps for outcome in ordered)
@@ -112,7 +112,9 @@ def reproduce(outcome: Outcome) -> str:
 
 def report(found: FuzzSummary) -> str:
     """Summary as text: a table of faults, totals, and a line for each failure."""
-    lines = [_table(found), ""]
+    lines = [_table(found, PHASES), ""]
+    if any(found.matrix[phase] for phase in ROUND_PHASES):
+        lines += [_table(found, ROUND_PHASES), ""]
     share = found.wasted_s / found.computed_s if found.computed_s else 0.0
     lines += [
         f"{found.seeds} seeds ({found.with_tensors} with tensors), {found.steps} steps committed, "
@@ -129,11 +131,10 @@ def report(found: FuzzSummary) -> str:
     return "\n".join(lines)
 
 
-def _table(found: FuzzSummary) -> str:
-    """Table of delivered faults by kind and phase."""
+def _table(found: FuzzSummary, phases: Sequence[str]) -> str:
+    """Table of the faults that were delivered in these phases, by kind and phase."""
     reached = matrix_cells()
-    kinds = [kind for kind in _KINDS if kind in found.faults]
-    phases = [phase for phase in PHASES if any(cell[1] == phase for cell in reached)]
+    kinds = [kind for kind in _KINDS if any(kind in found.matrix[phase] for phase in phases)]
     rows = [["delivered", *phases, "repaired", "wasted"]]
     for kind in kinds:
         cells = [found.matrix[phase].get(kind, Cell()) for phase in phases]

@@ -17,7 +17,7 @@ from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import PACE_S, HostileGuests
 from anabranch.sim.fuzz.injectors import INJECTORS
 from anabranch.sim.fuzz.liveness_conditions import can_be_lost, unmet
-from anabranch.sim.fuzz.peer_phases import CARRYING, CHOSEN, DOWNLOAD, phase_for
+from anabranch.sim.fuzz.peer_phases import CARRYING, OF_CHOSEN, OF_JOINERS, phase_for
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed, FaultTarget
 from anabranch.sim.fuzz.swarm_under_test import SwarmUnderTest
 from anabranch.sim.fuzz.world_builder import build
@@ -160,7 +160,7 @@ class SeedTrial:
 
     def _committed(self) -> None:
         for pending in self._pending:
-            if pending.aim.phase == CHOSEN and pending.aim.after_t <= self.steps:
+            if pending.aim.phase in OF_CHOSEN and pending.aim.after_t <= self.steps:
                 for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
                     if pending.attempt(self, node):
                         break
@@ -198,7 +198,7 @@ class SeedTrial:
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
         """Inject a fault into this peer now and record it; False if impossible. aimed: planned phase ("":
         none)."""
-        phase = phase_for(node, self.invariants.t, aimed)
+        phase = phase_for(self.world, node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
             return False
@@ -211,7 +211,7 @@ class SeedTrial:
         return True
 
     def _deed_begun(self, deed: str, node: Node, text: str) -> None:
-        self._delivered(deed, phase_for(node, self.invariants.t, ""), node, text, "")
+        self._delivered(deed, phase_for(self.world, node, self.invariants.t, ""), node, text, "")
 
     def _delivered(self, kind: str, phase: str, node: Node, text: str, aimed: str) -> None:
         """Record an injected fault in outcome and story. phase: of its victim `node` at that moment. text:
@@ -287,12 +287,12 @@ class _PendingFault:
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
         """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
         its delay the fault is injected (`_inject`). Before, an election is caused if the fault needs one, and
-        for the phase DOWNLOAD a machine joins. Returns True if the fault was dropped, because it found no
+        for a phase of OF_JOINERS a machine joins. Returns True if the fault was dropped, because it found no
         victim in time; else False."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps
-            if self.aim.phase == DOWNLOAD:
+            if self.aim.phase in OF_JOINERS:
                 trial.swarm.newcomer(trial.swarm.rng.randint(1, trial.world.settings.stages))
         self._elect(trial, now)
         if self._scheduled:
@@ -331,7 +331,7 @@ class _PendingFault:
         phase, world = self.aim.phase, trial.world
         if phase == CARRYING:
             return isinstance(world, LinedWorld) and world.carries_work(node.id)
-        return self._waited(trial) >= 1.0 or phase_for(node, trial.invariants.t, phase) == phase
+        return self._waited(trial) >= 1.0 or phase_for(world, node, trial.invariants.t, phase) == phase
 
     def _inject(self, trial: SeedTrial, node: Node) -> None:
         meets = self._meets(trial, node) and trial.eligible(self.aim.kind, node)
