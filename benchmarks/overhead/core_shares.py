@@ -1,7 +1,8 @@
 """Shares of a core for processes: each gets so many seconds of processor time a second, by a control group.
 
 Needs Linux, root and the cpu controller of control groups in version 1. A process that has used its share
-rests until the next period, whatever else runs, so eight of them are eight slow machines.
+rests until the next period, and has the first claim to it, whatever else runs: eight of them are eight slow
+machines.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from anabranch.node.local_swarm.supervisor import Process, Supervisor
 FOLDER = Path("/sys/fs/cgroup/cpu")
 #: Microseconds of a period: short beside the delay of a line, long beside a switch between processes.
 PERIOD_US = 20_000
+#: Weight of a group beside other work on the machine, so that it has its share then, too: 16 ordinary tasks.
+WEIGHT = 16 * 1024
 #: Seconds that the kernel may take to empty the group of a killed process.
 _EMPTY_S = 10.0
 
@@ -40,6 +43,7 @@ class LimitedSupervisor(Supervisor):
         group.mkdir(exist_ok=True)
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * self._share)))
+        (group / "cpu.shares").write_text(str(WEIGHT))
         (group / "cgroup.procs").write_text(str(process.pid))
         self._groups[name] = group
         return process
