@@ -101,7 +101,7 @@ MODELS = {
         ALONE: Arm(1, 1, 4, {1900: (0.0025, 0.005), 3800: (0.0025, 0.005), 7600: (0.0025,)}),
         f"{ALONE}, 512 tokens": Arm(1, 1, 8, {1300: (0.0025, 0.005), 2600: (0.0025, 0.005)}),
         SYNCHRONOUS: Arm(MACHINES, 16, 16, {50: (0.01,)}),
-        "islands, preset `anabranch`": Arm(MACHINES, 8, 16, {168: (0.005,)}, _PRESET),
+        "islands, preset `anabranch`": Arm(MACHINES, 8, 16, {200: (0.005,)}, _PRESET),
         "islands, agreed moments, H = 8": Arm(MACHINES, 8, 8, {508: (0.005,)}, _AGREED, 0.98),
         "islands, agreed moments, H = 16": Arm(
             MACHINES, 8, 8, {772: (0.005,)}, replace(_AGREED, steps=16, start=0.0052), 0.98
