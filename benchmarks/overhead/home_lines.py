@@ -98,17 +98,22 @@ _24M = {
 }  # fmt: skip
 MODELS = {
     "llama-tiny": Model(512, {
-        ALONE: Arm(1, 1, 4, {1900: (0.0025, 0.005), 3800: (0.0025, 0.005), 7600: (0.0025,)}),
-        f"{ALONE}, 512 tokens": Arm(1, 1, 8, {1300: (0.0025, 0.005), 2600: (0.0025, 0.005)}),
+        ALONE: Arm(
+            1, 1, 4,
+            dict.fromkeys((400, 1000), (0.005,)) | dict.fromkeys((1900, 3800), (0.0025, 0.005))
+            | {7600: (0.0025,)},
+        ),
+        f"{ALONE}, 512 tokens": Arm(1, 1, 8, {1300: (0.0025, 0.005), 2600: (0.0025, 0.005), 5200: (0.0025,)}),
+        f"{ALONE}, 1,024 tokens": Arm(1, 1, 16, {1500: (0.005,), 3000: (0.005,)}),
         SYNCHRONOUS: Arm(MACHINES, 16, 16, {50: (0.01,)}),
         "islands, preset `anabranch`": Arm(MACHINES, 8, 16, {200: (0.005,)}, _PRESET),
         "islands, agreed moments, H = 8": Arm(MACHINES, 8, 8, {508: (0.005,)}, _AGREED, 0.98),
         "islands, agreed moments, H = 16": Arm(
-            MACHINES, 8, 8, {772: (0.005,)}, replace(_AGREED, steps=16, start=0.0052), 0.98
+            MACHINES, 8, 8, {772: (0.005,), 1540: (0.005,)}, replace(_AGREED, steps=16, start=0.0052), 0.98
         ),
     }),
     "llama-24m": Model(128, {
-        ALONE: Arm(1, 1, 2, {25: (0.001,), 100: (0.001,), 400: (0.001, 0.002), 800: (0.001,)}),
+        ALONE: Arm(1, 1, 2, {25: (0.001,), 100: (0.001,), 400: (0.001,)}),
         SYNCHRONOUS: Arm(MACHINES, 8, 8, {3: (0.001,)}),
         "islands, agreed moments, H = 32": Arm(
             MACHINES, 8, 2, {129: (0.001,)}, replace(_AGREED, steps=32, start=0.001), 0.98
@@ -266,10 +271,10 @@ def trained(job: Job) -> Outcome:
     return outcome
 
 
-def verified(job: Job, outcome: Outcome) -> Outcome:
+def verified(job: Job, outcome: Outcome, jobs: int = 1) -> Outcome:
     """The run with the number of bits in which it differs from its steps taken again by one process."""
     if outcome.differ is None and job.folder.exists():
-        report = verify(job.folder, min(2, os.cpu_count() or 1))
+        report = verify(job.folder, jobs)
         outcome = replace(outcome, differ=report.bits)
         if not report.holds:
             raise SystemExit("\n".join([job.label, *report.lines()]))
