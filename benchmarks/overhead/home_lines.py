@@ -1,6 +1,6 @@
 """Time to a loss of eight real processes behind home lines, beside one process alone and synchronous steps.
 
-    nice python -m benchmarks.overhead.home_lines [--models llama-tiny] [--most 300] [--verify]
+    python -m benchmarks.overhead.home_lines --verify [--models llama-tiny] [--arms synchronous]
 
 Needs Linux, root, /dev/net/tun and control groups (version 1). Eight processes hold the whole model; a ninth
 leads and has the corpus. Each has a fifth of a core (`core_shares`), a line of 20 Mbit/s up and down, and the
@@ -14,7 +14,9 @@ checkpoint on the same held-out rows. How much faster a fleet is follows from th
 needs for the fleet's loss, between its runs by the logarithm.
 
 Every run is kept in build/home-lines as soon as it ends, and the result `home-lines` is written after it;
-begun again, the program goes on. `--verify` takes the fleets' steps again at the end.
+begun again, the program goes on. `--verify` takes the fleets' steps again at the end. All runs take about an
+hour and a half on two quiet cores. Processes of a fleet have their share whatever else runs, but other work on
+the machine makes what they compute in it less, and that of the machine alone, too.
 """
 
 from __future__ import annotations
@@ -373,7 +375,8 @@ def write(found: Found, dry: bool) -> None:
             parameters = total_parameters(model_config(run.model, run.data.vocab_size))
             parts.append(f"{model}: {parameters:,} parameters.\n\n{table(columns, rows_of(model, arms))}")
     title = "Time to a loss of eight real processes behind home lines"
-    harness.write("home-lines", title, "\n\n".join(parts), data=found, dry=dry)
+    command = "python -m benchmarks.overhead.home_lines --verify"
+    harness.write("home-lines", title, "\n\n".join(parts), data=found, reproduce=command, dry=dry)
 
 
 def main() -> int:
