@@ -15,8 +15,8 @@ needs for the fleet's loss, between its runs by the logarithm.
 
 Every run is kept in build/home-lines as soon as it ends, and the result `home-lines` is written after it;
 begun again, the program goes on. `--verify` takes the fleets' steps again at the end. All runs take about an
-hour and a half on two quiet cores. Processes of a fleet have their share whatever else runs, but other work on
-the machine makes what they compute in it less, and that of the machine alone, too.
+hour and a half on two quiet cores. Other work on the machine leaves a fleet its share, but makes less of what
+is computed in it, as of the machine alone.
 """
 
 from __future__ import annotations
