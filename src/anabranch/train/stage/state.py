@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import blake3
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from anabranch.errors import UserError
@@ -22,6 +22,9 @@ from anabranch.train.numerics.coarse_sums import MOST_DROPPED
 
 SNAPSHOT_FORMAT = "anabranch-stage-1"
 _KINDS = ("weights", "exp_avg", "exp_avg_sq")
+#: Names of the dtypes in a safetensors file, in the order of its tensors.
+_TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
+_TYPES = list(_TYPE_NAMES)
 #: Name in a snapshot of the units of a delayed iteration's sums.
 _UNITS = "ahead_units"
 
@@ -100,31 +103,39 @@ class StageState:
 
     def to_bytes(self) -> bytes:
         """Snapshot as a safetensors file with the counters in its metadata."""
-        metadata = {"format": SNAPSHOT_FORMAT, "t": str(self.t), "adam_step": str(self.adam_step)}
-        tensors = {name: tensor.cpu() for name, tensor in self.tensors().items()}
-        if self.rate:
-            metadata["last_step"] = _scalars(self)
-        if self.ahead is not None and self.ahead.units is not None:
-            tensors[_UNITS] = self.ahead.units.cpu()
-        return _canonical(save(tensors, metadata))
+        return bytes(raw_bytes(self._file()))
 
     def pieces(self) -> tuple[Tensor, ...]:
         """Snapshot as flat uint8 vectors of at most PIECE_BYTES, in order."""
-        whole = torch.frombuffer(bytearray(self.to_bytes()), dtype=torch.uint8)
-        return tuple(torch.split(whole, PIECE_BYTES))
+        return tuple(torch.split(self._file(), PIECE_BYTES))
+
+    def _file(self) -> Tensor:
+        """Snapshot as one flat uint8 vector. Its bytes are copied by torch: a copy by Python, as the library
+        makes it, would stop all threads of this process meanwhile."""
+        tensors = self.tensors()
+        if self.ahead is not None and self.ahead.units is not None:
+            tensors[_UNITS] = self.ahead.units
+        flat = {name: tensor.contiguous().view(-1).view(torch.uint8) for name, tensor in tensors.items()}
+        metadata = {"format": SNAPSHOT_FORMAT, "t": str(self.t), "adam_step": str(self.adam_step)}
+        if self.rate:
+            metadata["last_step"] = _scalars(self)
+        header: dict[str, object] = {"__metadata__": metadata}
+        parts, end = list[Tensor](), 0
+        for name in sorted(tensors, key=lambda name: (_TYPES.index(tensors[name].dtype), name)):
+            begin, end = end, end + flat[name].numel()
+            dtype, shape = _TYPE_NAMES[tensors[name].dtype], list(tensors[name].shape)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+            parts.append(flat[name].cpu())
+        # The library's order of the header would give replicas different bytes.
+        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+        padded = text.ljust(-(-len(text) // 8) * 8)
+        first = bytearray(len(padded).to_bytes(8, "little") + padded)
+        return torch.cat([torch.frombuffer(first, dtype=torch.uint8), *parts])
 
 
 def _scalars(state: StageState) -> str:
     """Learning rate and bias corrections of the last step as exact hexadecimal text."""
     return " ".join(value.hex() for value in (state.rate, *state.corrections))
-
-
-def _canonical(data: bytes) -> bytes:
-    """Safetensors file with a sorted header, as the library's order would give replicas different bytes."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
-    padded = header.ljust(-(-len(header) // 8) * 8)
-    return len(padded).to_bytes(8, "little") + padded + data[8 + size :]
 
 
 def piece_hashes(pieces: Sequence[Tensor]) -> tuple[str, ...]:
