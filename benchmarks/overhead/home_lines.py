@@ -4,8 +4,8 @@
 
 Needs Linux, root, /dev/net/tun and control groups (version 1). Eight processes hold the whole model; a ninth
 leads and has the corpus. Each has a fifth of a core (`core_shares`), a line of 20 Mbit/s up and down, and the
-latencies of one of the ten regions. Three ways to train: synchronous steps of all, rounds of the preset
-`anabranch`, rounds with agreed moments. Beside them `anabranch train --alone`: its CPU seconds, divided by
+latencies of one of the ten regions. Three ways to train: synchronous steps of all, rounds with an estimated
+first moment, rounds with agreed moments. Beside them `anabranch train --alone`: its CPU seconds, divided by
 the same share, are the time that one such machine would take; it has nobody to send to.
 
 Every run ends with its learning rate near zero and has its own batch and rate. Time counts from the opening
@@ -47,7 +47,6 @@ from anabranch.node.local_swarm.local_swarm import LocalSwarm, processes_of
 from anabranch.observe.events import Step, Timing
 from anabranch.train.model.sizes import model_config, total_parameters
 from anabranch.train.numerics.numerics_class import configure
-from anabranch.train.recipes.presets import PRESETS
 from anabranch.train.recipes.recipes import recipe_run
 from anabranch.train.reference.alone import Alone
 from benchmarks import harness
@@ -86,12 +85,20 @@ class Model:
     shape: Mapping[str, object] = field(default_factory=dict)
 
 
-_PRESET = RoundSection(**{
-    key.partition(".")[2]: value
-    for key, value in PRESETS["anabranch"].settings.items() if key.startswith("round.")
-})  # fmt: skip
+#: Rules of the preset `anabranch` until 2026-11-29.
+_ESTIMATED = RoundSection(
+    slots=MACHINES,
+    steps=50,
+    start=0.25,
+    outer_lr=1.0,
+    outer_momentum=0.0,
+    first_moment="estimate",
+    contributions="int4",
+    results="int8",
+    late="drop",
+)
 #: Rounds with agreed moments after a few synchronous steps (at least one).
-_AGREED = replace(_PRESET, steps=8, start=0.008, first_moment="agree")
+_AGREED = replace(_ESTIMATED, steps=8, start=0.008, first_moment="agree")
 ALONE, SYNCHRONOUS = "one machine alone", "synchronous"
 #: 23.9 million parameters with a vocabulary of 512 tokens; Small init (recipes).
 _24M = {
@@ -108,7 +115,7 @@ MODELS = {
         f"{ALONE}, 512 tokens": Arm(1, 1, 8, {1300: (0.0025, 0.005), 2600: (0.0025, 0.005), 5200: (0.0025,)}),
         f"{ALONE}, 1,024 tokens": Arm(1, 1, 16, {1500: (0.005,), 3000: (0.005,)}),
         SYNCHRONOUS: Arm(MACHINES, 16, 16, {50: (0.01,)}),
-        "islands, preset `anabranch`": Arm(MACHINES, 8, 16, {200: (0.005,)}, _PRESET),
+        "islands, moment estimated, H = 50": Arm(MACHINES, 8, 16, {200: (0.005,)}, _ESTIMATED),
         "islands, agreed moments, H = 8": Arm(MACHINES, 8, 8, {508: (0.005,)}, _AGREED, 0.98),
         "islands, agreed moments, H = 16": Arm(
             MACHINES, 8, 8, {772: (0.005,), 1540: (0.005,)}, replace(_AGREED, steps=16, start=0.0052), 0.98
