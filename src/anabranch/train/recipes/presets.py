@@ -36,8 +36,9 @@ _DILOCO = {
     "round.results": "exact",
     "round.late": "wait",
 }
-#: Islands that agree on the mean of their weights and on Adam's moments (docs/decisions/0054). With this decay
-#: of the second moment a round may have 25 steps for each slot, and its memory is two rounds of the preset.
+#: Islands that agree on the mean of their weights and on Adam's moments (docs/decisions/0054). With this
+#: decay of the second moment a round may have 25 steps for each slot, and its memory is two rounds of the
+#: preset.
 AGREED = {
     "optimizer.beta2": 0.99,
     "round.outer_lr": 1.0,
@@ -171,14 +172,14 @@ PRESETS = {
     ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",
-        "islands of one machine each after a synchronous quarter, which agree on the mean of their weights and "
-        "on Adam's moments; contributions of 4 bits, results of 8, late islands left out",
+        "islands of one machine each after a synchronous fiftieth, which agree on the mean of their weights "
+        "and on Adam's moments; contributions of 4 bits, results of 8, late islands left out",
         settings={
             **_WHOLE,
             **AGREED,
             "round.slots": 8,
             "round.steps": 50,
-            "round.start": 0.25,
+            "round.start": 0.02,  # a synchronous step of whole models takes longer than a round at home
             "round.contributions": "int4",
             "round.results": "int8",
             "round.late": "drop",
