@@ -30,7 +30,7 @@ from support.swarms.training_world import training_world
 STEPS, MICROBATCHES, REPLICAS = 7, 4, 2
 #: Iteration in which faults strike: with a delay one of two in flight.
 AT = LEAST_START + 2
-LATE = "late"
+SNAPSHOTS, LATE = 2, "late"
 
 CODECS = {
     "none": WireSection(),
@@ -51,7 +51,7 @@ def world_of(codec: str, delay: int, stages: int) -> tuple[World, RunConfig]:
         run,
         fleet=replace(run.fleet, minimum=REPLICAS),
         checkpoint=CheckpointSection(every=0),
-        snapshots=SnapshotsSection(every=2),
+        snapshots=SnapshotsSection(every=SNAPSHOTS),
     )
     world = training_world(run, small_model(run), MadeUpBatches(run), [REPLICAS] * stages, data_nodes=2)
     Invariants(world)
@@ -96,7 +96,7 @@ FAULTS: dict[str, tuple[Strike, Callable[[World, str], bool]]] = {
     "join": (join, lambda world, victim: bool(joined(world)) and not removed(world)),
     "leave": (leave, lambda world, victim: removed(world) == {victim}),
     "freeze": (freeze, lambda world, victim: victim in removed(world)),
-    "lost stage": (lose_stage, lambda world, victim: len(lost_stages.rollbacks(world)) == 1),
+    "lost stage": (lose_stage, lambda world, victim: len(removed(world)) == REPLICAS and bool(joined(world))),
 }
 
 
@@ -110,6 +110,8 @@ def check_cell(codec: str, delay: int, stages: int, fault: str) -> None:
     ((_, victim, committed),) = planned.delivered
     assert AT - 1 - delay <= committed < AT
     assert showed(world, victim), removed(world)
+    lost = fault == "lost stage" and committed % SNAPSHOTS  # else the last step has a snapshot
+    assert len(lost_stages.rollbacks(world)) == bool(lost)
     check_equal(world, run)
 
 
