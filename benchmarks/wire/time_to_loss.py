@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -38,11 +38,13 @@ from benchmarks.wire.loss import VARIANTS, Outcome, at_best_rate
 #: Name of a line -> bandwidth up and down (bits per second); wan10's own first.
 LINES = {"wan10, 2 Gbit/s": 2e9, "200 Mbit/s": 200e6, "50 Mbit/s": 50e6}
 NONE = "none"
-#: Iterations that are not counted: speeds are unknown, and a delay begins with the third.
-WARM_UP = 4
-#: Least counted iterations. There are as many as make whole periods of snapshots, which take a line, too.
+#: Iterations that are not counted: in the first speeds are unknown. A delay begins with the third and then
+#: settles.
+WARM_UP, DELAYED_WARM_UP = 2, 4
+#: Counted iterations, one of which sends snapshots, as every fifth does without a codec. A thinner wire sends
+#: them more seldom: what that iteration takes above the median counts with the period of its own.
 COUNTED = 5
-DELAYED, NARROW = "delay 1", "subspace of an eighth"
+BOTH, DELAYED, NARROW = "int8, coarse sums", "delay 1", "subspace of an eighth"
 PICTURE = harness.ROOT / "docs" / "images" / "wire-time.svg"
 
 Curve = list[tuple[int, float]]
@@ -57,9 +59,11 @@ def changes_of(wire: WireSection) -> dict[str, Any]:
 WIRES: dict[str, dict[str, Any]] = {
     **{name: changes_of(wire) for name, wire in VARIANTS.items()},
     DELAYED: {"run.delay": 1},
-    f"int8, coarse sums, {DELAYED}": {**changes_of(VARIANTS["int8, coarse sums"]), "run.delay": 1},
+    f"{BOTH}, {DELAYED}": {**changes_of(VARIANTS[BOTH]), "run.delay": 1},
     NARROW: {"model.subspace": 128},
 }
+#: Order of the simulation: what has curves of some length comes first, for a run that is cut off.
+ORDER = sorted(WIRES, key=lambda wire: wire not in (NONE, "int8", BOTH, DELAYED))
 
 
 class Trial(NamedTuple):
@@ -75,37 +79,54 @@ class Trial(NamedTuple):
 
 
 def cell_of(wire: str, bps: float) -> Cell:
-    """Cell with as many iterations as `WARM_UP` and whole periods of snapshots take. Beside the last of
-    delayed ones no other iteration is in flight, so there is one more."""
-    line = {"network.up_bps": [bps], "network.down_bps": [bps]}
-    changes = {**WIRES[wire], **line, "run.warm_up": WARM_UP, "run.heartbeat_s": HEARTBEAT_S}
-    scenario = cell("wan10", OURS, {**changes, "run.iterations": WARM_UP + 1}).load()
-    every = settings_of(fleet_of(scenario, find_profile("wan10"), 0), OURS).snapshot_every
-    counted = every * math.ceil(COUNTED / every)
-    return cell("wan10", OURS, {**changes, "run.iterations": WARM_UP + counted + scenario.run.delay})
+    """Cell with one snapshot of each stage. Beside the last of delayed iterations no other one is in flight,
+    so there is one more."""
+    delay = WIRES[wire].get("run.delay", 0)
+    warm_up = DELAYED_WARM_UP if delay else WARM_UP
+    changes = {
+        "network.up_bps": [bps],
+        "network.down_bps": [bps],
+        "run.warm_up": warm_up,
+        "run.iterations": warm_up + COUNTED + delay,
+        "run.snapshot_every": COUNTED,
+        "run.heartbeat_s": HEARTBEAT_S,
+    }
+    return cell("wan10", OURS, {**WIRES[wire], **changes})
+
+
+def snapshot_period(wire: str) -> int:
+    """Iterations between snapshots of the stages, as a run of this wire chooses it."""
+    scenario = cell("wan10", OURS, WIRES[wire]).load()
+    return settings_of(fleet_of(scenario, find_profile("wan10"), 0), OURS).snapshot_every
+
+
+def mean_s(rows: Sequence[float], period: int) -> float:
+    """Mean seconds of an iteration, if every `period`-th sends snapshots and one of `rows` does."""
+    return (sum(rows) + (period - len(rows)) * median(rows)) / period
 
 
 def simulate_missing(seeds: int, where: Executor) -> None:
-    """Simulate what is not kept, seed by seed. Wires that differ in rounding alone are one cell."""
-    cells = [cell_of(wire, bps) for bps, wire in product(LINES.values(), WIRES)]
+    """Simulate what is not kept, seed by seed. Wires that differ in rounding alone are
+    one cell."""
+    cells = [cell_of(wire, bps) for wire, bps in product(ORDER, LINES.values())]
     for seed in range(seeds):
         missing = {path: (each, seed) for each in cells if not (path := path_of(each, seed)).exists()}
         for trial, content in harness.completed(computed, [*missing.values()], where, f"seed {seed}"):
             harness.write_whole(path_of(*trial), content)
 
 
-def seconds_of(wire: str, bps: float, seeds: int) -> list[float]:
-    """Mean seconds of the counted iterations of each kept seed that ended."""
-    each, found = cell_of(wire, bps), []
+def seconds_of(wire: str, bps: float, seeds: int) -> dict[int, float]:
+    """Seconds of an iteration, of each kept seed that ended."""
+    each, period, found = cell_of(wire, bps), snapshot_period(wire), {}
     for seed in range(seeds):
         if not path_of(each, seed).exists():
             continue
         outcome = outcome_of(each, seed)
-        rows = outcome.rows[WARM_UP : len(outcome.rows) - each.load().run.delay]
         if outcome.failure:
             print(f"{wire}, {bps:g} bit/s, seed {seed}: {outcome.failure}", file=sys.stderr, flush=True)
             continue
-        found.append(fmean(row.seconds for row in rows))
+        begin = each.load().run.warm_up
+        found[seed] = mean_s([row.seconds for row in outcome.rows[begin : begin + COUNTED]], period)
     return found
 
 
@@ -188,20 +209,26 @@ def tokens_factor(trial: Trial, wire: str, doubling: float) -> Estimate | None:
 
 # --- report -------------------------------------------------------------------------------------------
 
-Seconds = Mapping[str, Mapping[str, list[float]]]
+Seconds = Mapping[str, Mapping[str, Mapping[int, float]]]
+
+
+def gain(seconds: Seconds, wire: str, line: str) -> float:
+    """Seconds of an iteration without a codec over those of a wire, mean over the seeds that both have."""
+    none, own = seconds[NONE][line], seconds[wire][line]
+    return fmean(none[seed] / own[seed] for seed in none.keys() & own.keys())
 
 
 def seconds_table(seconds: Seconds) -> str:
     rows = []
     for wire in WIRES:
+        if not any(seconds[wire].values()):
+            continue
         work = cell_of(wire, LINES["200 Mbit/s"]).load().work
         cut = (work.activation_bytes + work.gradient_bytes) / work.tokens
         row = [wire, f"{cut:,.0f}", f"{work.reduce_bytes:.1f}"]
-        row += [text(estimate(each), "{:.1f}") if (each := seconds[wire][line]) else "–" for line in LINES]
-        row += [
-            f"{fmean(seconds[NONE][line]) / fmean(each):.2f}" if (each := seconds[wire][line]) else "–"
-            for line in LINES
-        ]
+        kept = [list(seconds[wire][line].values()) for line in LINES]
+        row += [text(estimate(each), "{:.1f}") if each else "–" for each in kept]
+        row += [f"{gain(seconds, wire, line):.2f}" if seconds[wire][line] else "–" for line in LINES]
         rows.append(row)
     head = ["wire", "bytes a token and cut", "bytes a parameter", *(f"s, {line}" for line in LINES)]
     return harness.table([*head, *(f"pays below × tokens, {line}" for line in LINES)], rows)
@@ -229,17 +256,16 @@ def loss_table(found: Sequence[Trial], doubling: float) -> str:
 def time_table(found: Sequence[Trial], seconds: Seconds, doubling: float) -> str:
     rows = []
     for trial, line in product(found, LINES):
-        none_s = fmean(seconds[NONE][line])
         for wire in trial.curves:
             if not seconds[wire][line]:
                 continue
-            each_s = fmean(seconds[wire][line])
+            each_s = fmean(seconds[wire][line].values())
             hours = [
                 f"{steps * each_s / 3600:,.1f}" if steps else f"> {trial.steps * each_s / 3600:,.1f}"
                 for steps in steps_needed(trial, wire)
             ]
             factor = tokens_factor(trial, wire, doubling)
-            saved = f"{1 - factor.mean * each_s / none_s:+.0%}" if factor else "unknown"
+            saved = f"{1 - factor.mean / gain(seconds, wire, line):+.0%}" if factor else "unknown"
             rows.append([
                 f"{trial.steps:,} of {trial.step_tokens:,}", line, wire, " · ".join(hours),
                 f"{trial.steps * each_s / 3600:,.1f}", "–" if wire == NONE else saved,
@@ -263,7 +289,9 @@ def draw(found: Sequence[Trial], seconds: Seconds) -> None:
                     (steps[0][0], fmean(loss for _, loss in steps))
                     for steps in zip(*(runs[seed] for seed in seeds), strict=True)
                 ]
-                hours = [step * fmean(seconds[wire][line]) / 3600 for step, _ in points]
+                if not seconds[wire][line]:
+                    continue
+                hours = [step * fmean(seconds[wire][line].values()) / 3600 for step, _ in points]
                 colour = POLICY_COLOURS[wires.index(wire) % len(POLICY_COLOURS)]
                 label = wire if line == next(iter(LINES)) else None
                 axes.plot(hours, [loss for _, loss in points], color=colour, linewidth=1.6, label=label)
@@ -289,7 +317,9 @@ def report(seconds: Seconds, seeds: int, dry: bool) -> None:
     setting = (
         f"Seconds of an iteration: llama-350m on `wan10` (16 relays over 6 stages, 48 microbatches of 4,096 "
         f"tokens, fp32), simulated, policy {OURS}, no churn; mean ± half of the 95 % interval over {seeds} "
-        f"seeds. The first {WARM_UP} iterations are not counted; the others are whole periods of snapshots. "
+        f"seeds, as far as they were simulated. {COUNTED} iterations are counted, one of which sends "
+        "snapshots of all stages: what it takes above the median counts once in the period of snapshots that "
+        "a run of this wire chooses. "
         "*Pays below × tokens*: the wire saves time if a run of it needs less than so many times the tokens. "
         "Losses are those of **llama-tiny**; a step of its runs is taken to last as long as one of "
         "llama-350m. So these are times of no run: they are right as far as a codec costs both models the "
