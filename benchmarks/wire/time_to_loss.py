@@ -41,9 +41,9 @@ NONE = "none"
 #: Iterations that are not counted: in the first speeds are unknown. A delay begins with the third and then
 #: settles.
 WARM_UP, DELAYED_WARM_UP = 2, 4
-#: Counted iterations, one of which sends snapshots, as every fifth does without a codec. A thinner wire sends
-#: them more seldom: what that iteration takes above the median counts with the period of its own.
-COUNTED = 5
+#: Iterations between snapshots of the stages, without a codec; as many are counted, or twice as many with a
+#: delay, as two iterations in flight end in pairs.
+PERIOD = 5
 BOTH, DELAYED, NARROW = "int8, coarse sums", "delay 1", "subspace of an eighth"
 PICTURE = harness.ROOT / "docs" / "images" / "wire-time.svg"
 
@@ -78,17 +78,23 @@ class Trial(NamedTuple):
 # --- seconds ------------------------------------------------------------------------------------------
 
 
-def cell_of(wire: str, bps: float) -> Cell:
-    """Cell with one snapshot of each stage. Beside the last of delayed iterations no other one is in flight,
-    so there is one more."""
+def counted(wire: str) -> range:
+    """Rows of the counted iterations."""
     delay = WIRES[wire].get("run.delay", 0)
-    warm_up = DELAYED_WARM_UP if delay else WARM_UP
+    begin = DELAYED_WARM_UP if delay else WARM_UP
+    return range(begin, begin + PERIOD * (1 + delay))
+
+
+def cell_of(wire: str, bps: float) -> Cell:
+    """Cell with a snapshot in each `PERIOD`. Beside the last of delayed iterations no other one is in flight,
+    so there is one more."""
+    rows = counted(wire)
     changes = {
         "network.up_bps": [bps],
         "network.down_bps": [bps],
-        "run.warm_up": warm_up,
-        "run.iterations": warm_up + COUNTED + delay,
-        "run.snapshot_every": COUNTED,
+        "run.warm_up": rows.start,
+        "run.iterations": rows.stop + WIRES[wire].get("run.delay", 0),
+        "run.snapshot_every": PERIOD,
         "run.heartbeat_s": HEARTBEAT_S,
     }
     return cell("wan10", OURS, {**WIRES[wire], **changes})
@@ -100,9 +106,11 @@ def snapshot_period(wire: str) -> int:
     return settings_of(fleet_of(scenario, find_profile("wan10"), 0), OURS).snapshot_every
 
 
-def mean_s(rows: Sequence[float], period: int) -> float:
-    """Mean seconds of an iteration, if every `period`-th sends snapshots and one of `rows` does."""
-    return (sum(rows) + (period - len(rows)) * median(rows)) / period
+def mean_s(rows: Sequence[float], period: int, together: int = 1) -> float:
+    """Mean seconds of an iteration, if every `period`-th sends snapshots, and of `rows` every `PERIOD`-th.
+    together: iterations that end together. What snapshots take is what the mean is above the median."""
+    ordinary = median(fmean(rows[at : at + together]) for at in range(0, len(rows), together))
+    return ordinary + (fmean(rows) - ordinary) * PERIOD / period
 
 
 def simulate_missing(seeds: int, where: Executor) -> None:
@@ -125,8 +133,8 @@ def seconds_of(wire: str, bps: float, seeds: int) -> dict[int, float]:
         if outcome.failure:
             print(f"{wire}, {bps:g} bit/s, seed {seed}: {outcome.failure}", file=sys.stderr, flush=True)
             continue
-        begin = each.load().run.warm_up
-        found[seed] = mean_s([row.seconds for row in outcome.rows[begin : begin + COUNTED]], period)
+        rows = [outcome.rows[at].seconds for at in counted(wire)]
+        found[seed] = mean_s(rows, period, 1 + each.load().run.delay)
     return found
 
 
@@ -317,9 +325,9 @@ def report(seconds: Seconds, seeds: int, dry: bool) -> None:
     setting = (
         f"Seconds of an iteration: llama-350m on `wan10` (16 relays over 6 stages, 48 microbatches of 4,096 "
         f"tokens, fp32), simulated, policy {OURS}, no churn; mean ± half of the 95 % interval over {seeds} "
-        f"seeds, as far as they were simulated. {COUNTED} iterations are counted, one of which sends "
-        "snapshots of all stages: what it takes above the median counts once in the period of snapshots that "
-        "a run of this wire chooses. "
+        f"seeds, as far as they were simulated. {PERIOD} iterations are counted ({2 * PERIOD} with a delay), "
+        f"every {PERIOD}th of which sends snapshots of all stages: what they take above the median counts "
+        "once in the period of snapshots that a run of this wire chooses. "
         "*Pays below × tokens*: the wire saves time if a run of it needs less than so many times the tokens. "
         "Losses are those of **llama-tiny**; a step of its runs is taken to last as long as one of "
         "llama-350m. So these are times of no run: they are right as far as a codec costs both models the "
