@@ -237,9 +237,10 @@ def seconds_table(seconds: Seconds) -> str:
         kept = [list(seconds[wire][line].values()) for line in LINES]
         row += [text(estimate(each), "{:.1f}") if each else "–" for each in kept]
         row += [f"{gain(seconds, wire, line):.2f}" if seconds[wire][line] else "–" for line in LINES]
-        rows.append(row)
+        rows.append([*row, " · ".join(str(len(each)) for each in kept)])
     head = ["wire", "bytes a token and cut", "bytes a parameter", *(f"s, {line}" for line in LINES)]
-    return harness.table([*head, *(f"pays below × tokens, {line}" for line in LINES)], rows)
+    head += [f"pays below × tokens, {line}" for line in LINES]
+    return harness.table([*head, "seeds, by line"], rows)
 
 
 def loss_table(found: Sequence[Trial], doubling: float) -> str:
@@ -261,19 +262,29 @@ def loss_table(found: Sequence[Trial], doubling: float) -> str:
     return harness.table([*head, "× tokens by the doubling"], rows)
 
 
+def saved_text(factor: Estimate, gained: float) -> str:
+    """Share of the time that is saved with so many times the tokens, each so much quicker; with its range
+    where the factor has one."""
+    low, mean, high = (1 - tokens / gained for tokens in (
+        factor.mean + factor.half, factor.mean, factor.mean - factor.half
+    ))  # fmt: skip
+    return f"{mean:+.0%} ({low:+.0%} to {high:+.0%})" if factor.half else f"{mean:+.0%}"
+
+
 def time_table(found: Sequence[Trial], seconds: Seconds, doubling: float) -> str:
     rows = []
     for trial, line in product(found, LINES):
-        for wire in trial.curves:
-            if not seconds[wire][line]:
-                continue
+        there = [wire for wire in trial.curves if seconds[wire][line]]
+        if there == [NONE]:
+            continue
+        for wire in there:
             each_s = fmean(seconds[wire][line].values())
             hours = [
                 f"{steps * each_s / 3600:,.1f}" if steps else f"> {trial.steps * each_s / 3600:,.1f}"
                 for steps in steps_needed(trial, wire)
             ]
             factor = tokens_factor(trial, wire, doubling)
-            saved = f"{1 - factor.mean / gain(seconds, wire, line):+.0%}" if factor else "unknown"
+            saved = saved_text(factor, gain(seconds, wire, line)) if factor else "unknown"
             rows.append([
                 f"{trial.steps:,} of {trial.step_tokens:,}", line, wire, " · ".join(hours),
                 f"{trial.steps * each_s / 3600:,.1f}", "–" if wire == NONE else saved,
@@ -324,8 +335,8 @@ def report(seconds: Seconds, seeds: int, dry: bool) -> None:
     doubling = doubling_nats(found)
     setting = (
         f"Seconds of an iteration: llama-350m on `wan10` (16 relays over 6 stages, 48 microbatches of 4,096 "
-        f"tokens, fp32), simulated, policy {OURS}, no churn; mean ± half of the 95 % interval over {seeds} "
-        f"seeds, as far as they were simulated. {PERIOD} iterations are counted ({2 * PERIOD} with a delay), "
+        f"tokens, fp32), simulated, policy {OURS}, no churn; mean ± half of the 95 % interval over the seeds "
+        f"that were simulated, up to {seeds}. {PERIOD} iterations are counted ({2 * PERIOD} with a delay), "
         f"every {PERIOD}th of which sends snapshots of all stages: what they take above the median counts "
         "once in the period of snapshots that a run of this wire chooses. "
         "*Pays below × tokens*: the wire saves time if a run of it needs less than so many times the tokens. "
@@ -343,7 +354,7 @@ def report(seconds: Seconds, seeds: int, dry: bool) -> None:
     )
     times = (
         "\\> x: the loss was not reached in all of the run, which takes x hours. *Time saved, by the "
-        "doubling*: of the time to none's loss, with the tokens of the table before."
+        "doubling*: of the time to none's loss, with the tokens of the table before (and its range, ±)."
     )
     picture = f"![held-out loss over simulated hours](../images/{PICTURE.name})"
     body = "\n\n".join([
@@ -368,7 +379,9 @@ def report(seconds: Seconds, seeds: int, dry: bool) -> None:
     }
     if not dry:
         draw(found, seconds)
-    harness.write("wire-time", "Time to the synchronous loss by codec and line", body, data=data, dry=dry)
+    reproduce = f"python -m benchmarks.wire.time_to_loss --seeds {seeds}"
+    title = "Time to the synchronous loss by codec and line"
+    harness.write("wire-time", title, body, data=data, dry=dry, reproduce=reproduce)
 
 
 def main() -> None:
