@@ -294,9 +294,14 @@ def time_table(found: Sequence[Trial], seconds: Seconds, doubling: float) -> str
 
 
 def draw(found: Sequence[Trial], seconds: Seconds) -> None:
-    """Draw the mean curves over hours, a row for each trial with curves of some length, a column for each
-    line; the loss with which none ends is a dotted line."""
-    drawn = [trial for trial in found if trial.result in ("wire-loss-1024", "delayed-loss")]
+    """Draw the mean curves over hours, a row for each trial with curves of some length and seconds of its
+    wires, a column for each line; the loss with which none ends is a dotted line."""
+    drawn = [
+        trial
+        for trial in found
+        if trial.result in ("wire-loss-1024", "delayed-loss")
+        and any(seconds[wire][line] for wire in trial.curves if wire != NONE for line in LINES)
+    ]
     wires = list(dict.fromkeys(wire for trial in drawn for wire in trial.curves))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.2 * len(drawn)), layout="constrained")
