@@ -88,9 +88,10 @@ bench: $(READY)  ## CPU and bytes of a local swarm over those of a single proces
 bench-flow: $(READY)  ## routing policies on random instances, in virtual time; about an hour on two cores
 	$(BIN)/python -m benchmarks.flow.policies
 
-bench-wire: $(READY)  ## codecs and coarse sums: bytes, CPU, held-out loss of 3,000 steps, three seeds; many hours
+bench-wire: $(READY)  ## codecs and coarse sums: bytes, CPU, held-out loss of 3,000 steps, three seeds, simulated time to it; many hours
 	$(BIN)/python -m benchmarks.wire.codecs
 	nice -n 10 $(BIN)/python -m benchmarks.wire.loss
+	nice -n 10 $(BIN)/python -m benchmarks.wire.time_to_loss
 
 tables: $(READY)  ## two models, equal and unequal machines, churn and ablations, in virtual time; over an hour
 	$(BIN)/python -m benchmarks.simulation.policies

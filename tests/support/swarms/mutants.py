@@ -85,8 +85,9 @@ from anabranch.sim.workers.integer_slots import IslandSlots
 from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
-from anabranch.train.stage.cuts import GRADIENT, Cuts, Place, _Crossing
+from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts, Place, _Crossing
 from anabranch.train.stage.state import StageState
+from anabranch.train.stage.worker import Worker
 
 #: Seeds within which each must be caught.
 SEEDS = 2000
@@ -634,14 +635,14 @@ def overdue_stays(patch: Patch) -> None:
     patch.setattr(Sender, "others_could", lambda self, item: False)
 
 
-def codec_at_one_end_only(patch: Patch) -> None:
-    """Workers send input gradients as they are, where the run has a codec for them."""
-    begin = Cuts.__init__
+def codec_at_one_end_only(patch: Patch, kind: str = GRADIENT) -> None:
+    """Workers send input gradients (or activations) as they are, where the run has a codec for them."""
+    begin, plain = Cuts.__init__, kind
 
     def without(self: Cuts, run: RunConfig, model: ModelConfig) -> None:
         begin(self, run, model)
         self._of_reference = dict(self._codecs)  # type: ignore[attr-defined]
-        self._codecs[GRADIENT] = None
+        self._codecs[plain] = None
 
     def received(self: Cuts, kind: str, values: Tensor, place: Place) -> Tensor:
         codec = self._of_reference[kind]  # type: ignore[attr-defined]
@@ -656,6 +657,10 @@ def codec_at_one_end_only(patch: Patch) -> None:
     patch.setattr(Cuts, "__init__", without)
     patch.setattr(Cuts, "received", received)
     patch.setattr(Cuts, "pass_through", passing)
+
+
+def activations_at_one_end_only(patch: Patch) -> None:
+    codec_at_one_end_only(patch, ACTIVATION)
 
 
 def draws_by_attempt(patch: Patch) -> None:
@@ -678,6 +683,31 @@ def units_of_the_state_before(patch: Patch) -> None:
         return last[id(state)] if former is None else former
 
     patch.setattr(worker, "next_units", late)
+
+
+def delayed_on_the_weights_of_the_state(patch: Patch) -> None:
+    """Replicas compute a delayed iteration with the weights of their state, not with predicted ones."""
+    look = Worker._look_ahead
+
+    def mixed(self: Worker, state: StageState) -> None:
+        look(self, state)
+        if self._ahead is not None:
+            weights = self._working_weights(state)  # cloned, as the step changes them in place
+            self._ahead_stage.weights = {name: tensor.clone() for name, tensor in weights.items()}
+
+    patch.setattr(Worker, "_look_ahead", mixed)
+
+
+def delayed_in_units_of_the_open_iteration(patch: Patch) -> None:
+    """Replicas round contributions to a delayed iteration to the units of the one before it."""
+    look = Worker._look_ahead
+
+    def mixed(self: Worker, state: StageState) -> None:
+        look(self, state)
+        if self._ahead is not None:
+            self._ahead_stage.accumulator.prepare(worker.next_units(self._run, state))
+
+    patch.setattr(Worker, "_look_ahead", mixed)
 
 
 def slot_repeats_its_batches(patch: Patch) -> None:
@@ -903,6 +933,13 @@ MUTANTS: dict[str, Mutant] = {
     "state of a slot at another machine": Mutant(carried_by_another, "rounds", ("I1", "I4")),
     "a stale outer state": Mutant(stale_outer_state, "rounds", ("I3",)),
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
+    "a codec of activations at one end only": Mutant(activations_at_one_end_only, "churn20", ("I3",)),
+    "a delayed iteration on the state's weights": Mutant(
+        delayed_on_the_weights_of_the_state, "delayed", ("I3",)
+    ),
+    "a delayed iteration in units of the open one": Mutant(
+        delayed_in_units_of_the_open_iteration, "delayed", ("I3",)
+    ),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
     "a slot repeats its batches": Mutant(slot_repeats_its_batches, "rounds", ("I1",)),

@@ -29,6 +29,7 @@ from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.reference.reference import Reference, StepRecord
+from anabranch.train.stage.delayed import snapshot_form
 from anabranch.train.stage.run_objects import master_dtype
 from anabranch.train.stage.state import parse_snapshot
 from support.swarms.training_world import training_world
@@ -160,7 +161,8 @@ def check_checkpoint(world: World, run: RunConfig, t: int) -> None:
         data = b"".join(bytes(piece.numpy().data) for piece in pieces)
         worker = world.make_computer(stage)
         master = master_dtype(DTYPES[run.compute.dtype])
-        state = parse_snapshot(data, worker.layout, master, torch.device("cpu"))
+        form = snapshot_form(run, worker.layout)
+        state = parse_snapshot(data, worker.layout, master, torch.device("cpu"), form)
         assert (state.t, state.fingerprint()) == (t, fingerprint)
         found.update(state.tensors())
     assert found.keys() == wanted.keys()
