@@ -14,9 +14,9 @@ checkpoint on the same held-out rows. How much faster a fleet is follows from th
 needs for the fleet's loss, between its runs by the logarithm.
 
 Every run is kept in build/home-lines as soon as it ends, and the result `home-lines` is written after it;
-begun again, the program goes on. `--verify` takes the fleets' steps again at the end. All runs take about an
-hour and a half on two quiet cores. Other work on the machine leaves a fleet its share, but makes less of what
-is computed in it, as of the machine alone.
+begun again, the program goes on. `--verify` takes the fleets' steps again at the end. All runs should take
+about an hour and a half on two quiet cores (an estimate). Other work on the machine leaves a fleet its share,
+but makes less of what is computed in it, as of the machine alone.
 """
 
 from __future__ import annotations

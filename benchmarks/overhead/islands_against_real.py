@@ -115,7 +115,8 @@ def main() -> int:
         data[directory.name] = {"slot_s": found.slot_s, "round_s": found.round_s, "predicted_s": simulated_s}
     if not rows:
         raise SystemExit(f"{FOLDER}: no run with rounds; run benchmarks.overhead.home_lines first")
-    columns = ["rounds", "measured", "longest slot, s", "round, s", "predicted, s", "predicted/measured"]
+    columns = ["rounds", "number measured", "longest slot, s", "round, s", "predicted, s"]
+    columns += ["predicted/measured"]
     text = (
         "Rounds of eight islands of llama-tiny behind lines of 20 Mbit/s in the ten regions, real processes "
         "(`home-lines`) and the simulator, which is told how long the longest slot takes. Medians of rounds "

@@ -241,6 +241,8 @@ def main() -> int:
     longest = max((rounds.steps for name in args.methods if (rounds := METHODS[name])), default=1)
     if args.steps < 3 * longest:
         arguments.error(f"--steps {args.steps}: curves have three points, so at least {3 * longest}")
+    if "synchronous" not in args.methods:
+        arguments.error("--methods: the others are compared with synchronous, which is not among them")
     where = executor(args.executor, args.processes)
     changes = {"run.steps": args.steps, "compute.device": "cpu", "compute.dtype": "bf16"}
     run = with_changes(recipe_run(args.model), changes | {"batch.microbatches": 4, "batch.rows": 8})

@@ -253,8 +253,8 @@ def write(args: Namespace, found: Found) -> None:
             for seed, one in of_rate[rate].items():
                 curve = [(few, each[seed]["loss"]) for few, each in alone.items() if seed in each]
                 gain = None if name in ALONES else ratio(one["loss"], one["time"], curve)
-                beyond = name not in ALONES and one["loss"] < min(loss for _, loss in curve)
-                least = max(few for few, _ in curve) / one["time"]
+                beyond = name not in ALONES and bool(curve) and one["loss"] < min(loss for _, loss in curve)
+                least = max((few for few, _ in curve), default=0.0) / one["time"]
                 gains.append(f"{gain:.2f}" if gain else f"over {least:.1f}" if beyond else "–")
                 known.append(gain or least * beyond)
             most = max(most, min(known)) if ROWS[name].rounds else most

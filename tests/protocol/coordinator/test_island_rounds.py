@@ -6,7 +6,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.island_rounds import CREW_S, OVERDUE, RATES_KEPT, REMEMBERED, IslandRounds
+from anabranch.protocol.coordinator.island_rounds import (
+    LEAST_ROUND_S,
+    OVERDUE,
+    RATES_KEPT,
+    REMEMBERED,
+    IslandRounds,
+)
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import Rounds
@@ -157,8 +163,9 @@ def test_a_round_in_which_nobody_can_begin_a_slot_ends() -> None:
     current = Round(5, "b", ctx.clock.now)
     current.slots = (Slot(12, 0), Slot(16, 4, "b", 4, 4))
     begun_at, slot_s = ctx.clock.now, leader.expected_s(current)
-    for seconds, ends in ((0.0, False), (OVERDUE * CREW_S - 1.0, False), (OVERDUE * CREW_S, True)):
-        assert slot_s < CREW_S
+    over_s = OVERDUE * LEAST_ROUND_S
+    for seconds, ends in ((0.0, False), (over_s - 1.0, False), (over_s, True)):
+        assert slot_s < LEAST_ROUND_S
         ctx.clock.now = begun_at + seconds
         leader.drop_late(current, False)
         assert (leader.stranded(current) is not None) == ends, seconds

@@ -36,7 +36,7 @@ REMEMBERED = 50
 RATES_KEPT = 1024
 #: Shortest time (s) that a round is expected to take if none of its slots is ready and no other machine can
 #: fill them: before the first round nobody knows what the lines of crews take. Plain choice.
-CREW_S = 20.0
+LEAST_ROUND_S = 20.0
 #: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
 #: choice.
 OVERFLOWS = 3
@@ -414,7 +414,7 @@ class IslandRounds:
         machines are removed; infinite if that is not known yet."""
         rounds = self.ctx.run.settings.rounds
         if rounds.drops and not self._ready(current) and self._is_theirs_alone(current):
-            return current.opened_at + OVERDUE * max(self._longest_s(current), CREW_S)
+            return current.opened_at + OVERDUE * max(self._longest_s(current), LEAST_ROUND_S)
         if not current.slots or current.ready_at == math.inf:
             return math.inf
         if not rounds.drops:

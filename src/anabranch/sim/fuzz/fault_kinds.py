@@ -86,12 +86,11 @@ class FaultProfile:
     """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
-    (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are
-    rounds of pipeline islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at
-    phases of a round, too. delayed: True if all of its seeds have two
-    iterations in flight, instead of some. carriers: True if all of its seeds have relays that nobody can
-    dial, access lines and faults of carriers, instead of some. tickets: True if whoever joins or starts again
-    knows the addresses of the data nodes alone."""
+    (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are rounds of pipeline
+    islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at phases of a round,
+    too. delayed: True if all of its seeds have two iterations in flight, instead of some. carriers: True if
+    all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of
+    some. tickets: True if whoever joins or starts again knows the addresses of the data nodes alone."""
 
     name: str
     kinds: tuple[str, ...]
@@ -179,8 +178,8 @@ _LEADING_RELAY, _ELECTION, _ONE_ROLE, _LAST_REPLICA, _HITS = 0.35, 0.65, 0.85, 0
 #: of any peer, of peers of one role only, and of data nodes.
 _ROUND_HITS = {INNER_STEPS: 0.95, STEPS_AHEAD: 0.8, SLOT_READY: 0.9, LATE_SLOTS: 0.8, OUTER_STEP: 0.75}
 _ROUND_REPLICA, _ROUND_ONE_ROLE, _ROUND_DATA = 0.8, 0.6, 0.4
-#: Rounds after which the weights have converged.
-_ROUNDS = 25
+#: Passes of the fitting after which the weights have converged.
+_FITTING_PASSES = 25
 #: Weight of a phase of PHASES in `rounds`, relative to a phase of a round: the other profiles, which have two
 #: thirds of the seeds, hit it, too.
 _OF_STEPS = 0.22
@@ -213,7 +212,7 @@ def _step_weights() -> dict[tuple[str, str], float]:
     """Weight of each pair of a kind and one of PHASES. A pair weighs more if few profiles draw its kind, or
     if few of its faults find a victim. The weights come from iterative proportional fitting."""
     found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(_cells(PHASES))}
-    for _ in range(_ROUNDS):
+    for _ in range(_FITTING_PASSES):
         rates = dict.fromkeys(found, 0.0)
         for profile in OTHERS:
             together = sum(found[cell] for cell in profile.cells)
