@@ -300,7 +300,8 @@ class IslandRounds:
         machines = {peer for peer, (_, was) in self._overdue.items() if was == source} | late.keys()
         others, ready = holder.keys() - own, self._ready(current)
         alone = others and others <= ready and own.isdisjoint(ready)
-        return bool(alone) and len(machines) > 1 and source not in (self.ctx.me, *self._admission.going())
+        excused = {self.ctx.me, *self._admission.going()}  # a tuple with a star cannot be compiled here
+        return bool(alone) and len(machines) > 1 and source not in excused
 
     def _waited_for(self, current: Round) -> dict[str, int]:
         """Machines whose bound slots are not ready -> slot (of several the last), but this one and those that
