@@ -9,13 +9,16 @@ from anabranch.config import RunConfig
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.log.records import Member
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Member, Members, decode_entry
 from anabranch.protocol.messages import Fence
 from anabranch.protocol.messages.table import ALLOWANCES, PAST, Rate
 from anabranch.protocol.observers.report_buffer import LINES_AT_ONCE, LINES_MAX, PAUSE_S
 from anabranch.protocol.peer.peer import Peer
+from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Link, Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault
 from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, small_run
@@ -75,6 +78,30 @@ def test_a_flood_ends_with_the_link_and_costs_no_step(flood: object, budget: obj
     assert fault.delivered
     assert taken == [budget.burst + 1]  # type: ignore[attr-defined]
     assert any("the connection: too many messages" in note for note in notes)
+
+
+def test_a_member_that_floods_the_leader_loses_its_seat() -> None:
+    """Its link to the leader is closed, others hear it: the leader waited for it for as long as it was heard,
+    and its stage could not reduce (17 s in a run of real processes, until the guest ended)."""
+    settings = Settings("flood", 1, 2, 6, 30, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{n}", s, capacity=3) for s in (1, 2) for n in range(3))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    flooded: list[float] = []
+
+    def attack(node: Node, event: object) -> None:
+        if node.id == "d0" and world.history().t >= 5 and not flooded and "r1.1" in node.links:
+            flooded.append(world.clock.now)
+            while "r1.1" in node.peer.ctx.links.up:
+                node.handle(ev.Received("r1.1", msg.Ping(1, 0), None))
+
+    world.watchers.append(attack)
+    world.run(until_s=300.0)
+    assert flooded and world.history().t == 30 and wrong_states(world) == {}
+    records = [decode_entry(line).record for line in world.log]
+    removed = {p: why for one in records if isinstance(one, Members) for p, why in one.removed.items()}
+    assert removed.keys() == {"r1.1"} and "too many messages" in removed["r1.1"]
+    assert world.clock.now < 60.0
 
 
 def test_a_voter_that_hands_on_kept_reports_stays_within_the_budget() -> None:

@@ -409,7 +409,8 @@ class Admission:
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
         """Handle a link to a peer that broke, or a failed dial. A joiner is dropped; a member that is not
         linked again is dialled again, and at first others are asked about it. refused: nothing listens at its
-        address: the member is removed. patience_s: silence timeout of the peer (s)."""
+        address: the member is removed, as is one that this peer has banned. patience_s: silence timeout of
+        the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -418,6 +419,9 @@ class Admission:
             self.remove(peer, f"{reason}; nobody listens at its address any more")
             return
         now = self.ctx.clock.now
+        if self.ctx.rate_limits.banned(peer, now):  # others may hear it for long
+            self.remove(peer, reason)
+            return
         if peer in self._lost:
             lost = self._lost[peer]
             lost.dial_at = now + (lost.waits.next() or REACH_AGAIN_S)
@@ -441,6 +445,9 @@ class Admission:
         for peer, lost in list(self._lost.items()):
             if peer not in self.ctx.run.membership.members:
                 del self._lost[peer]  # its link broke while its removal was written
+                continue
+            if self.ctx.rate_limits.banned(peer, now):  # this peer did not lead then
+                self.remove(peer, lost.reason)
                 continue
             if now >= lost.dial_at:
                 lost.dial_at = math.inf
