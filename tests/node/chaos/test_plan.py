@@ -55,8 +55,23 @@ def test_a_founder_that_was_removed_while_it_was_frozen_returns_after_the_last_f
     assert started == [LEADER]
 
 
-def planned(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> PlannedFault:
-    return PlannedFault(1.0, target, freeze_s, pick, returns=False, replace_s=0.5)
+def test_a_killed_voter_counts_as_gone_before_the_system_says_so(tmp_path: Path) -> None:
+    """Two voters of three were hit within a tenth of a second: the first one seemed to run. Nothing was
+    committed for 23 s."""
+    names = [LEADER, "relay-1.0", "relay-1.1"]
+    processes = {name: SimpleNamespace(running=True, signal=lambda number: None) for name in names}
+    directory = SimpleNamespace(events=tmp_path / "events.jsonl")
+    swarm = SimpleNamespace(processes=processes, voters=lambda: set(names), directory=directory)
+    faults = [planned(VOTER, at_s=0.0), planned(VOTER, at_s=0.0, freeze_s=9.0)]
+    injector = FaultInjector(cast(ChaosSwarm, swarm), faults, lambda text: None)
+    injector.tracker.names = {name: name for name in names}
+    injector.begin()
+    injector.poll()
+    assert [len(fault.victims) for fault in injector.record.delivered] == [1]
+
+
+def planned(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0, at_s: float = 1.0) -> PlannedFault:
+    return PlannedFault(at_s, target, freeze_s, pick, returns=False, replace_s=0.5)
 
 
 def candidates() -> list[Candidate]:

@@ -44,6 +44,12 @@ class Seat:
     due: float = 0.0
     """Unix time at which the replacement starts; 0 if the process needs none."""
 
+    @property
+    def killed(self) -> bool:
+        """True from the SIGKILL to the process on until the next one starts. The system may take a moment to
+        say that it has ended."""
+        return self.hit_by is not None and not self.hit_by.planned.freeze_s
+
 
 class ChaosSwarm(LocalSwarm):
     """Local swarm that outlives the end of its founding process, for faults that kill and restart that
@@ -178,7 +184,7 @@ class FaultInjector:
                 votes=seat.name in voting,
             )
             for seat in self._seats
-            if swarm.processes[seat.name].running
+            if swarm.processes[seat.name].running and not seat.killed
         ]
         return choose_victims(fault, candidates, len(voters))
 
