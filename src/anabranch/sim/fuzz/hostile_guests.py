@@ -124,7 +124,7 @@ class HostileGuests:
         """Guest -> steps that were committed when it did its deed first."""
         self._carries_since: dict[str, tuple[float, Counter[tuple[str, frozenset[str]]]]] = {}
         """Guest that carries -> time of its first deed, and the links made until then."""
-        self._out: dict[str, str] = {}
+        self.put_out: dict[str, str] = {}
         """Guest -> reason of its first removal after that."""
         self._left: dict[str, float] = {}
         """Guest that did nothing yet -> time at which its deed is dropped."""
@@ -244,7 +244,7 @@ class HostileGuests:
                 enough = (len(able) >= least for _, _, able, least in audits)
                 all_audited = self.world.settings.audit_share == 1.0 or guest.role is GuestRole.WALK_IN
                 proven = proven and all_audited and any(enough)
-            if proven and guest.name not in self._out:
+            if proven and guest.name not in self.put_out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
 
     def _heard(self, node: Node, event: ev.Event) -> None:
@@ -310,7 +310,7 @@ class HostileGuests:
                     able.discard(peer)
             if peer in self.world.liars:
                 if peer in self._first_t:
-                    self._out.setdefault(peer, reason)
+                    self.put_out.setdefault(peer, reason)
             elif self.guests and peer not in moved and node is not None and _goes_on(node):
                 raise Violation("G2", f"{peer}, which is honest, is removed: {reason}")
 
