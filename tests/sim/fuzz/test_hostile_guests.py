@@ -59,6 +59,11 @@ def test_a_flood_of_a_guest_is_no_livelock(monkeypatch: pytest.MonkeyPatch) -> N
             trial._watch(node, Received("honest", Keep(1, 1, "", ())))
 
 
+def test_a_long_seed_of_slow_peers_is_no_livelock() -> None:
+    """200,000 events in 138 virtual seconds: eight steps of five slow stages, in which nothing was wrong."""
+    assert not run_seed(20001426, "hostile").violation
+
+
 def test_a_state_that_a_guest_was_to_keep_may_come_after_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """It served when the leader asked it to keep the state, and was moved to another stage while pieces of
     that state were under way. A piece of any other state is one too many (G4)."""
