@@ -97,7 +97,7 @@ def test_a_suspicion_lasts_until_all_who_had_it_are_refuted() -> None:
         log.Suspected(time=104.0, peer="y", subject="a", reason="silent"),
         log.Suspected(time=105.0, peer="x", subject="a", reason="heard", verdict="refuted"),
     )
-    assert view.peers.get("a")["state"] == "suspect" and view.peers.get("a")["why"] == "silent"
+    assert view.peers.get("a")["state"] == "suspect" and view.peers.get("a")["why"] == "name-y says: silent"
     view.take(log.Suspected(time=106.0, peer="y", subject="a", reason="heard", verdict="refuted"))
     assert view.peers.get("a")["state"] == "active"
 
