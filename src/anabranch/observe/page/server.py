@@ -69,8 +69,8 @@ class Owner(Protocol):
 
 
 class _Action(msgspec.Struct):
-    """Body of `POST /act`, an action of the run's owner. peer: id of the peer, not the key of its record, which
-    may be another peer's in the next recording; "" for an action on the whole run."""
+    """Body of `POST /act`, an action of the run's owner. peer: id of the peer, not the key of its record (it
+    may be another peer's in the next recording); "" for an action on the whole run."""
 
     action: str
     peer: str = ""
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(400)
             return None
         rest, self.rfile = self.rfile, io.BytesIO(fields)
-        parsed = self.parse_request()  # of the head alone, which http.client bounds at six megabytes
+        parsed = self.parse_request()  # bounded here: http.client accepts six megabytes
         self.rfile = rest
         if not parsed:
             return None
@@ -275,9 +275,11 @@ class _Handler(BaseHTTPRequestHandler):
         return on_loopback(name.strip("[]"))
 
     def _is_of_another_site(self) -> bool:
-        """True if a browser says that another site's page makes this request. It could not read the answer,
-        but each one would cost this process the encoding of the whole recording."""
-        return self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        """True if a browser says that another site's page makes this request, or opens a WebSocket, of which
+        it does not say so. Such a page cannot read the answer, but each one would cost this process the
+        encoding of the whole recording."""
+        site, upgrade = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Upgrade", "")
+        return site not in ("none", "same-origin") or upgrade.lower() == "websocket"
 
     def _shows(self, secret: str) -> bool:
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
