@@ -70,8 +70,8 @@ export class Owner {
 
   async act(action, peer, button, steps = 0) {
     const headers = { Authorization: `Bearer ${this.secret}`, "Content-Type": "application/json" };
-    const answer = await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, peer, steps }) });
-    const said = (await answer.text()).trim();
+    const asked = { method: "POST", headers, body: JSON.stringify({ action, peer, steps }) };
+    const said = (await fetch("act", asked).then((answer) => answer.text()).catch(() => "no answer; try again")).trim();
     byId("act-said").textContent = `${action}: ${said === "done" ? DONE[action] ?? said : said}`;
     if (button) button.title = said;
   }
