@@ -326,7 +326,7 @@ def test_strangers_names_and_numbers_break_nothing(tmp_path: Path, browser: Any)
         seen.goto(page.start())
         seen.wait_for_function(rows(count))
         # Where the ticks have no end, the page answers this no more.
-        seen.set_default_timeout(10_000)
+        seen.set_default_timeout(1000 * PATIENCE_S)
         elsewhere = "document.querySelector('#map-note').textContent"
         seen.wait_for_function(f"() => {elsewhere}.includes('1 in constructor')")
         seen.locator("#map").scroll_into_view_if_needed()

@@ -31,8 +31,8 @@ CONNECTIONS_MAX = 64
 HEAD_MAX, BODY_MAX = 16384, 4096
 #: Seconds in which a request must arrive.
 REQUEST_S = 10.0
-#: Seconds in which a connection whose request is cut short gives up its place; it takes milliseconds.
-FREED_S = 1.0
+#: Seconds in which a connection that is cut gives up its place: milliseconds, on a busy machine more.
+FREED_S = 5.0
 #: Seconds in which a reader must take a message.
 SEND_S = 60.0
 #: Least seconds between two messages of a stream, normally and while a long log is read.
