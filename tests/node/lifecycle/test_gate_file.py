@@ -117,7 +117,8 @@ def test_peers_are_expelled_by_id_or_by_a_name_that_only_one_has(
     assert set(gate_file.read(run_dir).revocations()) == {ADA, EVE}
     with pytest.raises(UserError, match="stop the run instead"):
         expel(run_dir, "data-0", "by mistake")
-    assert "no member" in LeaderOwner(run_dir).ask("expel", "")
+    for nobody in ("", "../data-0", "*", "f" * 64, "\ud800"):
+        assert "no member" in LeaderOwner(run_dir).ask("expel", nobody)
     assert main(["expel", "lab", str(run_dir)]) == 0
     assert [request["target"] for request in requests(run_dir)][:2] == [ADA, EVE]
     assert gate_file.read(run_dir).tickets[0].revoked_at_s
