@@ -172,9 +172,14 @@ def rows(count: int) -> str:
 def test_another_site_reads_nothing_does_nothing_and_costs_nothing(
     events: Path, browser: Any, evil: EvilSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole: list[float] = []
+    whole: list[Recording] = []
     document = Recording.document
-    monkeypatch.setattr(Recording, "document", lambda self: whole.append(0.0) or document(self))
+
+    def counted(recording: Recording) -> dict[str, Any]:
+        whole.append(recording)
+        return document(recording)
+
+    monkeypatch.setattr(Recording, "document", counted)
     hand = Hand()
     page = PageThread(events, owner=hand)
     at = page.start()
