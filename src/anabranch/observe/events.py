@@ -11,12 +11,17 @@ JSON has no NaN: a number that is not finite is written as null and read as None
 from __future__ import annotations
 
 import time as clock
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
 import msgspec
 
 #: Version of the schema. It rises when a field changes its meaning, not for new fields and kinds.
 EVENT_VERSION = 1
+#: Greatest absolute value of an integer in an event that is read: readers of JSON have it exactly. With no
+#: bound, the sum of two numbers that a stranger wrote could have more digits than Python writes.
+WHOLE_MAX = 1 << 53
+Whole = Annotated[int, msgspec.Meta(ge=-WHOLE_MAX, le=WHOLE_MAX)]
+"""Integer field of an event."""
 
 
 def _kind(name: str) -> str:
@@ -29,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
     time: float = msgspec.field(default_factory=clock.time)
     peer: str = ""
-    version: int = EVENT_VERSION
+    version: Whole = EVENT_VERSION
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -39,18 +44,18 @@ class RunStarted(Event, frozen=True, kw_only=True):
     run: str
     run_id: str
     model: str
-    parameters: int
-    microbatches: int
-    tokens_per_iteration: int
-    steps: int
+    parameters: Whole
+    microbatches: Whole
+    tokens_per_iteration: Whole
+    steps: Whole
     numerics: str
     """Numerics class of the writer (hash)."""
     initial_weights_hash: str
     corpus_fingerprint: str
     tokenizer_hash: str
-    stages: int
+    stages: Whole
     """Relay stages S; stage 0 is on the data nodes."""
-    from_iteration: int = 0
+    from_iteration: Whole = 0
 
 
 class PeerJoined(Event, frozen=True, kw_only=True):
@@ -61,9 +66,9 @@ class PeerJoined(Event, frozen=True, kw_only=True):
     name: str
     region: str
     role: str
-    stage: int
+    stage: Whole
     numerics_class: str
-    capacity: int = 0
+    capacity: Whole = 0
     """Microbatches that `subject` can hold at once."""
     forward_s: float = 0.0
     """Seconds of the forward pass of one microbatch, measured when `subject` joined."""
@@ -73,15 +78,15 @@ class PeerActive(Event, frozen=True, kw_only=True):
     """Start of service of the peer `subject`: it takes part from iteration `from_iteration` on."""
 
     subject: str
-    stage: int
-    from_iteration: int
+    stage: Whole
+    from_iteration: Whole
 
 
 class PeerRemoved(Event, frozen=True, kw_only=True):
     """Removal of the peer `subject` from the run's members: it left, moved to another stage, or is lost."""
 
     subject: str
-    stage: int
+    stage: Whole
     reason: str
 
 
@@ -90,44 +95,44 @@ class Step(Event, frozen=True, kw_only=True):
     in a round of the islands' mean change; `verdict` "step" or "skip"; `seconds` since the previous commit
     (0: not known, as the writer learnt of the step later)."""
 
-    t: int
+    t: Whole
     loss: float | None
-    tokens: int
+    tokens: Whole
     grad_norm: float | None
     clip_factor: float
     learning_rate: float
     seconds: float
     manifest_hash: str
-    owners: dict[int, dict[int, str]] = msgspec.field(default_factory=dict)
+    owners: dict[Whole, dict[Whole, str]] = msgspec.field(default_factory=dict)
     """Stage -> unit -> id of the peer whose contribution counted."""
     verdict: str = "step"
-    alive: list[int] = msgspec.field(default_factory=list)
+    alive: list[Whole] = msgspec.field(default_factory=list)
     """Live peers at stages 0..S."""
-    attempts: list[int] = msgspec.field(default_factory=list)
+    attempts: list[Whole] = msgspec.field(default_factory=list)
     """Reduce attempts at stages 0..S."""
     loss_sums: list[float | None] | None = None
     """Nats summed over the tokens of each microbatch, by index."""
     bits_per_byte: float | None = None
-    inner_steps: list[int] = msgspec.field(default_factory=list)
+    inner_steps: list[Whole] = msgspec.field(default_factory=list)
     """Inner steps of each slot of a round that counted; 0 for a late slot, -1 for one without a machine."""
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
     """Loss (nats per token) on held-out windows of the weights after step t."""
 
-    t: int
+    t: Whole
     loss: float | None
     bits_per_byte: float | None
-    tokens: int
+    tokens: Whole
 
 
 class Skip(Event, frozen=True, kw_only=True):
     """Commit of iteration t without a step: `tensor` overflowed in microbatch `index` at `stage`."""
 
-    t: int
-    stage: int
+    t: Whole
+    stage: Whole
     tensor: str
-    index: int
+    index: Whole
 
 
 class Suspected(Event, frozen=True, kw_only=True):
@@ -148,9 +153,9 @@ class Repair(Event, frozen=True, kw_only=True):
     """Event: `peer` sent microbatch (t, index) to another replica of `stage`, as the replica `dead` failed.
     replacement: id of the other one, "" if not told."""
 
-    t: int
-    index: int
-    stage: int
+    t: Whole
+    index: Whole
+    stage: Whole
     dead: str
     replacement: str
     reason: str
@@ -160,9 +165,9 @@ class Redo(Event, frozen=True, kw_only=True):
     """Event: `owner` computed a unit (the share of one microbatch in a stage's gradient) again, because all
     peers of `stage` that had it are lost."""
 
-    t: int
-    stage: int
-    unit: int
+    t: Whole
+    stage: Whole
+    unit: Whole
     owner: str
     reason: str
 
@@ -171,9 +176,9 @@ class Double(Event, frozen=True, kw_only=True):
     """Event: two replicas had computed the same unit; `subtracted` took it out of its gradient sum. kept: the
     other one, whose result counts; "" if not told."""
 
-    t: int
-    stage: int
-    unit: int
+    t: Whole
+    stage: Whole
+    unit: Whole
     kept: str
     subtracted: str
 
@@ -185,8 +190,8 @@ class Audit(Event, frozen=True, kw_only=True):
     in the subject's receipt. receipt: the signed receipt (base64), if it is different. base: hash of the
     commit's log entry."""
 
-    t: int
-    stage: int
+    t: Whole
+    stage: Whole
     subject: str
     auditor: str
     verdict: str
@@ -202,7 +207,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
     subject: str
     reason: str
-    count: int
+    count: Whole
 
 
 class FaultDelivered(Event, frozen=True, kw_only=True):
@@ -217,7 +222,7 @@ class FaultDelivered(Event, frozen=True, kw_only=True):
 class Checkpoint(Event, frozen=True, kw_only=True):
     """Checkpoint of the state after step t, written to `path`."""
 
-    t: int
+    t: Whole
     path: str
 
 
@@ -230,7 +235,7 @@ class Waiting(Event, frozen=True, kw_only=True):
 class Rollback(Event, frozen=True, kw_only=True):
     """Event: the run went back to the state after step t."""
 
-    t: int
+    t: Whole
     reason: str = ""
 
 
@@ -239,7 +244,7 @@ class Controlled(Event, frozen=True, kw_only=True):
     "continue", "steps" (t: the new number of steps)."""
 
     action: str
-    t: int = 0
+    t: Whole = 0
 
     def words(self) -> str:
         """The owner's decision as a sentence."""
@@ -254,7 +259,7 @@ class Controlled(Event, frozen=True, kw_only=True):
 class RunFinished(Event, frozen=True, kw_only=True):
     """End of the run after step t."""
 
-    t: int
+    t: Whole
     reason: str
 
 
@@ -263,16 +268,16 @@ class Timing(Event, frozen=True, kw_only=True):
     of task (forward_s with embedding and head, weight_gradient_s with those computed again, reduce_s and
     apply_s without waiting), idle_s without any task (0 in its first step), and bytes of payloads sent."""
 
-    t: int
-    stage: int
+    t: Whole
+    stage: Whole
     forward_s: float = 0.0
     input_gradient_s: float = 0.0
     weight_gradient_s: float = 0.0
     reduce_s: float = 0.0
     apply_s: float = 0.0
     idle_s: float = 0.0
-    bytes_activations: int = 0
-    bytes_reduce: int = 0
+    bytes_activations: Whole = 0
+    bytes_reduce: Whole = 0
     span_s: float = 0.0
     """Seconds since this peer applied its previous step; 0 if unknown."""
     reducing_s: float = 0.0
@@ -284,8 +289,8 @@ class Timing(Event, frozen=True, kw_only=True):
 class Vitals(Event, frozen=True, kw_only=True):
     """Event: `peer` reports measurements of itself and its links, every few seconds of training."""
 
-    stage: int
-    capacity: int = 0
+    stage: Whole
+    capacity: Whole = 0
     """Microbatches that it can hold at once."""
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -345,7 +350,7 @@ def decode_event(line: bytes) -> Event | Unknown:
         raise ValueError("an event without a kind")
     return Unknown(
         kind=kind,
-        time=float(time) if isinstance(time, int | float) else 0.0,
+        time=float(time) if isinstance(time, int | float) and abs(time) <= WHOLE_MAX else 0.0,
         peer=peer if isinstance(peer, str) else "",
         version=version if isinstance(version, int) else 0,
         fields=raw,

@@ -37,6 +37,43 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     assert [note.text for note in events_of(path, Note)] == ["liar"]
 
 
+#: More digits than a float holds, and the most that Python reads.
+HUGE, LONGEST = b"1" + b"0" * 400, b"9" * 4300
+
+
+def test_numbers_without_bounds_neither_end_the_leader_nor_get_into_the_log(tmp_path: Path) -> None:
+    """A time of 401 digits once raised what nobody caught; two counts of 4,300 digits have a sum that cannot
+    be written, so the page's thread ended."""
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
+    lines = [
+        b'{"kind": "%s", "peer": "liar", "time": %s, "text": ""}' % (kind, number)
+        for kind in (b"note", b"unheard of")
+        for number in (HUGE, LONGEST, b"1e400", b"-" + HUGE)
+    ]
+    lines += [
+        b'{"kind": "timing", "peer": "liar", "t": 1, "stage": 1, "%s": %s}' % (field, number)
+        for field in (b"bytes_reduce", b"version", b"span_s")
+        for number in (HUGE, LONGEST, b"-" + HUGE)
+    ]
+    journal.merge("liar", tuple(lines))
+    journal.merge("liar", (encode_event(Note(peer="liar", text="it goes on")),))
+    journal.close()
+    assert [event.text for event in read_events(path) if isinstance(event, Note)] == ["it goes on"]
+    assert len(list(read_events(path))) == 1
+
+
+def test_nobody_reports_from_the_future(tmp_path: Path) -> None:
+    """Such a time would move the clock of all pages, and hide what happens until then."""
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
+    times = (time.time() + 1e6, 9e10, 1e300, 5.0)
+    journal.merge("liar", tuple(encode_event(Note(peer="liar", time=at, text="")) for at in times))
+    journal.close()
+    *late, early = [note.time for note in events_of(path, Note)]
+    assert len(late) == 3 and max(late) <= time.time() and early == 5.0
+
+
 def test_nobody_but_the_leader_tells_of_steps_and_members(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     journal = EventWriter("leader", True, Membership(), path, lambda lines: None)

@@ -27,7 +27,7 @@ from anabranch.protocol.log.records import AnyRecord, Entry, Member, Members, en
 from anabranch.protocol.peer.peer import Peer
 from anabranch.sim.workers.integer_world import genesis_of
 
-ADA, BOB, EVE = "a1" * 32, "b2" * 32, "e5" * 32
+ADA, BOB, EVE, MALLORY = "a1" * 32, "b2" * 32, "e5" * 32, "d4" * 32
 
 
 def write_log(path: Path, records: Sequence[AnyRecord]) -> None:
@@ -41,7 +41,7 @@ def write_log(path: Path, records: Sequence[AnyRecord]) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A stopped run of which the log has three members besides the founder."""
+    """A stopped run of which the log has four members besides the founder."""
     directory = RunDirectory.create(tmp_path / "run")
     owner = Identity.load_or_create(directory.peer("data-0") / "key")
     door = [PeerAddress(owner.peer_id, "192.0.2.1", 7700)]
@@ -56,6 +56,7 @@ def run_dir(tmp_path: Path) -> Path:
         Member(ADA, 1, 1, "class", 1, "ada", ticket=lab),
         Member(BOB, 1, 1, "class", 1, "bob"),
         Member(EVE, 1, 1, "class", 1, BOB[:12], ticket=lab),
+        Member(MALLORY, 1, 1, "class", 1, EVE),
     )
     genesis = genesis_of(Settings("lab-1", 1, 1, 4, 3), owner.peer_id)
     write_log(directory.log, [genesis, Members(1, joined=members)])
@@ -106,7 +107,8 @@ def test_a_ticket_is_revoked_by_name_or_key_and_once(
 def test_peers_are_expelled_by_id_or_by_a_name_that_only_one_has(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody who calls itself as another's id begins gets nobody else expelled."""
+    """Somebody who calls itself as another's id begins gets nobody else expelled, and keeps nobody by calling
+    itself by the whole id."""
     assert main(["expel", "ada", str(run_dir)]) == 0
     assert "its ticket lab still lets others in" in capsys.readouterr().out
     assert main(["expel", BOB[:12], str(run_dir)]) == 2
@@ -115,7 +117,8 @@ def test_peers_are_expelled_by_id_or_by_a_name_that_only_one_has(
     assert set(gate_file.read(run_dir).revocations()) == {ADA, EVE}
     with pytest.raises(UserError, match="stop the run instead"):
         expel(run_dir, "data-0", "by mistake")
-    assert "no member" in LeaderOwner(run_dir).ask("expel", "")
+    for nobody in ("", "../data-0", "*", "f" * 64, "\ud800"):
+        assert "no member" in LeaderOwner(run_dir).ask("expel", nobody)
     assert main(["expel", "lab", str(run_dir)]) == 0
     assert [request["target"] for request in requests(run_dir)][:2] == [ADA, EVE]
     assert gate_file.read(run_dir).tickets[0].revoked_at_s

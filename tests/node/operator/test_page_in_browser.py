@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,16 +21,16 @@ from anabranch.observe import events as log
 from anabranch.observe.event_log import EventLog
 from anabranch.observe.events import PeerRemoved, RunFinished, Step
 from anabranch.observe.page.page_thread import PageThread
+from support.browsers import chromium
 from support.local_swarms import PATIENCE_S, created, small_run, swarm_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: Seconds after which the page must show what happened. It takes half a second; where the machine was busy
 #: with something else just then, a second kill has to be seen in time.
 SEEN_S = 3.0
 #: Asks for a kill, with these words of authority; gives the status.
 ACT = """async (authority) => (await fetch('act', {
     method: 'POST', headers: authority ? { Authorization: authority } : {},
-    body: JSON.stringify({ action: 'kill', peer: '2' }),
+    body: JSON.stringify({ action: 'kill', peer: 'b' }),
 })).status"""
 #: Moves the scrubber.
 MOVE = """(value) => {
@@ -53,15 +51,8 @@ STEPS = 100_000
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Skipped where no browser is installed, but never in continuous integration."""
-    if CHROMIUM is None and not os.environ.get("CI"):
-        pytest.skip("no chromium here (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 class Page:

@@ -69,3 +69,9 @@ def test_one_look_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixtu
             file.write(event)
     assert main(["top", str(tmp_path)]) == 0
     assert "step 1 of 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("t", [1 << 53, -(1 << 53)])
+def test_a_step_beyond_the_run_does_not_make_a_bar_of_all_memory(t: int) -> None:
+    view = view_of(log.Rollback(time=111.0, peer="d0", t=t))
+    assert cell_len(lines_of(view, 80, 24)[1]) <= 80

@@ -12,7 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from anabranch.observe.event_log import EventLog, read_events
 from anabranch.observe.metrics.prometheus import METRICS
 from anabranch.observe.page.html_report import report_html
 from anabranch.observe.page.page_thread import PageThread
+from anabranch.observe.page.server import CONNECTIONS_MAX, HEAD_MAX
 from anabranch.observe.page.static_files import MODULES, joined_script, served, text_of
 from anabranch.observe.view.recording import Recording
 from support.run_events import begin, step
@@ -153,7 +154,7 @@ def test_only_the_owner_acts_and_what_cannot_be_is_said(events: Path) -> None:
         for secret in ("", "look", mine[:-1], mine + "0"):
             assert act(port, secret, b'{"action": "stop"}')[0] == 403
         assert owner.asked == []
-        assert act(port, mine, b'{"action": "kill", "peer": "3"}') == (200, b"done\n")
+        assert act(port, mine, b'{"action": "kill", "peer": "a"}') == (200, b"done\n")
         assert act(port, mine, b'{"action": "kill", "peer": "no such"}') == (200, b"done\n")
         assert act(port, mine, b'{"action": "fly"}') == (409, b"there is no such action\n")
         assert act(port, mine, b'{"action": "steps", "steps": 40}')[0] == 409  # not of these actions
@@ -346,6 +347,49 @@ def test_the_dashboard_for_grafana_asks_for_what_is_served_and_for_all_of_it() -
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
     inputs = {variable["name"] for variable in board["templating"]["list"]}
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(board))) == inputs
+
+
+def test_a_head_is_bounded_as_a_whole(events: Path) -> None:
+    """A hundred fields of 64 kB each once were six megabytes of each of 64 connections."""
+    with page_of(events) as (host, port, _), socket.create_connection((host, port), 30.0) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"x: " + b"y" * (HEAD_MAX - 100) + b"\r\n")
+        caller.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            caller.recv(100)  # it may go on
+        caller.settimeout(30.0)
+        caller.sendall(b"z: " + b"y" * 100 + b"\r\n")
+        assert caller.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_slow_requests_keep_nobody_out(events: Path) -> None:
+    """Once as many as the server has places were enough, for anybody who could connect, without a secret."""
+    with page_of(events, secret="abc") as (host, port, _), ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX):
+            caller = stack.enter_context(socket.create_connection((host, port), 30.0))
+            caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        for _ in range(3):
+            assert get(host, port, "/").status == 200
+        stream = get(host, port, "/stream", headers={"Authorization": "Bearer abc"})
+        assert stream.status == 200 and next(messages(stream))[0] == "all"
+        for _ in range(CONNECTIONS_MAX):  # the stream is no slow request, and stays
+            more = stack.enter_context(socket.create_connection((host, port), 30.0))
+            more.sendall(b"GET / HTTP/1.1\r\n")
+        with EventLog(events) as file:
+            file.write(step(2))
+        assert next(message for kind, message in messages(stream) if "steps" in message)
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Upgrade": "WebSocket"}]
+)
+def test_requests_of_other_sites_cost_no_recording(events: Path, headers: dict[str, str]) -> None:
+    with page_of(events) as (host, port, _):
+        for path in ("/stream", "/metrics"):
+            assert get(host, port, path, headers=headers).status == 403
+        assert get(host, port, "/act", "POST", headers=headers).status == 403
+        assert get(host, port, "/", headers=headers).status == 200  # a link leads here
+        assert get(host, port, "/metrics", headers={"Sec-Fetch-Site": "same-origin"}).status == 200
 
 
 @pytest.mark.parametrize("length", ["000000000940000000", "0000000005", "4097", "-1", "+1", "1e3", "٣"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -52,6 +53,18 @@ def test_a_crash_and_its_repair_are_in_the_timeline(tmp_path: Path) -> None:
     assert "<!-- repair: from the lost node to its replacement -->" in text
     draw_timeline(spans[1:], ["r0", "r1"], "a title", out)
     assert "repair" not in words(out) and "<!-- crash -->" not in words(out)
+
+
+def test_names_are_no_markup_of_the_drawing(tmp_path: Path) -> None:
+    """Names stand in comments of the SVG file, beside the outlines of their letters."""
+    script = "<script>document.title = 'broken'</script>"
+    names = [f"--><g/>{script}<!--", f"]]>{script}", f'" onload="x" {script}']
+    out = tmp_path / "timeline.svg"
+    spans = [Span(name, "forward", 1.0, 2.0, name) for name in names]
+    draw_timeline(spans, names, names[0], out, {names[1]: 1.0}, [Repair(1.5, names[0], names[1], names[2])])
+    elements = list(ElementTree.parse(out).iter())
+    assert len(elements) > 20 and not any(element.tag.endswith("script") for element in elements)
+    assert not any(name.startswith("on") for element in elements for name in element.attrib)
 
 
 @pytest.mark.slow

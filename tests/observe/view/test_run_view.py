@@ -97,7 +97,7 @@ def test_a_suspicion_lasts_until_all_who_had_it_are_refuted() -> None:
         log.Suspected(time=104.0, peer="y", subject="a", reason="silent"),
         log.Suspected(time=105.0, peer="x", subject="a", reason="heard", verdict="refuted"),
     )
-    assert view.peers.get("a")["state"] == "suspect" and view.peers.get("a")["why"] == "silent"
+    assert view.peers.get("a")["state"] == "suspect" and view.peers.get("a")["why"] == "name-y says: silent"
     view.take(log.Suspected(time=106.0, peer="y", subject="a", reason="heard", verdict="refuted"))
     assert view.peers.get("a")["state"] == "active"
 
@@ -177,6 +177,14 @@ def test_events_of_any_shape_are_folded_without_an_error() -> None:
     view.take(log.Unknown(kind="future", time=0.0, peer="", version=9, fields={}))
     msgspec.json.encode(view.state.sections)
     assert view.time < 1e11
+
+
+def test_the_story_is_in_the_order_of_its_times_whatever_clocks_strangers_have() -> None:
+    """The page searches the lines by time: those of a clock that lags would hide what lies around them."""
+    late = [log.Note(time=at, peer="a", text="x") for at in (104.0, -1e300, 5.0, 1e12, 103.0)]
+    view = view_of(step(1), *late, step(2, time=110.0), log.Rollback(time=111.0, t=1))
+    times = [line[0] for line in view.story.items]
+    assert times == sorted(times) and times[-1] == 111.0
 
 
 def test_a_long_run_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from anabranch.observe import events as log
 from anabranch.observe.event_log import EventLog
@@ -112,9 +112,10 @@ class EventWriter:
 
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """Write events that another peer sent, JSON lines, with all texts short, on one line and without
-        control characters. Left out are unreadable events, those in a third peer's name, of types that only
-        the leader writes, and lines after the first MAX_EVENTS of a call; all of them on a nearly full disk,
-        or once those of all peers have taken MAX_OTHERS_BYTES, which a note tells."""
+        control characters, and at no time to come. Left out are unreadable events, those in a third peer's
+        name, of types that only the leader writes, and lines after the first MAX_EVENTS of a call; all of
+        them on a nearly full disk, or once those of all peers have taken MAX_OTHERS_BYTES, which a note
+        tells."""
         if self._left_out():
             return
         for line in lines[:MAX_EVENTS]:
@@ -124,7 +125,8 @@ class EventWriter:
                 continue
             if isinstance(event, log.Event) and event.peer == peer and not isinstance(event, _LEADER_EVENTS):
                 self._others_bytes += len(line)
-                self._record(plain_event(event))
+                # A time to come would move the clock of all who look on, and hide what happens until then.
+                self._record(plain_event(replace(event, time=min(event.time, time.time()))))
 
     def _left_out(self) -> bool:
         """True while events of other peers are not written, as the disk is nearly full or they have taken

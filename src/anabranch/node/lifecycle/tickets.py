@@ -147,14 +147,16 @@ def expel(run_dir: Path, id_or_name: str, reason: str) -> gate_file.ExpelledPeer
     already keeps its first time and reason.
 
     id_or_name: at least KEY_CHARS characters with which the id of a present or former member begins, or the
-    name of a member. Raises UserError if no such peer, or more than one, exists, or if it is the owner's own.
+    name of a member. A whole id is that peer, whatever others call themselves. Raises UserError if no such
+    peer, or more than one, exists, or if it is the owner's own.
     """
     history = history_of(RunDirectory.open(run_dir))
     members = history.membership.members
     named = {peer for peer, member in members.items() if id_or_name and member.name == id_or_name}
     if len(id_or_name) >= gate_file.KEY_CHARS:
         named |= {peer for peer in history.membership.ever() if peer.startswith(id_or_name)}
-    found = sorted(named)
+    # Another may call itself by the whole id of this one, so that nobody could expel it.
+    found = [id_or_name] if id_or_name in history.membership.ever() else sorted(named)
     if len(found) != 1:
         several = f"{len(found)} peers are" if found else "no ticket and no member is"
         raise UserError(

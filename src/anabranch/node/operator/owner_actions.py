@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ if SIGNALS_ASK:
     SIGNALS |= {"drain": signal.SIGINT, "freeze": signal.SIGSTOP, "wake": signal.SIGCONT}
 STOP = "stop"
 EXPEL = "expel"
+#: Refusal of a second stop: like a second Ctrl+C it would end the run at once, without a checkpoint.
+STOPPING = "the run is stopping already"
 
 
 class SwarmOwner:
@@ -30,6 +33,7 @@ class SwarmOwner:
         self._swarm = swarm
         self._stop = stop
         self._requests: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._stopped = threading.Lock()
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request an action on the peer of this name ("" for the run), from any thread.
@@ -38,6 +42,8 @@ class SwarmOwner:
         own choice. steps: the new number of steps.
         """
         if action == STOP:
+            if not self._stopped.acquire(blocking=False):
+                return STOPPING
             self._requests.put((action, ""))
             return ""
         if action in control_file.ACTIONS:
@@ -77,12 +83,13 @@ def _expel(run_dir: Path, peer: str) -> str:
 
 
 class LeaderOwner:
-    """Owner's actions on a run that this process leads. Stopping it is the same as Ctrl+C."""
+    """Owner's actions on a run that this process leads. Stopping it is the same as Ctrl+C, once."""
 
     actions = (STOP, *control_file.ACTIONS, EXPEL)
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._stopped = threading.Lock()
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request an action on the run; returns the reason if it is refused, else "". name: id of the peer to
@@ -93,5 +100,7 @@ class LeaderOwner:
             return _expel(self._run_dir, name)
         if action != STOP:
             return "this action exists in a local swarm only"
+        if not self._stopped.acquire(blocking=False):
+            return STOPPING
         signal.raise_signal(signal.SIGINT)
         return ""

@@ -64,7 +64,7 @@ def _progress(run: Mapping[str, Any], width: int) -> Text:
     words = f" step {t:,} of {steps:,}"
     end = f"  {duration(eta)} to go " if eta else " "
     room = max(4, width - len(words) - len(end) - 3)
-    done = round(room * t / steps) if steps else 0
+    done = round(room * min(1.0, max(0.0, t / steps))) if steps > 0 else 0
     line = Text(words + "  ", style="bold")
     return line.append("━" * done, style="cyan").append("━" * (room - done), style="bright_black").append(end)
 

@@ -7,6 +7,7 @@ import gzip
 
 import msgspec
 
+from anabranch.observe.page.server import NO_MARKUP
 from anabranch.observe.page.static_files import joined_script, source_hash, text_of
 from anabranch.observe.view.recording import Recording
 
@@ -19,7 +20,7 @@ def report_html(recording: Recording) -> str:
     style, script = text_of("style.css"), joined_script()
     policy = (
         f"default-src 'none'; script-src {source_hash(script)}; style-src {source_hash(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'; " + NO_MARKUP
     )
     icon = "data:image/svg+xml;base64," + base64.b64encode(text_of("icon.svg").encode()).decode()
     page = text_of("index.html")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import secrets
 import socket
 import socketserver
@@ -26,10 +27,12 @@ from anabranch.observe.view.recording import Cursor, Recording
 
 #: Most simultaneous connections, each with a thread; a plain choice.
 CONNECTIONS_MAX = 64
-#: Most bytes of a request line and of a request body.
+#: Most bytes of a request's head and of its body.
 HEAD_MAX, BODY_MAX = 16384, 4096
 #: Seconds in which a request must arrive.
 REQUEST_S = 10.0
+#: Seconds in which a connection that is cut gives up its place: milliseconds, on a busy machine more.
+FREED_S = 5.0
 #: Seconds in which a reader must take a message.
 SEND_S = 60.0
 #: Least seconds between two messages of a stream, normally and while a long log is read.
@@ -37,9 +40,11 @@ STREAM_S, READING_S = 0.2, 1.0
 #: Seconds between heartbeats of an idle stream.
 HEARTBEAT_S = 5.0
 
+#: Part of a content-security policy that lets no script turn text into markup or into a script.
+NO_MARKUP = "require-trusted-types-for 'script'; trusted-types 'none'"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " + NO_MARKUP
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -64,8 +69,8 @@ class Owner(Protocol):
 
 
 class _Action(msgspec.Struct):
-    """Body of `POST /act`, an action of the run's owner. peer: key of the peer's record on the page
-    (`Peers`); "" for an action on the whole run."""
+    """Body of `POST /act`, an action of the run's owner. peer: id of the peer, not the key of its record (it
+    may be another peer's in the next recording); "" for an action on the whole run."""
 
     action: str
     peer: str = ""
@@ -102,6 +107,9 @@ class PageServer(socketserver.ThreadingTCPServer):
         self.changed = threading.Condition()
         self.ended = threading.Event()
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._arriving: dict[socket.socket, None] = {}
+        """Connections whose request is not complete, the oldest first."""
+        self._arriving_lock = threading.Lock()
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
@@ -136,12 +144,35 @@ class PageServer(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
+        if self._slots.acquire(blocking=False) or (
+            self._cut_oldest() and self._slots.acquire(timeout=FREED_S)
+        ):
             super().process_request(request, client_address)
         else:
             with contextlib.suppress(OSError):
                 request.sendall(_head(503, {}) + b"too many connections\n")
             self.shutdown_request(request)
+
+    def _cut_oldest(self) -> bool:
+        """Cut the connection that has been sending its request for longest; False if there is none. So slow
+        requests of strangers keep nobody out."""
+        with self._arriving_lock, contextlib.suppress(OSError):
+            for connection in self._arriving:
+                del self._arriving[connection]
+                connection.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def arrival(self, connection: socket.socket) -> Iterator[None]:
+        """Context in which the request of a connection arrives; it may be cut short."""
+        with self._arriving_lock:
+            self._arriving[connection] = None
+        try:
+            yield
+        finally:
+            with self._arriving_lock:
+                self._arriving.pop(connection, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -159,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         # A client that goes away or does not read ends its connection.
         with contextlib.suppress(OSError):
-            with self._deadline():
+            with self._deadline(), self.server.arrival(self.connection):
                 body = self._read_request()
             if body is not None:
                 self._respond(body)
@@ -182,12 +213,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read_request(self) -> bytes | None:
         """Body of a request, whose head is parsed into attributes; None after an error response."""
-        self.raw_requestline = self.rfile.readline(HEAD_MAX + 1)
+        head, line = b"", b"?"
+        while line not in (b"\r\n", b"\n", b"") and len(head) <= HEAD_MAX:
+            line = self.rfile.readline(HEAD_MAX + 1 - len(head))
+            head += line
+        self.raw_requestline, _, fields = head.partition(b"\n")
         words = self.raw_requestline.split()
-        if len(self.raw_requestline) > HEAD_MAX or len(words) != 3 or not words[1].startswith(b"/"):
+        if not line or len(head) > HEAD_MAX or len(words) != 3 or not words[1].startswith(b"/"):
             self.send_error(400)
             return None
-        if not self.parse_request():
+        rest, self.rfile = self.rfile, io.BytesIO(fields)
+        parsed = self.parse_request()  # bounded here: http.client accepts six megabytes
+        self.rfile = rest
+        if not parsed:
             return None
         length = self.headers.get("Content-Length", "0")
         # Leading zeros are digits, too: the number of digits bounds the number.
@@ -207,6 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
         server, path = self.server, self.path.partition("?")[0]
         if not server.secret and not self._is_local():
             self._answer(403, b"this page is for its own machine: call it 127.0.0.1 or localhost\n")
+        elif path not in server.files and self._is_of_another_site():
+            self._answer(403, b"another site may not ask for this\n")
         elif path == "/act" and self.command == "POST":
             self._act(body)
         elif self.command != "GET":
@@ -234,6 +274,13 @@ class _Handler(BaseHTTPRequestHandler):
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         return on_loopback(name.strip("[]"))
 
+    def _is_of_another_site(self) -> bool:
+        """True if a browser says that another site's page makes this request, or opens a WebSocket, of which
+        it does not say so. Such a page cannot read the answer, but each one would cost this process the
+        encoding of the whole recording."""
+        site, upgrade = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Upgrade", "")
+        return site not in ("none", "same-origin") or upgrade.lower() == "websocket"
+
     def _shows(self, secret: str) -> bool:
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         return hmac.compare_digest(given.encode(), secret.encode())
@@ -250,7 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             return self.send_error(400)
         with self.server.changed:
-            node = self.server.recording.view.state.get("nodes", wanted.peer)
+            nodes = self.server.recording.view.state.sections.get("nodes", {}).values()
+            node = next((node for node in nodes if node["id"] == wanted.peer), {}) if wanted.peer else {}
         # Several peers may call themselves alike; processes of this machine go by their names.
         subject = node.get("id" if wanted.action == "expel" else "name", "")
         refusal = owner.ask(wanted.action, subject, wanted.steps)

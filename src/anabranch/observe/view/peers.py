@@ -125,7 +125,8 @@ class Peers:
         )  # fmt: skip
         return state
 
-    def suspected(self, event: log.Suspected) -> None:
+    def suspected(self, event: log.Suspected, says: str = "") -> None:
+        """Record a verdict on a peer. says: beginning of the reason, which names a stranger that gave it."""
         node = self.get(event.subject)
         if not node or node["state"] not in PRESENT:
             return
@@ -135,7 +136,7 @@ class Peers:
         elif event.verdict in ("suspected", "gone"):
             observers.add(event.peer)
         if observers and event.verdict != "refuted":
-            self._turn(event.subject, "suspect", without_addresses(plain(event.reason)), event.time)
+            self._turn(event.subject, "suspect", says + without_addresses(plain(event.reason)), event.time)
         elif not observers and node["state"] in ("suspect", "lost"):
             self._turn(event.subject, "active", "", event.time)
 

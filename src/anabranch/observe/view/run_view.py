@@ -76,9 +76,9 @@ class View:
             case log.PeerRemoved():
                 state = self.peers.removed(event)
                 self._count("removals", state == "crashed")
-                self._say(event.time, self._story.removed(event, state))
+                self._say(self._story.removed(event, state))
             case log.Suspected():
-                self.peers.suspected(event)
+                self.peers.suspected(event, self._says(event))
             case log.Repair():
                 self._repaired(event)
             case log.Step():
@@ -105,7 +105,7 @@ class View:
                 self.state.set("run", "", phase="finished", why=plain(event.reason), eta_s=0.0)
             case log.Vitals():
                 self.peers.vitals(event)
-        self._say(event.time, *self._story.tell(event))
+        self._say(*self._story.tell(event))
 
     @property
     def _held(self) -> object:
@@ -114,11 +114,17 @@ class View:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _say(self, time: float, *sentences: Sentence) -> None:
+    def _say(self, *sentences: Sentence) -> None:
+        """Add sentences to the story at the latest time so far: its lines are searched by their time, and the
+        clock of a stranger that lags would lead the search past the lines around it."""
         for subject, peer, text in sentences:
             key = self.peers.key(peer) if self.peers.get(peer) else ""
-            self.story.add([time, subject, key, plain(text)])
+            self.story.add([self.time, subject, key, plain(text)])
             self._on_sentence(plain(text))
+
+    def _says(self, event: log.Event) -> str:
+        """Beginning of a text that another peer than the founder reported; else ""."""
+        return f"{self.peers.called(event.peer)} says: " if self._story.heard(event) else ""
 
     def _count(self, name: str, by: float = 1) -> None:
         self._totals[name] = self._totals.get(name, 0) + by
@@ -150,8 +156,8 @@ class View:
         if node:
             passes = node["forward_s"] + (node["backward_s"] if event.reason.startswith("redo") else 0.0)
             self._count("wasted_s", max(0.0, passes))
-        newly_lost = self.peers.lost(event.dead, event.reason, event.time)
-        self._say(event.time, *self._story.repaired(event, newly_lost))
+        newly_lost = self.peers.lost(event.dead, self._says(event) + event.reason, event.time)
+        self._say(*self._story.repaired(event, newly_lost))
 
     def _doubled(self, event: log.Double) -> None:
         node = self.peers.get(event.subtracted)
@@ -169,7 +175,7 @@ class View:
                 for (column, start, end, source), count in sorted(hops_of(event.owners, stages).items())
             ]
             self.state.set("flow", "", hops=hops)
-        self._say(event.time, *self._story.committed(event.t, event.owners))
+        self._say(*self._story.committed(event.t, event.owners))
         # The first step's seconds include the start of the swarm; the mean begins with the second.
         self._steps_seen += 1
         if event.seconds > 0:

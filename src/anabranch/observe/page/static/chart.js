@@ -2,6 +2,9 @@
 
 import { colours } from "./theme.js";
 
+// Most ticks of an axis. Between huge values that lie close together the next tick rounds to the same one.
+const TICKS_MAX = 50;
+
 // True if any part of the element is visible.
 export function onScreen(element) {
   const box = element.getBoundingClientRect();
@@ -104,8 +107,8 @@ export function ticks(low, high, count, least = 0) {
   let at = steps.findIndex((step) => step >= raw);
   for (;; at -= 1) {
     const step = steps[at], found = [];
-    for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6; i += 1) found.push(+(i * step).toPrecision(12));
-    if (found.length >= least || at === 0) return found;
+    for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6 && found.length < TICKS_MAX; i += 1) found.push(+(i * step).toPrecision(12));
+    if (found.length >= least || at <= 0) return found;
   }
 }
 

@@ -23,6 +23,7 @@ const sources = new Map();
 const redraw = () => (page.dirty = true);
 const river = new River(byId("river"), (key) => {
   page.chosen = key;
+  page.chosenId = recording.section("nodes")[key]?.id;
   showChosen();
   if (key && document.activeElement === byId("river")) speak(`${byId("details-name").textContent}. ${byId("details-facts").innerText}`);
 });
@@ -98,8 +99,10 @@ function startControls() {
 // --- panels ------------------------------------------------------------------------------------
 
 function showChosen() {
+  const node = recording.section("nodes")[page.chosen];
+  if (node && node.id !== page.chosenId) return river.forget(); // the key is another peer's in a new recording
   showDetails(recording, page.chosen, sources);
-  owner.show(page.chosen, recording.section("nodes")[page.chosen]);
+  owner.show(node);
 }
 
 function showHead() {

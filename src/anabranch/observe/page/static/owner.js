@@ -36,15 +36,15 @@ export class Owner {
   }
 
   // The buttons of one peer.
-  show(key, node) {
+  show(node) {
     const box = byId("details-acts");
     const acts = this.actions.filter((action) => action in WORDS);
     box.hidden = !node || !acts.length || ["left", "crashed"].includes(node.state);
-    if (box.hidden || box.shown === key) return;
-    box.shown = key;
+    if (box.hidden || box.shown === node.id) return;
+    box.shown = node.id;
     box.replaceChildren(...acts.map((action) => {
       const button = make("button", { type: "button", class: "chip on" }, WORDS[action]);
-      const act = () => this.act(action, key, button);
+      const act = () => this.act(action, node.id, button);
       button.addEventListener("click", () => action === "expel" ? this.surely(button, act, "really expel?") : act());
       return button;
     }));
@@ -70,8 +70,8 @@ export class Owner {
 
   async act(action, peer, button, steps = 0) {
     const headers = { Authorization: `Bearer ${this.secret}`, "Content-Type": "application/json" };
-    const answer = await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, peer, steps }) });
-    const said = (await answer.text()).trim();
+    const asked = { method: "POST", headers, body: JSON.stringify({ action, peer, steps }) };
+    const said = (await fetch("act", asked).then((answer) => answer.text()).catch(() => "no answer; try again")).trim();
     byId("act-said").textContent = `${action}: ${said === "done" ? DONE[action] ?? said : said}`;
     if (button) button.title = said;
   }

@@ -62,6 +62,11 @@ export class River {
     this.tell();
   }
 
+  forget() {
+    this.chosen = this.hovered = "";
+    this.tell();
+  }
+
   tell() {
     this.onChoose(this.focus() ?? "");
   }

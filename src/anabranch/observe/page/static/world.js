@@ -4,7 +4,9 @@ import { GEOGRAPHY } from "./geography.js";
 
 const LAND = Object.values(GEOGRAPHY.outlines), LAKES = Object.values(GEOGRAPHY.lakes);
 
+// Without a prototype: a region may be called "constructor".
 export const PLACES = {
+  __proto__: null,
   ...GEOGRAPHY.cities,
   ...Object.fromEntries(Object.entries(GEOGRAPHY.regions).map(([name, place]) => [name.toLowerCase(), place])),
 };
