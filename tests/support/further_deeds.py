@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import structs
 
-from anabranch.node.chaos.guests.guest_process import HostilePeer, run_guest
 from anabranch.node.chaos.guests.member_deeds import (
     AGAIN_S,
-    DEEDS,
     FALSE_HASH,
     FETCH_NOTHING,
     NEVER_READY,
@@ -24,14 +21,14 @@ from anabranch.node.chaos.guests.member_deeds import (
     Role,
     withhold,
 )
-from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import Receipt, opened, signed
 from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.events import Event, Received, Send
+from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.protocol.peer.shared_state import Step
+from support.lying_peer import WorkerDeed
 
 #: Activation or gradient of which no norm is finite in single precision.
 HUGE = 3e38
@@ -46,58 +43,6 @@ NAME = 600_000
 CALLS = 8
 #: Seconds after which a guest that keeps its receipt back ends: its parts of the sum have arrived by then.
 DIES_S = 0.5
-
-Compute = Callable[[Guest, Task, tuple[Payload, ...], Result], Result]
-
-
-@dataclass(frozen=True)
-class WorkerDeed(Deed):
-    """Deed of a guest that computes falsely. compute: gets each task of its worker with the inputs and the
-    right result, returns the result used instead, on the worker's thread."""
-
-    compute: Compute | None = None
-
-
-class LyingComputer:
-    """Worker of a hostile guest: its deed `lie` changes results of `computer`. begun: called at a change."""
-
-    def __init__(
-        self, computer: Computer, lie: Callable[[Task, tuple[Payload, ...], Result], Result],
-        begun: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._computer, self._lie, self._begun = computer, lie, begun
-
-    def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
-        right = self._computer.run(task, inputs)
-        said = self._lie(task, inputs, right)
-        if said is not right:
-            self._begun()
-        return said
-
-
-class LyingPeer(HostilePeer):
-    """Hostile peer whose worker lies, too, if that is its deed."""
-
-    def _built(self, stage: int, built: tuple[Computer, str]) -> None:
-        computer, fingerprint = built
-        lie = self.deed.compute if isinstance(self.deed, WorkerDeed) else None
-        if lie is not None:
-            computer = LyingComputer(computer, lambda *task: lie(self.guest, *task), self.begin)
-        super()._built(stage, (computer, fingerprint))
-
-    def _handle(self, event: Event) -> None:
-        gradient = isinstance(event, Received) and isinstance(event.message, msg.Gradient)
-        if gradient and event.payload is not None:
-            print("gradient", event.message.stage, flush=True)
-        super()._handle(event)
-
-
-def run_further_guest(
-    name: str, arguments: Sequence[str], log: str, namespace: str, environment: Mapping[str, str]
-) -> NoReturn:
-    """Be a guest that may do any deed (see `run_guest`)."""
-    run_guest(name, arguments, log, namespace, environment, DEEDS | FURTHER, LyingPeer)
-
 
 def _send_huge(guest: Guest, send: Send) -> list[Send]:
     """Send relays activations and gradients that overflow where they are used."""
@@ -207,10 +152,11 @@ def _long_names(guest: Guest, send: Send) -> list[Send]:
 
 
 def _claim_all(guest: Guest, send: Send) -> list[Send]:
-    """Claim all microbatches of the stage as soon as the guest has one."""
+    """Claim all microbatches of the stage as soon as the guest has one; print those that it has."""
     message = send.message
     if not isinstance(message, msg.Claim) or not message.units:
         return [send]
+    print("has", message.fence.t, *message.units, flush=True)
     units = tuple(sorted(guest.peer.ctx.run.cover(message.stage, message.fence.t)))
     return [structs.replace(send, message=structs.replace(message, units=units))]
 

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from anabranch.net.identity import Identity
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
 from anabranch.node.local_swarm.supervisor import Process
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Step
-from support.further_deeds import run_further_guest
+from support.guest_processes import run_further_guest
 from support.local_swarms import PATIENCE_S, Swarm
 
 
@@ -53,12 +55,18 @@ class HostileRun:
     def ticket(self, role: str = "relay", quota: int = 1) -> Ticket:
         return new_ticket(self.swarm.directory.path, role, quota, 3600.0)
 
-    def invite(self, deed: str, stage: int, ticket: Ticket | None = None) -> LiveGuest:
+    def invite(
+        self, deed: str, stage: int, ticket: Ticket | None = None, first: bool = False
+    ) -> LiveGuest:
         """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own. One for
-        stage 0 has the corpus."""
+        stage 0 has the corpus. first: True if its id comes before those of all peers that serve, so that
+        joiners ask it first."""
         number = len(self.guests) + 1
         name, text = f"guest-{number}", (ticket or self.ticket("relay" if stage else "data")).text
         home = str(self.swarm.directory.peer(name))
+        if first:
+            while Identity.load_or_create(key := Path(home, "key")).peer_id > min(self.serving()):
+                key.unlink()
         corpus = [] if stage else [str(self.swarm.directory.corpus)]
         arguments = [deed, text, home, str(stage), host_of(number), *corpus]
         process = self.swarm.start_other(name, arguments, run_further_guest)

@@ -1,0 +1,91 @@
+"""Live guests that give joiners false states, or ask for states and report them without end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.audit.verify import verify
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import Checkpoint, PeerJoined
+from support.counting_peers import run_counting_peer
+from support.hostile_runs import HostileRun
+from support.local_swarms import created, small_run, swarm_of
+from support.state_deeds import TRICKLES
+
+#: Settings of a run that ends only with its test.
+ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
+
+
+def joins(hostile: HostileRun, name: str, stage: int) -> None:
+    """Let an honest relay join `stage`, and follow the run until it serves."""
+    hostile.swarm.join(name, hostile.swarm.ticket(), ["--stage", str(stage)])
+    hostile.until(lambda: hostile.swarm.serves(name))
+
+
+def words(hostile: HostileRun, name: str, word: str) -> list[str]:
+    """Lines that an honest process printed that begin with `word`, without it."""
+    lines = hostile.swarm.processes[name].log.read_text(errors="replace").splitlines()
+    return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_guests_that_ask_and_report_without_end_cost_the_leader_little(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """All at once. The leader reads the newest state once, looks for a stage once for each admission, and
+    keeps what members report alone, as much as there is to hold."""
+    run = small_run(texts, **{**ENDLESS, "checkpoint__every": 20})
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        asks, much = hostile.invite("states all the time", 1), hostile.invite("holds too much", 2)
+        seatless, turns = hostile.invite("holds without a seat", 1), hostile.invite("comes and goes", -1)
+        hostile.until(hostile.withstood(asks, much, seatless, turns, steps=40))
+        hostile.until(lambda: hostile.told("more than there is to hold"))
+        asked, came = len(asks.words("asked")), len(turns.words("came"))
+        reads, written = words(hostile, "data-0", "read"), len(swarm.of(Checkpoint))
+        assert 0 < reads.count("1") <= written + 1 < asked / 2, (reads, written, asked)
+        placed = words(hostile, "data-0", "placed").count(turns.peer)
+        admitted = [event for event in swarm.of(PeerJoined) if event.subject == turns.peer]
+        assert 0 < placed <= len(admitted) + 1 < came / 2, (placed, admitted, came)
+        reported = words(hostile, "data-0", "reported")
+        assert f"{seatless.peer} 0" in reported and f"{seatless.peer} 1" not in reported
+        hostile.end(asks, much, seatless, turns)
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_liar_that_joiners_ask_first_keeps_none_out(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """At one stage it gives a state that is false and consistent: the leader says so, and the joiner asks
+    another. At the other it offers one of 64 GiB, of which nobody asks for a piece."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        false, vast = (hostile.invite(deed, stage, first=True) for deed, stage in (
+            ("false state for joiners", 1), ("state of 64 GiB", 2),
+        ))
+        hostile.until(lambda: {false.peer, vast.peer} <= hostile.serving())
+        joins(hostile, "late-1", 1)
+        joins(hostile, "late-2", 2)
+        assert false.begun >= 0 and hostile.told(f"the state that {false.peer[:8]} gave is not the run's")
+        assert vast.begun >= 0 and hostile.told("StateOffer: not the state that the run has")
+        assert not vast.words("asked")
+        trickles = hostile.invite("state that trickles", 2, first=True)
+        hostile.until(lambda: trickles.peer in hostile.serving())
+        joins(hostile, "late-3", 2)
+        assert 0 < len(trickles.words("trickled")) < TRICKLES
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
