@@ -8,8 +8,11 @@ from typing import Any, NoReturn
 
 from anabranch.node.driver.checkpoint_io import CheckpointIo
 from anabranch.node.local_swarm.peer_process import run_peer
+from anabranch.protocol.context.outbox import Outbox
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
+from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.messages import Attempt, Message
 
 
 def run_counting_peer(
@@ -17,7 +20,8 @@ def run_counting_peer(
 ) -> NoReturn:
     """As `run_peer`. The process prints `read STAGE` for each state of a checkpoint that it reads, `placed
     PEER` for each search for the stage of a joiner, and `reported PEER COUNTS` for each report of states,
-    COUNTS being 1 if the leader keeps what the peer reported."""
+    COUNTS being 1 if the leader keeps what the peer reported, and `ordered STAGE T NUMBER` for each message
+    of a reduce attempt."""
 
     def printing(owner: type, method: str, told: Callable[..., str]) -> None:
         honest = getattr(owner, method)
@@ -34,4 +38,11 @@ def run_counting_peer(
     printing(Admission, "_stage_for", lambda self, joiner: f"placed {joiner.id}")
     kept: Callable[..., str] = lambda self, peer, message: f"reported {peer} {int(peer in self._states._of)}"  # noqa: E731
     printing(SnapshotCatalog, "on_holds", kept)
+
+    def ordered(self: Outbox, peer: str, message: Message, payload: Payload | None = None) -> None:
+        if isinstance(message, Attempt):
+            print("ordered", message.stage, message.fence.t, message.attempt.number, flush=True)
+        send(self, peer, message, payload)
+
+    send, Outbox.send = Outbox.send, ordered  # type: ignore[method-assign]
     run_peer(name, arguments, log, namespace, environment)

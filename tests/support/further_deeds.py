@@ -25,7 +25,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import Receipt, opened, signed
 from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.events import Send
+from anabranch.protocol.interface.events import Received, Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.protocol.peer.shared_state import Step
 from support.lying_peer import WorkerDeed
@@ -161,6 +161,16 @@ def _claim_all(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=structs.replace(message, units=units))]
 
 
+def _tell_given(guest: Guest, event: Received) -> bool:
+    """Print the units of each reduce that the leader ordered this guest to add."""
+    message, me = event.message, guest.peer.ctx.me
+    if isinstance(message, msg.Attempt) and me in message.members:
+        mine = message.members.index(me)
+        given = [unit for unit, owner in enumerate(message.owners) if owner == mine]
+        print("given", message.fence.t, *given, flush=True)
+    return True
+
+
 def _infinite_losses(guest: Guest, send: Send) -> list[Send]:
     message = send.message
     if not isinstance(message, msg.Claim) or not message.losses:
@@ -258,7 +268,7 @@ FURTHER: dict[str, Deed] = {
         Deed("receipt that lacks a result", Role.SERVES, _lacking_receipt),
         WorkerDeed("false work and audits", Role.SERVES, compute=_false_throughout),
         Deed("long names of tensors", Role.SERVES, _long_names),
-        Deed("claims its whole stage", Role.SERVES, _claim_all),
+        WorkerDeed("claims its whole stage", Role.SERVES, _claim_all, hear=_tell_given),
         Deed("losses without a sum", Role.SERVES, _infinite_losses),
         Deed("blames others", Role.SERVES, _blame),
         Deed("calls back again and again", Role.SERVES, _call_back),

@@ -17,6 +17,15 @@ from support.guest_processes import run_further_guest
 from support.local_swarms import PATIENCE_S, Swarm
 
 
+def lines_of(process: Process, word: str) -> list[str]:
+    """Lines that a process printed that begin with `word`, without it."""
+    try:
+        lines = process.log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []  # the process has only just been forked
+    return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
+
+
 @dataclass
 class LiveGuest:
     """Hostile guest of a live swarm. begun: number of steps that were committed when it did its deed first
@@ -29,11 +38,7 @@ class LiveGuest:
 
     def words(self, word: str) -> list[str]:
         """Lines that the guest printed that begin with `word`, without it."""
-        try:
-            lines = self.process.log.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []  # the process has only just been forked
-        return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
+        return lines_of(self.process, word)
 
     @property
     def peer(self) -> str:
@@ -102,6 +107,10 @@ class HostileRun:
         """True if an event tells the owner `words`."""
         texts = (getattr(event, "reason", "") or getattr(event, "text", "") for event in self.swarm.seen)
         return any(words in text for text in texts)
+
+    def printed(self, name: str, word: str) -> list[str]:
+        """Lines that the process `name` of the swarm printed that begin with `word`, without it."""
+        return lines_of(self.swarm.processes[name], word)
 
     def out(self, guest: LiveGuest) -> str:
         """Reasons with which the guest lost its seat or its links after its deed; "" if it did not."""

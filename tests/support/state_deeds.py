@@ -72,7 +72,7 @@ def _trickle(guest: Guest) -> Iterator[Send]:
 
     if _owed and guest.once("trickle", int(guest.peer.ctx.clock.now / TRICKLE_S)):
         peer, asked = _owed.pop(0)
-        print("trickled", asked.piece, flush=True)
+        print("trickled", peer, asked.piece, flush=True)
         yield Send(peer, msg.Piece(asked.stage, asked.t, asked.piece), torch.zeros(16, dtype=torch.uint8))
 
 

@@ -85,8 +85,10 @@ def _change_owner(guest: Guest) -> Iterator[Send]:
 
 
 def _vouch_for_all(guest: Guest, send: Send) -> list[Send]:
-    """Say that another guest, of the next stage, gave every microbatch of the batch back."""
+    """Say that another guest, of the next stage, gave all microbatches back; print those that are here."""
     message, membership = send.message, guest.peer.ctx.run.membership
+    if isinstance(message, msg.Claim):
+        print("has", message.fence.t, *message.units, flush=True)
     if not isinstance(message, msg.Claim) or not message.holders:
         return [send]
     next_stage = membership.live(message.stage + 1, message.fence.t)

@@ -1,0 +1,178 @@
+"""Live guests that ask for gradients, claim work, make overflows up or hold steps up, alone or together."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from anabranch.audit.verify import verify
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import PeerActive, Skip
+from support.counting_peers import run_counting_peer
+from support.hostile_runs import HostileRun, LiveGuest
+from support.local_swarms import created, small_run, swarm_of
+
+#: Settings of a run that ends only with its test.
+ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
+
+
+def holds(directory: RunDirectory) -> None:
+    """No bit of the run differs from that of a single process."""
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+def units(guest: LiveGuest, word: str) -> dict[int, set[int]]:
+    """Iteration -> units that the guest printed in lines that begin with `word`."""
+    found = defaultdict[int, set[int]](set)
+    for line in guest.words(word):
+        t, *of_t = map(int, line.split())
+        found[t].update(of_t)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Both at once. However often one asks for a gradient, it gets it twice; however often the other names
+    another owner of a microbatch, the reduce of its stage begins anew once."""
+    run = small_run(texts, **ENDLESS, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        wants = hostile.invite("wants gradients again and again", 1)
+        names = hostile.invite("names two owners in turn", 1)
+        changes = lambda: Counter(map(int, names.words("owner")))  # noqa: E731
+        often = lambda: [t for t, count in changes().items() if count > 4]  # noqa: E731
+        hostile.until(lambda: len(often()) > 3 and len(wants.words("wanted")) > 20)
+        came = Counter(wants.words("came"))
+        assert max(came.values()) <= 2, came.most_common(3)
+        orders = {tuple(map(int, line.split())) for line in hostile.printed("data-0", "ordered")}
+        attempts = Counter(t for stage, t, _ in orders if stage == 2 and t in often())
+        assert max(attempts.values()) <= 2, (attempts, changes())
+        hostile.end(wants, names)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_an_accomplice_gives_away_its_own_work_alone(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The liar is never told to add a microbatch that neither it nor the accomplice computed."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        friend, liar = hostile.invite("vouches for a claimer", 1), hostile.invite("claims its whole stage", 2)
+        hostile.until(lambda: friend.begun >= 0 and bool(hostile.out(liar)))
+        hostile.goes_on(5)
+        given, has, friends = units(liar, "given"), units(liar, "has"), units(friend, "has")
+        assert given and any(given.values()), swarm.story()
+        assert any(len(has[t] | friends[t]) < run.batch.microbatches for t in given)
+        for t, mine in given.items():
+            assert mine <= has[t] | friends[t], (t, mine, has[t], friends[t])
+        hostile.end(friend, liar)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_overflows_made_up_one_after_the_other_put_no_stall_off(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The guest claims nothing, and reports another overflow before the step stalls. It could go on through
+    all microbatches of the step; others compute its own before it is half through."""
+    run = small_run(texts, **ENDLESS, batch__microbatches=24)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("overflows in turn", 1)
+        hostile.until(hostile.withstood(guest, steps=2))
+        told = Counter(int(line.split()[0]) for line in guest.words("overflow"))
+        assert 1 < max(told.values()) <= run.batch.microbatches / 2, told
+        hostile.end(guest)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The only other replica of the stage is killed once the guest serves."""
+    snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
+    run = small_run(texts, **ENDLESS, **snapshots)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("overflows alone", 2)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        victim = swarm.peer_id("relay-2.0")
+        swarm.processes["relay-2.0"].signal(signal.SIGKILL)
+        hostile.until(lambda: bool(hostile.out(guest)))
+        assert "it alone found" in hostile.out(guest), hostile.out(guest)
+        skips = swarm.of(Skip)
+        assert len(skips) == 3 and {skip.stage for skip in skips} == {2}, skips
+        hostile.goes_on(5)
+        heirs = [e.subject for e in swarm.of(PeerActive) if e.stage == 2 and e.subject in hostile.serving()]
+        assert set(heirs) - {victim, guest.peer}, swarm.story()
+        assert {removed.subject for removed in hostile.honest_removed()} == {victim}, swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_forger_that_withholds_its_part_takes_nobodys_seat(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The leader trusts it no more from the bad seal on, and judges it by the parts that came."""
+    run = small_run(texts, **ENDLESS, audit__share=0.2, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("forges and withholds", 1)
+        hostile.until(lambda: bool(guest.words("forged") and hostile.out(guest)))
+        assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
+        hostile.goes_on()
+        hostile.end(guest)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_data_nodes_that_hold_the_steps_up_are_removed(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """One begins none of its microbatches, one claims none, one claims those that it never began. They come
+    again, and who does so again is banned."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    deeds = ("begins no microbatch", "claims nothing", "claims what it never began")
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guests = [hostile.invite(deed, 0) for deed in deeds]
+        hostile.until(lambda: all(map(hostile.out, guests)))
+        for guest in guests:
+            assert "of this data node" in hostile.out(guest), (guest.deed, hostile.out(guest))
+        hostile.end(*guests)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
