@@ -67,7 +67,8 @@ def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
 def test_an_accomplice_gives_away_its_own_work_alone(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """The liar is never told to add a microbatch that neither it nor the accomplice computed."""
+    """Once others have claimed theirs, the liar is to add no microbatch that neither of the two computed. It
+    lacks those of the accomplice, and loses its seat as it holds the sum up."""
     run = small_run(texts, **ENDLESS)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
@@ -76,11 +77,12 @@ def test_an_accomplice_gives_away_its_own_work_alone(
         friend, liar = hostile.invite("vouches for a claimer", 1), hostile.invite("claims its whole stage", 2)
         hostile.until(lambda: friend.begun >= 0 and bool(hostile.out(liar)))
         hostile.goes_on(5)
-        given, has, friends = units(liar, "given"), units(liar, "has"), units(friend, "has")
-        assert given and any(given.values()), swarm.story()
-        assert any(len(has[t] | friends[t]) < run.batch.microbatches for t in given)
-        for t, mine in given.items():
-            assert mine <= has[t] | friends[t], (t, mine, has[t], friends[t])
+        has, friends = units(liar, "has"), units(friend, "has")
+        last = {t: set(given) for t, *given in (map(int, line.split()) for line in liar.words("given"))}
+        assert any(given - has[t] for t, given in last.items()), "the accomplice's word counted for nothing"
+        assert any(len(has[t] | friends[t]) < run.batch.microbatches for t in last)
+        for t, given in last.items():
+            assert given <= has[t] | friends[t], (t, given, has[t], friends[t])
         hostile.end(friend, liar)
         assert not hostile.honest_removed(), swarm.story()
     holds(directory)
