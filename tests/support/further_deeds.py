@@ -262,6 +262,7 @@ FURTHER: dict[str, Deed] = {
         Deed("all states for a newcomer", Role.MEMBER, NEVER_READY, _ask_all_states),
         Deed("all states for a stranger", Role.STRANGER, withhold(msg.JoinRequest), _ask_all_states),
         WorkerDeed("false part, then gone", Role.SERVES, _die_unheard, compute=_false_part),
+        WorkerDeed("false part", Role.SERVES, compute=_false_part),
         WorkerDeed("other bytes than it signed", Role.SERVES, compute=_unsigned),
         WorkerDeed("false audits", Role.SERVES, compute=_false_audit),
         Deed("made-up seal", Role.SERVES, _made_up_seal),
