@@ -31,7 +31,7 @@ def join(hostile: HostileRun, stage: int, met: Callable[[str], bool]) -> None:
     raise AssertionError(f"no joiner met the guest: {hostile.swarm.story()}")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_guests_that_ask_and_report_without_end_cost_the_leader_little(
     tmp_path: Path, texts: Path, supervisor: Supervisor
@@ -61,7 +61,7 @@ def test_guests_that_ask_and_report_without_end_cost_the_leader_little(
     assert report.holds and report.promise == "bits", report.lines()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_liar_that_joiners_ask_first_keeps_none_out(
     tmp_path: Path, texts: Path, supervisor: Supervisor

@@ -35,7 +35,7 @@ def units(guest: LiveGuest, word: str) -> dict[int, set[int]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
     tmp_path: Path, texts: Path, supervisor: Supervisor
@@ -110,7 +110,7 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
     holds(directory)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
     tmp_path: Path, texts: Path, supervisor: Supervisor
