@@ -70,9 +70,9 @@ class LyingPeer(HostilePeer):
         super()._built(stage, (computer, fingerprint))
 
     def _handle(self, event: Event) -> None:
-        gradient = isinstance(event, Received) and isinstance(event.message, msg.Gradient)
-        if gradient and event.payload is not None:
-            print("gradient", event.message.stage, flush=True)
+        received = event if isinstance(event, Received) else None
+        if received is not None and isinstance(received.message, msg.Gradient) and received.payload is not None:
+            print("gradient", received.message.stage, flush=True)
         hear = self.deed.hear if isinstance(self.deed, WorkerDeed) else None
-        if hear is None or not isinstance(event, Received) or hear(self.guest, event):
+        if hear is None or received is None or hear(self.guest, received):
             super()._handle(event)

@@ -130,8 +130,9 @@ def _forge_and_withhold(guest: Guest, send: Send) -> list[Send]:
     message = send.message
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return [] if "forged" in {told[0] for told in guest.told if isinstance(told, tuple)} else [send]
-    to_leader = isinstance(message, msg.Backward) and send.peer == guest.peer.ctx.log.leader
-    if not to_leader or not message.seal or not guest.once("forged"):
+    if not isinstance(message, msg.Backward) or send.peer != guest.peer.ctx.log.leader or not message.seal:
+        return [send]
+    if not guest.once("forged"):
         return [send]
     print("forged", flush=True)
     return [structs.replace(send, message=structs.replace(message, seal=b"0" * 32))]

@@ -74,16 +74,17 @@ def test_a_liar_that_joiners_ask_first_keeps_none_out(
     with swarm_of(directory, run, supervisor) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
-        false, vast = (hostile.invite(deed, stage, first=True) for deed, stage in (
-            ("false state for joiners", 1), ("state of 64 GiB", 2),
-        ))
+        false = hostile.invite("false state for joiners", 1, first=True)
+        vast = hostile.invite("state of 64 GiB", 2, first=True)
         hostile.until(lambda: {false.peer, vast.peer} <= hostile.serving())
         doubted = f"the state that {false.peer[:8]} gave is not the run's"
-        notes = lambda: [(note.peer, note.text[: len(doubted)]) for note in swarm.of(Note)]  # noqa: E731
-        join(hostile, 1, lambda joiner: (joiner, doubted) in notes())
-        condemned = "StateOffer: not the state that the run has"
-        refused = lambda: [(e.peer, e.subject, e.reason) for e in swarm.of(Refused)]  # noqa: E731
-        join(hostile, 2, lambda joiner: (joiner, vast.peer, condemned) in refused())
+        join(hostile, 1, lambda joiner: any(doubted in e.text for e in swarm.of(Note) if e.peer == joiner))
+        condemned = vast.peer, "StateOffer: not the state that the run has"
+        join(
+            hostile,
+            2,
+            lambda joiner: (joiner, *condemned) in {(e.peer, e.subject, e.reason) for e in swarm.of(Refused)},
+        )
         assert not vast.words("asked")
         hostile.end(vast)
         trickles = hostile.invite("state that trickles", 2, first=True)

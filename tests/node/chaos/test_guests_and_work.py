@@ -49,14 +49,17 @@ def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
         hostile.until(lambda: hostile.steps > 2)
         wants = hostile.invite("wants gradients again and again", 1)
         names = hostile.invite("names two owners in turn", 1)
-        changes = lambda: Counter(map(int, names.words("owner")))  # noqa: E731
-        often = lambda: [t for t, count in changes().items() if count > 4]  # noqa: E731
+
+        def often() -> list[int]:
+            """Iterations in which another owner was named more than four times."""
+            return [t for t, count in Counter(map(int, names.words("owner"))).items() if count > 4]
+
         hostile.until(lambda: len(often()) > 3 and len(wants.words("wanted")) > 20)
         came = Counter(wants.words("came"))
         assert max(came.values()) <= 2, came.most_common(3)
         orders = {tuple(map(int, line.split())) for line in hostile.printed("data-0", "ordered")}
         attempts = Counter(t for stage, t, _ in orders if stage == 2 and t in often())
-        assert max(attempts.values()) <= 2, (attempts, changes())
+        assert max(attempts.values()) <= 2, (attempts, often())
         hostile.end(wants, names)
         assert not hostile.honest_removed(), swarm.story()
     holds(directory)
@@ -165,7 +168,8 @@ def test_a_forger_that_withholds_its_part_takes_nobodys_seat(
 def test_data_nodes_that_hold_the_steps_up_are_removed(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """One begins none of its microbatches, one claims none, one claims those that it never began."""
+    """Three of them: the first begins none of its microbatches, the second claims none, and the third claims
+    those that it never began."""
     run = small_run(texts, **ENDLESS)
     directory = created(tmp_path / "run", run)
     deeds = ("begins no microbatch", "claims nothing", "claims what it never began")
