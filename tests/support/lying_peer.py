@@ -71,8 +71,9 @@ class LyingPeer(HostilePeer):
 
     def _handle(self, event: Event) -> None:
         received = event if isinstance(event, Received) else None
-        if received is not None and isinstance(received.message, msg.Gradient) and received.payload is not None:
-            print("gradient", received.message.stage, flush=True)
+        message = None if received is None or received.payload is None else received.message
+        if isinstance(message, msg.Gradient):
+            print("gradient", message.stage, flush=True)
         hear = self.deed.hear if isinstance(self.deed, WorkerDeed) else None
         if hear is None or received is None or hear(self.guest, received):
             super()._handle(event)
