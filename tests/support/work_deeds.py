@@ -9,12 +9,14 @@ from msgspec import structs
 
 from anabranch.node.chaos.guests.member_deeds import Deed, Guest, Role, withhold
 from anabranch.protocol import messages as msg
-from anabranch.protocol.interface.events import Received, Send
+from anabranch.protocol.interface.events import HangUp, Received, Send
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from support.lying_peer import WorkerDeed
 
 #: Seconds for which a guest keeps its report of a reduce back, so that others have all of theirs open.
 OPEN_S = 1.0
+#: Changes of a microbatch's owner that a guest sends at once: more than a leader handles in a round trip.
+CHANGES = 20
 #: Seconds between two overflows that are made up one after the other: less than a step may stall.
 NEXT_S = 2.0
 #: Beginning of the names of all guests.
@@ -48,11 +50,14 @@ def _tell_gradients(guest: Guest, event: Received) -> bool:
 
 
 def _send_double(guest: Guest, send: Send) -> list[Send]:
-    """Send one microbatch of each iteration to two relays; keep the report of the reduce for OPEN_S."""
+    """Send one microbatch of each iteration to two relays; name now the one and now the other as the one that
+    gave it back with each claim, and keep the report of the reduce for OPEN_S."""
     message, run = send.message, guest.peer.ctx.run
     if isinstance(message, msg.Prepared) and guest.once("kept", message.fence, message.attempt):
         _kept.append((guest.peer.ctx.clock.now + OPEN_S, send))
         return []
+    if isinstance(message, msg.Claim) and message.fence.t in _double:
+        return list(_change_owner(guest)) or [send]
     if not isinstance(message, msg.Forward) or not message.train or message.fence.t in _double:
         return [send]
     others = [peer for peer in run.membership.live(run.stage + 1, message.fence.t) if peer != send.peer]
@@ -63,25 +68,30 @@ def _send_double(guest: Guest, send: Send) -> list[Send]:
 
 
 def _change_owner(guest: Guest) -> Iterator[Send]:
-    """Name now the one and now the other relay as the one that gave the microbatch of `_send_double` back."""
-    iteration, now = guest.peer.iteration, guest.peer.ctx.clock.now
-    for kept in [each for each in _kept if each[0] <= now]:
-        _kept.remove(kept)
-        yield kept[1]
+    """Name now the one and now the other relay as the one that gave the microbatch of `_send_double` back,
+    CHANGES times at once."""
+    iteration, run = guest.peer.iteration, guest.peer.ctx.run
     if iteration is None or iteration.t not in _double:
         return
     index, *peers = _double[iteration.t]
-    number = len(guest.told)
-    guest.told.add(("owner", number))
-    holders = {
+    sent_on = {
         peer: (tuple(i for i in given if i != index), tuple(i for i in sent if i != index))
         for peer, (given, sent) in iteration.sender.holders().items()
     }
-    given, sent = holders.get(peers[number % 2], ((), ()))
-    holders[peers[number % 2]] = tuple(sorted((*given, index))), sent
     fence, units = guest.peer.ctx.fence(iteration.t, iteration.base), tuple(sorted(iteration.claims.held))
     print("owner", iteration.t, flush=True)
-    yield guest.to_leader(msg.Claim(fence, guest.peer.ctx.run.stage, units, holders=holders))
+    for number in range(CHANGES):
+        given, sent = sent_on.get(peer := peers[number % 2], ((), ()))
+        holders = {**sent_on, peer: (tuple(sorted((*given, index))), sent)}
+        yield guest.to_leader(msg.Claim(fence, run.stage, units, holders=holders))
+
+
+def _talk_of_owners(guest: Guest) -> Iterator[Send]:
+    """Send what was kept for long enough, and change owners again."""
+    for kept in [each for each in _kept if each[0] <= guest.peer.ctx.clock.now]:
+        _kept.remove(kept)
+        yield kept[1]
+    yield from _change_owner(guest)
 
 
 def _vouch_for_all(guest: Guest, send: Send) -> list[Send]:
@@ -138,6 +148,17 @@ def _forge_and_withhold(guest: Guest, send: Send) -> list[Send]:
     return [structs.replace(send, message=structs.replace(message, seal=b"0" * 32))]
 
 
+def _cut_and_withhold(guest: Guest, send: Send) -> list[Send]:
+    """Send nothing that the guest owes to sums, and cut its link to the leader instead, which may dial it."""
+    if not isinstance(send.message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
+        return [send]
+    leader = guest.peer.ctx.log.leader
+    if leader in guest.peer.ctx.links.up:
+        print("cut", flush=True)
+        guest.peer.ctx.outbox.emit(HangUp(leader, "cut"))
+    return []
+
+
 def _claim_unbegun(guest: Guest) -> Iterator[Send]:
     """Claim the embeddings and heads of the guest's microbatches, of which it begins none."""
     iteration, run = guest.peer.iteration, guest.peer.ctx.run
@@ -169,11 +190,12 @@ WORK_DEEDS: dict[str, Deed] = {
     deed.name: deed
     for deed in (
         WorkerDeed("wants gradients again and again", Role.SERVES, None, _want_again, hear=_tell_gradients),
-        Deed("names two owners in turn", Role.SERVES, _send_double, _change_owner),
+        Deed("names two owners in turn", Role.SERVES, _send_double, _talk_of_owners),
         Deed("vouches for a claimer", Role.SERVES, _vouch_for_all),
         Deed("overflows in turn", Role.SERVES, withhold(msg.Claim), _overflow_in_turn),
         Deed("overflows alone", Role.SERVES, _overflow_alone),
         Deed("forges and withholds", Role.SERVES, _forge_and_withhold),
+        Deed("cuts and withholds", Role.SERVES, _cut_and_withhold),
         Deed("begins no microbatch", Role.SERVES, withhold(msg.Forward)),
         Deed("claims what it never began", Role.SERVES, withhold(msg.Forward, msg.Claim), _claim_unbegun),
         Deed("begins and claims no slot", Role.SERVES, withhold(msg.Forward, msg.Claim)),

@@ -51,7 +51,7 @@ def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
         names = hostile.invite("names two owners in turn", 1)
 
         def often() -> list[int]:
-            """Iterations in which another owner was named more than four times."""
+            """Iterations in which owners were changed in more than four bursts."""
             return [t for t, count in Counter(map(int, names.words("owner"))).items() if count > 4]
 
         hostile.until(lambda: len(often()) > 3 and len(wants.words("wanted")) > 20)
@@ -77,7 +77,8 @@ def test_an_accomplice_gives_away_its_own_work_alone(
     with swarm_of(directory, run, supervisor) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
-        friend, liar = hostile.invite("vouches for a claimer", 1), hostile.invite("claims its whole stage", 2)
+        friend = hostile.invite("vouches for a claimer", 1)
+        liar = hostile.invite("claims its whole stage", 2, first=True)
         hostile.until(lambda: friend.begun >= 0 and bool(hostile.out(liar)))
         hostile.goes_on(5)
         has, friends = units(liar, "has"), units(friend, "has")
@@ -151,13 +152,36 @@ def test_a_forger_that_withholds_its_part_takes_nobodys_seat(
     """The leader trusts it no more from the bad seal on, and judges it by the parts that came."""
     run = small_run(texts, **ENDLESS, audit__share=0.2, routing__policy="static")
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
         guest = hostile.invite("forges and withholds", 1)
         hostile.until(lambda: bool(guest.words("forged") and hostile.out(guest)))
         assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
+        orders = {tuple(map(int, line.split())) for line in hostile.printed("data-0", "ordered")}
+        tries = Counter(t for stage, t, _ in orders if stage == 1)
+        print("tries", tries.most_common(3))
         hostile.goes_on()
+        hostile.end(guest)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_relay_that_cuts_its_link_to_the_leader_takes_nobodys_seat(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """It withholds its parts of sums, and cuts that link whenever it owes some; others hear it."""
+    run = small_run(texts, **ENDLESS, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("cuts and withholds", 1)
+        hostile.until(lambda: bool(guest.words("cut") and hostile.out(guest)))
+        hostile.goes_on()
+        assert len(guest.words("cut")) > 1, hostile.out(guest)
         hostile.end(guest)
         assert not hostile.honest_removed(), swarm.story()
     holds(directory)
