@@ -150,11 +150,12 @@ def _forge_and_withhold(guest: Guest, send: Send) -> list[Send]:
 
 def _cut_and_withhold(guest: Guest, send: Send) -> list[Send]:
     """Send nothing that the guest owes to sums, and cut its link to the leader instead, which may dial it."""
-    if not isinstance(send.message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
+    message, leader = send.message, guest.peer.ctx.log.leader
+    if not isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return [send]
-    leader = guest.peer.ctx.log.leader
     if leader in guest.peer.ctx.links.up:
-        print("cut", flush=True)
+        if guest.once("cut", message.fence.t, message.attempt):
+            print("cut", flush=True)
         guest.peer.ctx.outbox.emit(HangUp(leader, "cut"))
     return []
 
