@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import structs
 
-from anabranch.node.chaos.guests.guest_process import HostilePeer, run_guest
 from anabranch.node.chaos.guests.member_deeds import (
     AGAIN_S,
-    DEEDS,
     FALSE_HASH,
     FETCH_NOTHING,
     NEVER_READY,
@@ -24,14 +21,14 @@ from anabranch.node.chaos.guests.member_deeds import (
     Role,
     withhold,
 )
-from anabranch.node.driver.worker_thread import Computer
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import Receipt, opened, signed
 from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.events import Event, Received, Send
+from anabranch.protocol.interface.events import Received, Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.protocol.peer.shared_state import Step
+from support.lying_peer import WorkerDeed
 
 #: Activation or gradient of which no norm is finite in single precision.
 HUGE = 3e38
@@ -46,58 +43,6 @@ NAME = 600_000
 CALLS = 8
 #: Seconds after which a guest that keeps its receipt back ends: its parts of the sum have arrived by then.
 DIES_S = 0.5
-
-Compute = Callable[[Guest, Task, tuple[Payload, ...], Result], Result]
-
-
-@dataclass(frozen=True)
-class WorkerDeed(Deed):
-    """Deed of a guest that computes falsely. compute: gets each task of its worker with the inputs and the
-    right result, returns the result used instead, on the worker's thread."""
-
-    compute: Compute | None = None
-
-
-class LyingComputer:
-    """Worker of a hostile guest: its deed `lie` changes results of `computer`. begun: called at a change."""
-
-    def __init__(
-        self, computer: Computer, lie: Callable[[Task, tuple[Payload, ...], Result], Result],
-        begun: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._computer, self._lie, self._begun = computer, lie, begun
-
-    def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
-        right = self._computer.run(task, inputs)
-        said = self._lie(task, inputs, right)
-        if said is not right:
-            self._begun()
-        return said
-
-
-class LyingPeer(HostilePeer):
-    """Hostile peer whose worker lies, too, if that is its deed."""
-
-    def _built(self, stage: int, built: tuple[Computer, str]) -> None:
-        computer, fingerprint = built
-        lie = self.deed.compute if isinstance(self.deed, WorkerDeed) else None
-        if lie is not None:
-            computer = LyingComputer(computer, lambda *task: lie(self.guest, *task), self.begin)
-        super()._built(stage, (computer, fingerprint))
-
-    def _handle(self, event: Event) -> None:
-        gradient = isinstance(event, Received) and isinstance(event.message, msg.Gradient)
-        if gradient and event.payload is not None:
-            print("gradient", event.message.stage, flush=True)
-        super()._handle(event)
-
-
-def run_further_guest(
-    name: str, arguments: Sequence[str], log: str, namespace: str, environment: Mapping[str, str]
-) -> NoReturn:
-    """Be a guest that may do any deed (see `run_guest`)."""
-    run_guest(name, arguments, log, namespace, environment, DEEDS | FURTHER, LyingPeer)
-
 
 def _send_huge(guest: Guest, send: Send) -> list[Send]:
     """Send relays activations and gradients that overflow where they are used."""
@@ -207,12 +152,23 @@ def _long_names(guest: Guest, send: Send) -> list[Send]:
 
 
 def _claim_all(guest: Guest, send: Send) -> list[Send]:
-    """Claim all microbatches of the stage as soon as the guest has one."""
+    """Claim all microbatches of the stage as soon as the guest has one; print those that it has."""
     message = send.message
     if not isinstance(message, msg.Claim) or not message.units:
         return [send]
+    print("has", message.fence.t, *message.units, flush=True)
     units = tuple(sorted(guest.peer.ctx.run.cover(message.stage, message.fence.t)))
     return [structs.replace(send, message=structs.replace(message, units=units))]
+
+
+def _tell_given(guest: Guest, event: Received) -> bool:
+    """Print the units of each reduce that the leader ordered this guest to add."""
+    message, me = event.message, guest.peer.ctx.me
+    if isinstance(message, msg.Attempt) and me in message.members:
+        mine = message.members.index(me)
+        given = [unit for unit, owner in enumerate(message.owners) if owner == mine]
+        print("given", message.fence.t, *given, flush=True)
+    return True
 
 
 def _infinite_losses(guest: Guest, send: Send) -> list[Send]:
@@ -306,13 +262,14 @@ FURTHER: dict[str, Deed] = {
         Deed("all states for a newcomer", Role.MEMBER, NEVER_READY, _ask_all_states),
         Deed("all states for a stranger", Role.STRANGER, withhold(msg.JoinRequest), _ask_all_states),
         WorkerDeed("false part, then gone", Role.SERVES, _die_unheard, compute=_false_part),
+        WorkerDeed("false part", Role.SERVES, compute=_false_part),
         WorkerDeed("other bytes than it signed", Role.SERVES, compute=_unsigned),
         WorkerDeed("false audits", Role.SERVES, compute=_false_audit),
         Deed("made-up seal", Role.SERVES, _made_up_seal),
         Deed("receipt that lacks a result", Role.SERVES, _lacking_receipt),
         WorkerDeed("false work and audits", Role.SERVES, compute=_false_throughout),
         Deed("long names of tensors", Role.SERVES, _long_names),
-        Deed("claims its whole stage", Role.SERVES, _claim_all),
+        WorkerDeed("claims its whole stage", Role.SERVES, _claim_all, hear=_tell_given),
         Deed("losses without a sum", Role.SERVES, _infinite_losses),
         Deed("blames others", Role.SERVES, _blame),
         Deed("calls back again and again", Role.SERVES, _call_back),

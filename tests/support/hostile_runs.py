@@ -6,13 +6,24 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from anabranch.net.identity import Identity
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
 from anabranch.node.local_swarm.supervisor import Process
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Step
-from support.further_deeds import run_further_guest
+from support.guest_processes import run_further_guest
 from support.local_swarms import PATIENCE_S, Swarm
+
+
+def lines_of(process: Process, word: str) -> list[str]:
+    """Lines that a process printed that begin with `word`, without it."""
+    try:
+        lines = process.log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []  # the process has only just been forked
+    return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
 
 
 @dataclass
@@ -27,11 +38,7 @@ class LiveGuest:
 
     def words(self, word: str) -> list[str]:
         """Lines that the guest printed that begin with `word`, without it."""
-        try:
-            lines = self.process.log.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            return []  # the process has only just been forked
-        return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
+        return lines_of(self.process, word)
 
     @property
     def peer(self) -> str:
@@ -53,12 +60,18 @@ class HostileRun:
     def ticket(self, role: str = "relay", quota: int = 1) -> Ticket:
         return new_ticket(self.swarm.directory.path, role, quota, 3600.0)
 
-    def invite(self, deed: str, stage: int, ticket: Ticket | None = None) -> LiveGuest:
+    def invite(
+        self, deed: str, stage: int, ticket: Ticket | None = None, first: bool = False
+    ) -> LiveGuest:
         """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own. One for
-        stage 0 has the corpus."""
+        stage 0 has the corpus. first: True if its id comes before those of all peers that serve, so that
+        joiners ask it first."""
         number = len(self.guests) + 1
         name, text = f"guest-{number}", (ticket or self.ticket("relay" if stage else "data")).text
         home = str(self.swarm.directory.peer(name))
+        if first:
+            while Identity.load_or_create(key := Path(home, "key")).peer_id > min(self.serving()):
+                key.unlink()
         corpus = [] if stage else [str(self.swarm.directory.corpus)]
         arguments = [deed, text, home, str(stage), host_of(number), *corpus]
         process = self.swarm.start_other(name, arguments, run_further_guest)
@@ -94,6 +107,10 @@ class HostileRun:
         """True if an event tells the owner `words`."""
         texts = (getattr(event, "reason", "") or getattr(event, "text", "") for event in self.swarm.seen)
         return any(words in text for text in texts)
+
+    def printed(self, name: str, word: str) -> list[str]:
+        """Lines that the process `name` of the swarm printed that begin with `word`, without it."""
+        return lines_of(self.swarm.processes[name], word)
 
     def out(self, guest: LiveGuest) -> str:
         """Reasons with which the guest lost its seat or its links after its deed; "" if it did not."""

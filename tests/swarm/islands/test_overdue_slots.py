@@ -99,6 +99,31 @@ def test_a_machine_that_comes_back_is_not_removed_for_the_same_round_again() -> 
     assert "r1.1" in world.history().membership.active_from
 
 
+def test_a_silent_machine_that_comes_back_silent_does_not_stop_the_run() -> None:
+    """It was asked for a credit for its slot for ever, as the leader leaves the slots of machines that came
+    back to others."""
+    world, again = waiting_world(), list[str]()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        work = isinstance(msg.decode(message), msg.Slots | msg.Forward | msg.Backward | msg.Claim | msg.Lack)
+        if not (work and sender.id == "r1.1" and sender.peer.committed >= 3):
+            carry(sender, peer, message, payload)
+
+    def come_back(node: Node, event: ev.Event) -> None:
+        if removed(world) and not again:
+            member = world.nodes["r1.1"].member
+            again.append("r1.1")
+            world.crash("r1.1")
+            member = msgspec.structs.replace(member, incarnation=member.incarnation + 1)
+            world.clock.after(0.5, lambda: world.add(member, "d0"))
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.bookkeepers.append(come_back)
+    world.run(until_s=300.0)
+    assert again and world.history().t == 6 and removed(world) == ["r1.1", "r1.1"]
+
+
 @pytest.mark.parametrize("lie", [msg.Forward, msg.Ask])
 def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run(lie: type) -> None:
     """Machine r1.1 is gone. Who is sent its slot first, or asked for a credit for it, has done its own; it

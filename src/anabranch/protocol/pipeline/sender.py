@@ -390,10 +390,12 @@ class Sender:
 
     def _is_redone(self, item: OutgoingMicrobatch) -> bool:
         """True if a slot that a round waits for was sent to another machine than the planned one, or waits
-        for credits of others: the leader does not know who has it then."""
+        for credits of others, or of the planned one that left and came back: the leader does not know who has
+        it then, and leaves slots of machines that came back to others."""
         planned, waits = self._plan[item.index].peer, item.leg is OutgoingState.WAITING
         others = {peer for peer, _ in item.asked} if waits else {item.peer}
-        return not self.ctx.run.settings.rounds.drops and planned != "" and not others <= {planned}
+        left = planned in self.ctx.run.membership.gone
+        return not self.ctx.run.settings.rounds.drops and planned != "" and (left or not others <= {planned})
 
     def _most_usual_s(self) -> float:
         """Greatest usual time (s) that is believed: MOST_USUAL times that of the middle peer of the next

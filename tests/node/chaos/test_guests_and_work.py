@@ -1,0 +1,244 @@
+"""Live guests that ask for gradients, claim work, make overflows up or hold steps up, alone or together."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from anabranch.audit.verify import verify
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import Note, PeerActive, Skip
+from support.counting_peers import run_counting_peer
+from support.hostile_runs import HostileRun, LiveGuest
+from support.local_swarms import Swarm, created, history_of, small_run, swarm_of
+
+#: Settings of a run that ends only with its test.
+ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
+
+
+def holds(directory: RunDirectory) -> None:
+    """No bit of the run differs from that of a single process."""
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+def stuck(swarm: Swarm) -> list[str]:
+    """Notes of the leader about reduces that got stuck."""
+    return [note.text for note in swarm.of(Note) if "the reduce of" in note.text and "is stuck" in note.text]
+
+
+def units(guest: LiveGuest, word: str) -> dict[int, set[int]]:
+    """Iteration -> units that the guest printed in lines that begin with `word`."""
+    found = defaultdict[int, set[int]](set)
+    for line in guest.words(word):
+        t, *of_t = map(int, line.split())
+        found[t].update(of_t)
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Both at once. However often one asks for a gradient, it gets it twice; however often the other names
+    another owner of a microbatch, the reduce of its stage begins anew once."""
+    run = small_run(texts, **ENDLESS, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        wants = hostile.invite("wants gradients again and again", 1)
+        names = hostile.invite("names two owners in turn", 1)
+
+        def often() -> list[int]:
+            """Iterations in which owners were changed in more than four bursts."""
+            return [t for t, count in Counter(map(int, names.words("owner"))).items() if count > 4]
+
+        hostile.until(lambda: len(often()) > 3 and len(wants.words("wanted")) > 20)
+        came = Counter(wants.words("came"))
+        assert max(came.values()) <= 2, came.most_common(3)
+        orders = {tuple(map(int, line.split())) for line in hostile.printed("data-0", "ordered")}
+        attempts = Counter(t for stage, t, _ in orders if stage == 2 and t in often())
+        assert max(attempts.values()) <= 2, (attempts, often())
+        hostile.end(wants, names)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_an_accomplice_gives_away_its_own_work_alone(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Once others have claimed theirs, the liar is to add no microbatch that neither of the two computed. It
+    lacks those of the accomplice, and loses its seat as it holds the sum up."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        friend = hostile.invite("vouches for a claimer", 1)
+        liar = hostile.invite("claims its whole stage", 2, first=True)
+        hostile.until(lambda: friend.begun >= 0 and bool(hostile.out(liar)))
+        hostile.goes_on(5)
+        has, friends = units(liar, "has"), units(friend, "has")
+        last = {t: set(given) for t, *given in (map(int, line.split()) for line in liar.words("given"))}
+        assert any(given - has[t] for t, given in last.items()), "the accomplice's word counted for nothing"
+        assert any(len(has[t] | friends[t]) < run.batch.microbatches for t in last)
+        for t, given in last.items():
+            assert given <= has[t] | friends[t], (t, given, has[t], friends[t])
+        hostile.end(friend, liar)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_overflows_made_up_one_after_the_other_put_no_stall_off(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The guest claims nothing, and reports another overflow before the step stalls. It could go on through
+    all microbatches of the step; others compute its own before it is half through."""
+    run = small_run(texts, **ENDLESS, batch__microbatches=24)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("overflows in turn", 1)
+        hostile.until(hostile.withstood(guest, steps=2))
+        told = Counter(int(line.split()[0]) for line in guest.words("overflow"))
+        assert 1 < max(told.values()) <= run.batch.microbatches / 2, told
+        hostile.end(guest)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The only other replica of the stage is killed once the guest serves. A step that it had skipped stays
+    in the log if a snapshot was taken after it; `verify` finds that step, and no bit that differs."""
+    snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
+    run = small_run(texts, **ENDLESS, **snapshots)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("overflows alone", 2)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        victim = swarm.peer_id("relay-2.0")
+        swarm.processes["relay-2.0"].signal(signal.SIGKILL)
+        hostile.until(lambda: bool(hostile.out(guest)))
+        assert "it alone found" in hostile.out(guest), hostile.out(guest)
+        skips = swarm.of(Skip)
+        assert len(skips) == 3 and {skip.stage for skip in skips} == {2}, skips
+        hostile.goes_on(5)
+        heirs = [e.subject for e in swarm.of(PeerActive) if e.stage == 2 and e.subject in hostile.serving()]
+        assert set(heirs) - {victim, guest.peer}, swarm.story()
+        assert {removed.subject for removed in hostile.honest_removed()} == {victim}, swarm.story()
+    report = verify(directory.path)
+    skipped = [problem for problem in report.problems if "was skipped for made up" in problem]
+    assert not report.differ and list(report.problems) == skipped and len(skipped) < 3, report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_forger_that_withholds_its_part_takes_nobodys_seat(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The leader trusts it no more from the bad seal on, and judges it by the parts that came, as soon as it
+    sums all of them."""
+    run = small_run(texts, **ENDLESS, audit__share=0.2, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("forges and withholds", 1)
+        hostile.until(lambda: bool(guest.words("forged") and hostile.out(guest)))
+        assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
+        assert len(stuck(swarm)) == 2, stuck(swarm)
+        hostile.goes_on()
+        hostile.end(guest)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_relay_that_cuts_its_link_to_the_leader_takes_nobodys_seat(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """It withholds its parts of sums, and cuts that link whenever it owes some; others hear it. One without a
+    link is judged by its parts after three reduces that the leader sums."""
+    run = small_run(texts, **ENDLESS, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("cuts and withholds", 1)
+        hostile.until(lambda: bool(guest.words("cut") and hostile.out(guest)))
+        assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
+        assert len(stuck(swarm)) == 4, stuck(swarm)
+        hostile.goes_on()
+        hostile.end(guest)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_data_nodes_that_hold_the_steps_up_are_removed(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Three of them: the first begins none of its microbatches, the second claims none, and the third claims
+    those that it never began."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    deeds = ("begins no microbatch", "claims nothing", "claims what it never began")
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guests = [hostile.invite(deed, 0) for deed in deeds]
+        hostile.until(lambda: all(map(hostile.out, guests)))
+        for guest in guests:
+            assert "of this data node" in hostile.out(guest), (guest.deed, hostile.out(guest))
+        hostile.end(*guests)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_convicted_walk_ins_do_not_close_the_door(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Two of them give false sums, one after the other. Their keys are out; the open ticket lets an honest
+    machine in."""
+    run = small_run(texts, **{**ENDLESS, "audit__share": 1e-9, "checkpoint__every": 3})
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        door = hostile.ticket("open", 0)
+        guests = []
+        for stage in (1, 2):
+            guests.append(hostile.invite("false part", stage, door))
+            hostile.until(lambda: bool(hostile.out(guests[-1])))
+            hostile.goes_on()
+        revoked = history_of(directory).revoked
+        assert all(revoked.refusal(guest.peer, "") for guest in guests), [*map(hostile.out, guests)]
+        swarm.join("walk-in", door.text, ["--stage", "1"])
+        hostile.until(lambda: swarm.serves("walk-in"))
+        hostile.goes_on()
+        hostile.end(*guests)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
