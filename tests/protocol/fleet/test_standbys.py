@@ -372,3 +372,16 @@ def test_a_delayed_step_that_began_before_the_time_was_over_does_not_count() -> 
     leads.look(4)
     assert committed(leads, 4, 1.0) == committed(leads, 5, 1.0) == set()
     assert committed(leads, 6, 1.0) == {"b"}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the announcement does not say why a peer is a standby, and the next leader keeps it"
+)
+def test_a_relay_is_a_standby_no_longer_after_its_time_although_another_leads() -> None:
+    leads = Leads({"a": 1e8, "b": 1e8})
+    committed(leads, 1, 0.0)
+    assert committed(leads, 2, 1.0) == {"b"}
+    leads.begins(2)
+    leads.ctx.clock.now += 1.01 / FIRST_SHARE
+    leads.look(3)
+    assert not leads.ctx.standby_view.waits

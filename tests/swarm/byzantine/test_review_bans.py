@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.context.peer_context import make_context
+from anabranch.protocol.context.rate_limits_and_bans import REFUSALS
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Members, decode_entry
+from anabranch.protocol.log.records import Member, Members, decode_entry
+from anabranch.protocol.observers.report_budget import PEER, TICKET
+from anabranch.protocol.observers.report_buffer import LINES_AT_ONCE, ReportBuffer
+from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -65,3 +71,43 @@ def test_the_last_replica_of_a_stage_keeps_its_seat_when_the_leader_bans_it() ->
     world.run(until_s=200.0)
     assert flooded and world.history().t == STEPS and wrong_states(world) == {}
     assert world.nodes["d0"].peer.ctx.rate_limits.over_budget["Ping"] and removed(world) == {}
+
+
+def test_a_peer_whose_ticket_others_have_used_up_keeps_its_seat_although_it_reports() -> None:
+    """Guests with its ticket fill the event log; the lines that are refused then cost it nothing."""
+    world, sent = world_of(2), list[str]()
+    ticket = "ticket of many"
+
+    def report(node: Node, event: ev.Event) -> None:
+        if node.id != "d0" or world.history().t < 5 or sent:
+            return
+        budget, peer = node.peer.reception.handlers.report_budget, node.peer
+        peer.credentials["r1.0"] = replace(peer.credentials["r1.0"], ticket=ticket)
+        for guest in range(TICKET[0] // PEER[0]):
+            assert budget.take(f"guest {guest}", ticket, PEER[0], peer.ctx.clock.now)
+        for number in range(int(REFUSALS.burst) + 10):
+            sent.append(f"line {number}")
+            node.handle(ev.Received("r1.0", msg.Report((sent[-1].encode() * 1000,)), None))
+
+    world.watchers.append(report)
+    world.run(until_s=200.0)
+    counts = world.nodes["d0"].peer.ctx.rate_limits.counts["r1.0"]
+    assert counts["Report"] > REFUSALS.burst and removed(world) == {}
+    assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_a_peer_that_votes_no_longer_hands_no_reports_over() -> None:
+    """The founder refuses them: some hundred in a second, after which it bans the peer."""
+    ctx = make_context("v", 1, 1, Settings("run", 1, 1, 4, 100), "d")
+    ctx.run.found_by("d")
+    members = (Member("d", 0, 1, "", 1), Member("v", 1, 1, "", 1))
+    ctx.run.membership.apply(Members(1, members, {"d": 1, "v": 1}))
+    ctx.links.up["d"] = AdaptiveTimeout(0.0, 1.0)
+    buffer = ReportBuffer(ctx)
+    for voters, handed in ((("d/0",), 0), (("d/0", "v/0"), LINES_AT_ONCE)):
+        for number in range(2 * LINES_AT_ONCE):
+            buffer.keep("r", (b"%d" % number,))
+        ctx.log.elect(voters)
+        buffer.tick()
+        assert len(ctx.outbox.take_effects()) == handed
+        ctx.clock.now += 1.0
