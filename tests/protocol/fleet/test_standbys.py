@@ -10,6 +10,7 @@ import pytest
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.context.run_view import MOST_S, StandbyView
 from anabranch.protocol.fleet.standbys import FIRST_SHARE, LEAST_S, LONGEST_S, WITHHELD_SHARE, Standbys
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Commit, Member, Members, StageCommit
@@ -29,10 +30,15 @@ class Leads:
     """A leader of one data node and one stage; lines: relay -> bits per second, up and down."""
 
     def __init__(
-        self, lines: Mapping[str, float], spare: str = "links", capacity: int = 64, trip_s: float = 0.02
+        self,
+        lines: Mapping[str, float],
+        spare: str = "links",
+        capacity: int = 64,
+        trip_s: float = 0.02,
+        delay: Delay = NO_DELAY,
     ) -> None:
         self.trip_s = trip_s
-        settings = Settings("run", 1, 1, 16, 10, spare=spare, **SIZES)  # type: ignore[arg-type]
+        settings = Settings("run", 1, 1, 16, 10, spare=spare, delay=delay, **SIZES)  # type: ignore[arg-type]
         self.ctx = ctx = make_context("d", 1, 0, settings, "d")
         relays = [Member(peer, 1, 1, "", capacity, forward_s=0.01) for peer in lines]
         self.members = (Member("d", 0, 1, "", 64), *relays)
@@ -333,5 +339,49 @@ def test_a_step_that_was_late_by_hours_takes_no_relay_out_for_days() -> None:
     committed(leads, 1, 0.0)
     assert committed(leads, 2, 4 * 3600.0) == {"b"}
     leads.ctx.clock.now += LONGEST_S
+    leads.look(3)
+    assert not leads.ctx.standby_view.waits
+
+
+def test_a_relay_that_begins_in_the_midst_of_a_late_step_is_no_standby() -> None:
+    """It serves in the open step in place of one that failed, and the others have done all of the work."""
+    leads = Leads({"a": 1e8}, spare="never")
+    committed(leads, 1, 0.0)
+    leads.ctx.run.membership.apply(Members(2, (Member("b", 1, 1, "", 64, forward_s=0.01),)))
+    leads.ctx.run.membership.apply(Members(3, active_from={"b": 2}))
+    assert committed(leads, 2, 30.0) == set()
+    assert committed(leads, 3, 30.0) == {"b"}
+
+
+def test_a_relay_is_a_standby_no_longer_after_its_time_although_no_link_is_measured() -> None:
+    """The standbys for their lines stay as they are while links are not known; it is none of these."""
+    leads = Leads({"a": 1e8, "b": 1e8})
+    committed(leads, 1, 0.0)
+    assert committed(leads, 2, 1.0) == committed(leads, 3, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.01 / FIRST_SHARE
+    leads.look(5)
+    assert not leads.ctx.standby_view.waits
+
+
+def test_a_delayed_step_that_began_before_the_time_was_over_does_not_count() -> None:
+    """Step 5 begins while step 4 is in flight, when b is a standby."""
+    leads = Leads({"a": 1e8, "b": 1e8}, spare="never", delay=Delay(1))
+    committed(leads, 1, 0.0)
+    assert committed(leads, 2, 1.0) == committed(leads, 3, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.01 / FIRST_SHARE
+    leads.look(4)
+    assert committed(leads, 4, 1.0) == committed(leads, 5, 1.0) == set()
+    assert committed(leads, 6, 1.0) == {"b"}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the announcement does not say why a peer is a standby, and the next leader keeps it"
+)
+def test_a_relay_is_a_standby_no_longer_after_its_time_although_another_leads() -> None:
+    leads = Leads({"a": 1e8, "b": 1e8})
+    committed(leads, 1, 0.0)
+    assert committed(leads, 2, 1.0) == {"b"}
+    leads.begins(2)
+    leads.ctx.clock.now += 1.01 / FIRST_SHARE
     leads.look(3)
     assert not leads.ctx.standby_view.waits

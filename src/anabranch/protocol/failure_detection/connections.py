@@ -21,6 +21,10 @@ IDLE_HEARTBEATS = 3.0
 #: In a large swarm a peer pings only links that were silent for a heartbeat interval, LOOKS times per
 #: interval, and every neighbour at least once in MEASURED intervals.
 LOOKS, MEASURED = 2, 8.0
+#: Heartbeat intervals for which a silent peer is pinged like others, and share by which its silence must have
+#: grown since the last ping after that. A stopped process answers all pings at once when it goes on, which
+#: must not look like a flood: they are about 200 in a day. Choices: far longer than any silence timeout.
+SILENT_HEARTBEATS, GROWN = 64.0, 0.125
 #: Heartbeats whose answers are still expected.
 PINGS_KEPT = 32
 #: Seconds that a round trip through a carrier may take longer than one to the carrier, and number of slower
@@ -30,6 +34,13 @@ SLOW_S, SLOW_PINGS = 1.0, 8
 #: Seconds until a member whose link a carrier forwards is dialled directly again, and longest such wait; it
 #: doubles with each try. A choice: a try costs a few packets, and a success what was under way on the link.
 DIRECT_S, DIRECT_MAX_S = 60.0, 960.0
+
+
+def is_pinged(silent: float) -> bool:
+    """True if a peer that has been silent for so many heartbeat intervals is pinged at this heartbeat."""
+    if silent <= SILENT_HEARTBEATS:
+        return True
+    return math.floor(math.log(silent) / GROWN) > math.floor(math.log(silent - 1.0) / GROWN)
 
 
 class Connections:
@@ -164,12 +175,16 @@ class Connections:
         return due
 
     def _ping(self, *peers: str) -> None:
+        """Ping peers, those that are silent for long seldom."""
         self._number += 1
-        self._pings[self._number] = self.ctx.clock.now
+        now, heartbeat_s = self.ctx.clock.now, self.ctx.run.settings.heartbeat_s
+        self._pings[self._number] = now
         self._pings.pop(self._number - PINGS_KEPT, None)
         ping = Ping(self._number, self._next_index, self.ctx.log.leads, self.ctx.run.settings.epoch)
         for peer in peers:
-            self.ctx.outbox.send(peer, ping)
+            silence = self.ctx.links.up.get(peer)
+            if silence is None or is_pinged((now - silence.last_heard) / heartbeat_s):
+                self.ctx.outbox.send(peer, ping)
 
     def overdue(self, peer: str, silence_s: float, patience_s: float) -> Overdue:
         """Make the evidence about a member that has been silent for `silence_s`, from which its verdict

@@ -409,8 +409,8 @@ class Admission:
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
         """Handle a link to a peer that broke, or a failed dial. A joiner is dropped; a member that is not
         linked again is dialled again, and at first others are asked about it. refused: nothing listens at its
-        address: the member is removed, as is one that this peer has banned. patience_s: silence timeout of
-        the peer (s)."""
+        address: the member is removed, as is one that this peer has banned, but not the last replica of its
+        stage. patience_s: silence timeout of the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -419,7 +419,7 @@ class Admission:
             self.remove(peer, f"{reason}; nobody listens at its address any more")
             return
         now = self.ctx.clock.now
-        if self.ctx.rate_limits.banned(peer, now):  # others may hear it for long
+        if self._expendable(peer):  # others may hear it for long
             self.remove(peer, reason)
             return
         if peer in self._lost:
@@ -446,7 +446,7 @@ class Admission:
             if peer not in self.ctx.run.membership.members:
                 del self._lost[peer]  # its link broke while its removal was written
                 continue
-            if self.ctx.rate_limits.banned(peer, now):  # this peer did not lead then
+            if self._expendable(peer):  # this peer did not lead then, or its stage has another replica now
                 self.remove(peer, lost.reason)
                 continue
             if now >= lost.dial_at:
@@ -498,6 +498,11 @@ class Admission:
         stage = self.ctx.run.membership.stage_of(peer)
         self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
         return True
+
+    def _expendable(self, peer: str) -> bool:
+        """True for a member that this peer has banned, unless it is the last replica of its stage: the run
+        would stop, and an honest process may have been taken for a flood."""
+        return self.ctx.rate_limits.banned(peer, self.ctx.clock.now) and not self._last_of_its_stage(peer)
 
     def held_up_by(self) -> list[str]:
         """Lost members on which the run waits: each is the only one with its stage's state, and was out of

@@ -67,8 +67,9 @@ class Withholders:
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
-        self._spared: frozenset[str] = frozenset()
-        """Standbys when the last step was committed."""
+        self._spared: tuple[frozenset[str], ...] = ()
+        """Standbys when the last two steps were committed; a delayed one begins before the first of these
+        commits."""
         self._until: dict[str, float] = {}
         """Relay -> time (s) from which it gets microbatches again."""
         self._once: set[str] = set()
@@ -76,13 +77,14 @@ class Withholders:
 
     def committed(self, record: Commit, waited_s: float, silent: Collection[str]) -> None:
         """Note the relays that may have held up the step that `record` ended: if it was late, those that
-        served, were heard, and owned nothing of it although others of their stage did. waited_s: seconds for
-        which the step was waited for; 0 if it was not late. silent: members that are not heard. Not for
-        rounds of islands, which do not wait for late slots."""
+        served since an earlier one, were heard, and owned nothing of it although others of their stage did.
+        waited_s: seconds for which the step was waited for; 0 if it was not late. silent: members that are
+        not heard. Not for rounds of islands, which do not wait for late slots."""
         if record.verdict != "step":
             return
         membership, now_spared = self.ctx.run.membership, frozenset(self.ctx.standby_view.waits)
-        spared, self._spared = self._spared | now_spared, now_spared
+        before = self._spared if self.ctx.run.settings.delay.has(record.t) else self._spared[-1:]
+        spared, self._spared = now_spared.union(*before), (*self._spared[-1:], now_spared)
         if not waited_s:
             return
         for stage, part in enumerate(record.stages[1:], 1):
@@ -90,6 +92,8 @@ class Withholders:
             for peer in membership.live(stage, record.t) if owners else ():
                 if peer in owners or peer in spared or peer in silent:
                     continue
+                if membership.active_from[peer] == record.t:
+                    continue  # it may have begun in the midst of the step, when little was left to do
                 share = WITHHELD_SHARE if peer in self._once else FIRST_SHARE
                 wait_s = min(waited_s / share, LONGEST_S)
                 self._once.add(peer)
@@ -121,6 +125,8 @@ class Standbys:
         self._looked: tuple[int, int, bool, frozenset[str]] | None = None
         """Arguments and membership of the last choice, and relays that withheld then."""
         self._t = 0
+        self._withheld: frozenset[str] = frozenset()
+        """Standbys, as announced last, for no other reason than that they withheld."""
         self._heard: set[str] = set()
         """Members that have reported links."""
 
@@ -152,6 +158,7 @@ class Standbys:
         waits = {} if never else by_chance(relays, t, before, ctx.rng) if chance else self._by_links()
         names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
         changed = not never and waits.keys() - withheld.keys() != before.keys() - withheld.keys()
+        self._withheld = frozenset(withheld.keys() - waits.keys())
         waits = {**withheld, **waits}
         if begins or waits != before:
             self._tell(waits)
@@ -185,9 +192,8 @@ class Standbys:
         ]
         if not searchable(ctx) or not settings.activation_bytes:
             return {}
-        waits = {
-            peer: s for peer, s in ctx.standby_view.waits.items() if peer in members and members[peer].stage
-        }
+        chosen = {p: s for p, s in ctx.standby_view.waits.items() if p not in self._withheld}
+        waits = {peer: s for peer, s in chosen.items() if peer in members and members[peer].stage}
         stages = range(settings.stages + 1)
         whole = all(ctx.run.membership.count(stage, t) for stage in stages)
         model = cost_model_of(live, settings, self.ways, spares=True) if whole else None

@@ -40,12 +40,14 @@ class ReportBuffer(Timer):
             self._next()
 
     def tick(self) -> None:
-        """Send a batch of reports to the founder if it serves and is reachable, PAUSE_S after the one
-        before."""
+        """Send a batch of reports to the founder if it serves and is reachable, PAUSE_S after the one before.
+        The founder takes them from voters alone: a peer that votes no longer keeps them."""
         ctx = self.ctx
         if not self._kept or ctx.clock.now < self._at:
             return
         self._at = ctx.clock.now + PAUSE_S
+        if not ctx.log.keeps_log(ctx.me):
+            return
         if ctx.run.founder not in ctx.run.membership.active_from or not ctx.reachable(ctx.run.founder):
             return
         sent_bytes = sent_lines = 0

@@ -220,7 +220,9 @@ class MessageHandlers:
             return None
         size_bytes, ticket = sum(map(len, message.events)), self._ticket_of(peer)
         if not self.report_budget.take(peer, ticket, size_bytes, ctx.clock.now, bool(message.origin)):
-            return "too many bytes for the event log"
+            # Others with its ticket may have used these budgets up: it is not charged.
+            ctx.outbox.refuse(peer, "Report", "too many bytes for the event log")
+            return None
         if founder:
             ctx.outbox.emit(ev.Reported(message.origin or peer, message.events))
         else:
