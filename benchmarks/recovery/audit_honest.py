@@ -36,8 +36,17 @@ from msgspec import structs
 
 from anabranch.config import RunConfig
 from anabranch.config.schema import AuditSection
+from anabranch.observe.events import Audit
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback, decode_entry
+from anabranch.protocol.log.records import (
+    Commit,
+    Member,
+    Members,
+    Revoke,
+    Rollback,
+    decode_entry,
+    entry_hash,
+)
 from anabranch.sim.fuzz.tensor_world import VOCABULARY, WIRES, MadeUpBatches, Tensors, small_run
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
@@ -47,6 +56,7 @@ from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.stage.protocol_inputs import settings_of
 from benchmarks import harness
 from benchmarks.harness import Goal, table
+from benchmarks.recovery.audit_honest_processes import audited_run
 
 #: Audited units of the acceptance of issue 22.
 ASKED = 1_000_000
@@ -54,6 +64,8 @@ REPLICAS = 3
 #: Stages, microbatches and steps of a run with integers, and with torch. Choices: many units share what a
 #: step and the data node cost, and a third of a seed's units are computed with torch.
 INTEGERS, TENSORS = (8, 48, 8), (4, 48, 9)
+#: The same of a run of real processes (a choice: some thousand units, in a minute or two on two quiet cores).
+PROCESSES = (2, 24, 60)
 #: Virtual seconds between two troubles, until a relay is back, and that a process is frozen (choices: a step
 #: takes about two).
 TROUBLE_S, BACK_S, FROZEN_S = (1.0, 5.0), (0.5, 5.0), (1.0, 8.0)
@@ -71,9 +83,9 @@ KEPT = harness.CACHE / "audit-honest"
 
 @dataclass
 class Tally:
-    """Counts over the runs of one kind. audits, units: by verdict. doubts: audits by a second replica.
-    removed: members that were removed, by reason. troubles: by kind. wrong: peers with a wrong state. stuck:
-    runs that did not end."""
+    """Counts over the runs of one kind. wrong: peers, steps or runs with a wrong state. audits, units: by
+    verdict. doubts: audits by a second replica. removed: members that were removed, by reason. troubles: by
+    kind. stuck: runs that did not end."""
 
     runs: int = 0
     steps: int = 0
@@ -243,6 +255,34 @@ def follow(world: World, tally: Tally) -> None:
     tally.cpu_s += time.process_time() - begin
 
 
+def of_processes(kind: str, seed: int) -> Tally:
+    """Tally of one run of real processes. An audit counts with the units that its subject has in the commit
+    of that name, which a later one may have replaced."""
+    events, lines, killed, holds = audited_run(PROCESSES, REPLICAS, seed, kind == "trouble")
+    tally = Tally(runs=1, wrong=int(not holds))
+    tally.troubles["kill"] = killed
+    commits: dict[str, Commit] = {}
+    cases = set[tuple[object, object]]()
+    for line in lines:
+        record = decode_entry(line).record
+        if isinstance(record, Commit):
+            commits[entry_hash(line)] = record
+            tally.steps += 1
+        tally.revoked += isinstance(record, Revoke)
+        tally.rollbacks += isinstance(record, Rollback)
+        if isinstance(record, Members):
+            tally.removed.update(nameless(reason) for reason in record.removed.values())
+    for event in events:
+        if isinstance(event, Audit):
+            stage = commits[event.base].stages[event.stage]
+            tally.audits[event.verdict] += 1
+            tally.units[event.verdict] += stage.owners.count(stage.members.index(event.subject))
+            tally.doubts += (event.base, event.subject) in cases
+            cases.add((event.base, event.subject))
+    tally.stuck = int(max(record.t for record in commits.values()) != PROCESSES[2])
+    return tally
+
+
 @dataclass(frozen=True)
 class Job:
     """Runs of these kinds of workers, from `seed` on, in steps of `stride`, for at most so many minutes of
@@ -277,7 +317,8 @@ def measure(job: Job) -> None:
                 continue
             if time.monotonic() >= wall:
                 return
-            tally = simulated(workers, kind, seed)
+            real = workers == "processes"
+            tally = of_processes(kind, seed) if real else simulated(workers, kind, seed)
             harness.write_whole(path, msgspec.json.encode(tally))
             if tally.accused or tally.wrong or tally.stuck:
                 print(f"{workers}, {kind}, seed {seed}: {tally}", flush=True)
@@ -285,7 +326,9 @@ def measure(job: Job) -> None:
 
 
 #: Stages, microbatches and steps of a run, by its workers.
-SIZES = {"tensors": TENSORS, "integers": INTEGERS}
+SIZES = {"tensors": TENSORS, "integers": INTEGERS, "processes": PROCESSES}
+#: Workers of the runs that a command takes by itself.
+SIMULATED = ("tensors", "integers")
 KINDS = ("calm", "trouble")
 
 
@@ -331,7 +374,8 @@ def report(parts: dict[str, dict[str, Tally]], commits: list[str]) -> tuple[str,
                 each.revoked,
                 each.rollbacks,
             ]
-            rows.append([f"{workers}, {name}", *counts, f"{each.units.total() / max(each.cpu_s, 1e-9):.0f}"])
+            speed = f"{each.units.total() / each.cpu_s:.0f}" if each.cpu_s else ""
+            rows.append([f"{workers}, {name}", *counts, speed])
     every = [tally for tallies in parts.values() for tally in tallies.values()]
     units = sum(tally.units["same"] + tally.units["different"] for tally in every)
     troubles = ", ".join(f"{kind} {n:,}" for kind, n in merged(t.troubles for t in every).most_common())
@@ -339,21 +383,25 @@ def report(parts: dict[str, dict[str, Tally]], commits: list[str]) -> tuple[str,
     accused, wrong = sum(tally.accused for tally in every), sum(tally.wrong for tally in every)
     (stages, microbatches, _), (few, fewer, _) = INTEGERS, TENSORS
     tensors = sum(tally.units["same"] + tally.units["different"] for tally in parts["tensors"].values())
+    real = sum(tally.units["same"] + tally.units["different"] for tally in parts["processes"].values())
     text = [
         f"Simulated swarms without a liar, every contribution audited, {REPLICAS} replicas a stage.",
         f"Integers: {stages} stages, {microbatches} microbatches. Tensors: {few} stages and {fewer}",
         "microbatches of a tiny model, computed with torch, with five kinds of wire (stochastic rounding",
         "among them). With trouble, every one to five virtual seconds, a relay or a whole stage dies and",
         f"comes back, a process freezes, a link breaks, or a relay joins ({troubles}).",
+        f"Processes: real ones over TLS, {PROCESSES[0]} stages, {PROCESSES[1]} microbatches, a tiny model;",
+        "with trouble, relays are killed and come back.",
         "A verdict is that of one auditor on one contribution; its units are counted.",
         "",
         table(HEAD, rows),
         "",
         "*Withheld*: no peer that is left has all inputs, as after a death. *Unable*: the auditor has the",
         "weights no more. *Expired*: nobody was left to audit in time.",
-        f"Of the units {tensors:,} ({tensors / max(units, 1):.0%}) were computed with torch. Peers",
-        f"(integers) and steps (torch) with another state than a single machine's: {wrong}; runs that did",
-        f"not end: {stuck}. Programs: {', '.join(commits)}.",
+        f"Of the units {tensors:,} ({tensors / max(units, 1):.0%}) were computed with torch in simulated",
+        f"swarms, and {real:,} by real processes. Peers (integers), steps (torch) and runs (processes) with",
+        f"another state than a single machine's: {wrong}; runs that did not end: {stuck}. Programs:",
+        f"{', '.join(commits)}.",
         "",
         table(["members removed because", "times"], removed.most_common()),
     ]
@@ -382,13 +430,16 @@ def kept() -> tuple[dict[str, dict[str, Tally]], list[str]]:
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--wall-minutes", type=float, default=60.0)
-    parser.add_argument("--workers", choices=SIZES, nargs="*", default=list(SIZES))
+    parser.add_argument("--workers", choices=SIZES, nargs="*", default=list(SIMULATED))
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     count, workers = arguments.processes, tuple(arguments.workers)
     if arguments.wall_minutes:
         jobs = [Job(workers, number, count, arguments.wall_minutes) for number in range(count)]
-        list(harness.in_processes(measure, jobs, count))
+        if "processes" in workers:  # a process of a pool starts no further ones
+            measure(*jobs)
+        else:
+            list(harness.in_processes(measure, jobs, count))
     parts, commits = kept()
     body, goals = report(parts, commits)
     data = {"commits": commits, "runs": parts}
