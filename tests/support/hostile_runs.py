@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
@@ -44,10 +45,10 @@ def host_of(number: int) -> str:
 
 
 class HostileRun:
-    """Live swarm with the guests that came to it so far."""
+    """Live swarm with the guests that came to it so far. target: function that runs a guest's process."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        self.swarm = swarm
+    def __init__(self, swarm: Swarm, target: Callable[..., NoReturn] = run_further_guest) -> None:
+        self.swarm, self.target = swarm, target
         self.guests: list[LiveGuest] = []
 
     def ticket(self, role: str = "relay", quota: int = 1) -> Ticket:
@@ -61,7 +62,7 @@ class HostileRun:
         home = str(self.swarm.directory.peer(name))
         corpus = [] if stage else [str(self.swarm.directory.corpus)]
         arguments = [deed, text, home, str(stage), host_of(number), *corpus]
-        process = self.swarm.start_other(name, arguments, run_further_guest)
+        process = self.swarm.start_other(name, arguments, self.target)
         guest = LiveGuest(deed, stage, process)
         self.guests.append(guest)
         return guest
