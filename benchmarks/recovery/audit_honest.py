@@ -1,16 +1,20 @@
-"""Audits of honest relays: units audited, by verdict, in simulated swarms without a liar.
+"""Audits of honest relays: units audited, by verdict, in swarms without a liar.
 
-    nice python -m benchmarks.recovery.audit_honest [--wall-minutes 60]
+    make compiled
+    PYTHONPATH=build/compiled nice python -m benchmarks.recovery.audit_honest [--wall-minutes 60]
+    nice python -m benchmarks.recovery.audit_honest --workers processes [--wall-minutes 60]
 
-All contributions are audited (share 1). Swarms compute with integers or train a tiny model with torch, whose
-codecs (stochastic rounding among them) and sums are drawn. Every second run has *trouble*: every few
-seconds, at any moment of a step, a relay dies and comes back with its disk a little later, all replicas of a
-stage die at once (so the log goes back), a process freezes for some seconds (so its microbatches are computed
-twice), a link breaks, or a new relay joins.
+All contributions are audited (share 1). Simulated swarms compute with integers or train a tiny model with
+torch, whose codecs (stochastic rounding among them) and sums are drawn. Every second run has *trouble*: every
+few seconds, at any moment of a step, a relay dies and comes back with its disk a little later, all replicas
+of a stage die at once (so the log goes back), a process freezes for some seconds (so its microbatches are
+computed twice), a link breaks, or a new relay joins. Swarms of real processes train over TLS on this machine
+(`audit_honest_processes`); in those with trouble, relays are killed and come back.
 
 The tally of each run is kept in build/audit-honest/ under the commit of the program, so a command goes on
-where an earlier one was stopped, and reports all runs of that folder. No run begins after the wall minutes.
-Ends with status 1 if an honest peer was accused or a state is not that of a single machine.
+where an earlier one was stopped, and reports all runs of that folder whose sizes are those of today. No run
+begins after the wall minutes. Ends with status 1 if an honest peer was accused or a state is not that of a
+single machine.
 """
 
 from __future__ import annotations
@@ -20,33 +24,48 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
 from typing import cast
 
 import msgspec
 from msgspec import structs
 
+from anabranch.config import RunConfig
 from anabranch.config.schema import AuditSection
+from anabranch.observe.events import Audit
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback, decode_entry
-from anabranch.sim.fuzz.tensor_world import VOCABULARY, WIRES, MadeUpBatches, small_run
+from anabranch.protocol.log.records import (
+    Commit,
+    Member,
+    Members,
+    Revoke,
+    Rollback,
+    decode_entry,
+    entry_hash,
+)
+from anabranch.sim.fuzz.tensor_world import VOCABULARY, WIRES, MadeUpBatches, Tensors, small_run
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from anabranch.sim.workers.torch_world import node_member, torch_world
-from anabranch.train.model.sizes import model_config
+from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.stage.protocol_inputs import settings_of
 from benchmarks import harness
 from benchmarks.harness import Goal, table
+from benchmarks.recovery.audit_honest_processes import audited_run
 
 #: Audited units of the acceptance of issue 22.
 ASKED = 1_000_000
 REPLICAS = 3
-#: Stages, microbatches and steps of a run with integers, and with torch. Choices: the first gives most units
-#: per second of CPU.
-INTEGERS, TENSORS = (4, 24, 12), (2, 12, 12)
+#: Stages, microbatches and steps of a run with integers, and with torch. Choices: many units share what a
+#: step and the data node cost, and a third of a seed's units are computed with torch.
+INTEGERS, TENSORS = (8, 48, 8), (4, 48, 9)
+#: The same of a run of real processes (a choice: some thousand units, in a minute or two on two quiet cores).
+PROCESSES = (2, 24, 60)
 #: Virtual seconds between two troubles, until a relay is back, and that a process is frozen (choices: a step
 #: takes about two).
 TROUBLE_S, BACK_S, FROZEN_S = (1.0, 5.0), (0.5, 5.0), (1.0, 8.0)
@@ -64,9 +83,9 @@ KEPT = harness.CACHE / "audit-honest"
 
 @dataclass
 class Tally:
-    """Counts over the runs of one kind. audits, units: by verdict. doubts: audits by a second replica.
-    removed: members that were removed, by reason. troubles: by kind. wrong: peers with a wrong state. stuck:
-    runs that did not end."""
+    """Counts over the runs of one kind. wrong: peers, steps or runs with a wrong state. audits, units: by
+    verdict. doubts: audits by a second replica. removed: members that were removed, by reason. troubles: by
+    kind. stuck: runs that did not end."""
 
     runs: int = 0
     steps: int = 0
@@ -110,11 +129,19 @@ def integer_world(seed: int) -> World:
     return counting_world(settings, machines, seed)
 
 
-def tensor_world(seed: int) -> World:
+def tensor_run(seed: int) -> tuple[RunConfig, ModelConfig]:
+    """Run file without evaluations, with a wire drawn from `seed`, and its model."""
     stages, microbatches, steps = TENSORS
     wire = random.Random(f"wire {seed}").choice(WIRES)
     run = replace(small_run(stages, microbatches, steps, wire), audit=AuditSection(share=1.0))
-    model, batches = model_config(run.model, VOCABULARY), MadeUpBatches(run)
+    run = replace(run, evaluation=replace(run.evaluation, every=0))
+    return run, model_config(run.model, VOCABULARY)
+
+
+def tensor_world(seed: int) -> World:
+    stages, microbatches, _ = TENSORS
+    run, model = tensor_run(seed)
+    batches = MadeUpBatches(run)
     settings = replace(settings_of(run, f"honest-{seed}", model), min_replicas=2)
 
     def machines(rng: random.Random) -> Iterator[tuple[Member, float]]:
@@ -124,6 +151,22 @@ def tensor_world(seed: int) -> World:
                 yield node_member(f"r{stage}.{n}", stage, microbatches // 2), rng.uniform(0.5, 2.0)
 
     return torch_world(run, model, batches, settings, "d0", machines, seed)
+
+
+_single_machine = cache(Tensors)
+
+
+def wrong_commits(world: World, seed: int) -> int:
+    """Steps of the run with torch whose states or gradients are not those of a single machine. Of a step that
+    was taken again, the last commit counts."""
+    single, wrong = _single_machine(*tensor_run(seed)), 0
+    records = [decode_entry(line).record for line in world.log]
+    for t, commit in {record.t: record for record in records if isinstance(record, Commit)}.items():
+        states = tuple(stage.fingerprint_before for stage in commit.stages)
+        digests, _ = single.step(None, t, {})
+        wrong += states != single.fingerprints(None, t - 1)
+        wrong += tuple(stage.digest for stage in commit.stages) != digests
+    return wrong
 
 
 def shake(world: World, seed: int, tally: Tally) -> None:
@@ -212,41 +255,87 @@ def follow(world: World, tally: Tally) -> None:
     tally.cpu_s += time.process_time() - begin
 
 
+def of_processes(kind: str, seed: int) -> Tally:
+    """Tally of one run of real processes. An audit counts with the units that its subject has in the commit
+    of that name, which a later one may have replaced."""
+    events, lines, killed, holds = audited_run(PROCESSES, REPLICAS, seed, kind == "trouble")
+    tally = Tally(runs=1, wrong=int(not holds))
+    tally.troubles["kill"] = killed
+    commits: dict[str, Commit] = {}
+    cases = set[tuple[object, object]]()
+    for line in lines:
+        record = decode_entry(line).record
+        if isinstance(record, Commit):
+            commits[entry_hash(line)] = record
+            tally.steps += 1
+        tally.revoked += isinstance(record, Revoke)
+        tally.rollbacks += isinstance(record, Rollback)
+        if isinstance(record, Members):
+            tally.removed.update(nameless(reason) for reason in record.removed.values())
+    for event in events:
+        if isinstance(event, Audit):
+            stage = commits[event.base].stages[event.stage]
+            tally.audits[event.verdict] += 1
+            tally.units[event.verdict] += stage.owners.count(stage.members.index(event.subject))
+            tally.doubts += (event.base, event.subject) in cases
+            cases.add((event.base, event.subject))
+    tally.stuck = int(max(record.t for record in commits.values()) != PROCESSES[2])
+    return tally
+
+
 @dataclass(frozen=True)
 class Job:
-    """Runs of one kind of workers, from `seed` on, in steps of `stride`, for at most so many minutes of the
-    wall."""
+    """Runs of these kinds of workers, from `seed` on, in steps of `stride`, for at most so many minutes of
+    the wall."""
 
-    workers: str
+    workers: tuple[str, ...]
     seed: int
     stride: int
     wall_minutes: float
 
 
+def simulated(workers: str, kind: str, seed: int) -> Tally:
+    """Tally of one simulated run."""
+    tally = Tally()
+    world = integer_world(seed) if workers == "integers" else tensor_world(seed)
+    if kind == "trouble":
+        shake(world, seed, tally)
+    follow(world, tally)
+    tally.wrong = len(wrong_states(world)) if workers == "integers" else wrong_commits(world, seed)
+    return tally
+
+
 def measure(job: Job) -> None:
-    """Runs without and with trouble in turn, each with its tally in a file. Each that accuses somebody, ends
-    in a wrong state, or does not end is told."""
+    """Runs of each kind of workers, without and with trouble, in turn, each with its tally in a file. Each
+    that accuses somebody, ends in a wrong state, or does not end is told."""
     configure(threads=1)
     seed, wall, commit = job.seed, time.monotonic() + 60.0 * job.wall_minutes, harness.program()
-    while time.monotonic() < wall:
-        for name in KINDS:
-            path = KEPT / f"{commit}-{job.workers}-{name}-{seed}.json"
+    while True:
+        for workers, kind in product(job.workers, KINDS):
+            path = kept_at(commit, workers, kind, seed)
             if path.exists():
                 continue
-            tally = Tally()
-            world = MAKERS[job.workers](seed)
-            if name == "trouble":
-                shake(world, seed, tally)
-            follow(world, tally)
-            tally.wrong += len(wrong_states(world))
+            if time.monotonic() >= wall:
+                return
+            real = workers == "processes"
+            tally = of_processes(kind, seed) if real else simulated(workers, kind, seed)
             harness.write_whole(path, msgspec.json.encode(tally))
             if tally.accused or tally.wrong or tally.stuck:
-                print(f"{job.workers}, {name}, seed {seed}: {tally}", flush=True)
+                print(f"{workers}, {kind}, seed {seed}: {tally}", flush=True)
         seed += job.stride
 
 
+#: Stages, microbatches and steps of a run, by its workers.
+SIZES = {"tensors": TENSORS, "integers": INTEGERS, "processes": PROCESSES}
+#: Workers of the runs that a command takes by itself.
+SIMULATED = ("tensors", "integers")
 KINDS = ("calm", "trouble")
-MAKERS: dict[str, Callable[[int], World]] = {"integers": integer_world, "tensors": tensor_world}
+
+
+def kept_at(commit: str, workers: str, kind: str, seed: int | str) -> Path:
+    """File with the tally of one run. commit, seed: "*" for a pattern of all."""
+    size = ".".join(map(str, SIZES[workers]))
+    return KEPT / f"{commit}-{workers}-{size}-{kind}-{seed}.json"
 
 
 def added(total: Tally, more: Tally) -> None:
@@ -258,9 +347,10 @@ def added(total: Tally, more: Tally) -> None:
 # --- the report -----------------------------------------------------------------------------------------
 
 
+VERDICTS = ("same", "different", "withheld", "unable", "expired")
 HEAD = [
     "workers", "runs", "committed steps", "troubles", "units found the same", "different", "withheld",
-    "unable", "audits by a second replica", "keys revoked", "rollbacks",
+    "unable", "expired", "audits by a second replica", "keys revoked", "rollbacks",
     "audited units per CPU second",
 ]  # fmt: skip
 
@@ -269,12 +359,12 @@ def merged(counters: Iterable[Counter[str]]) -> Counter[str]:
     return sum(counters, Counter[str]())
 
 
-def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
+def report(parts: dict[str, dict[str, Tally]], commits: list[str]) -> tuple[str, list[Goal]]:
     """Markdown of the result, and its goals."""
     rows = []
     for workers, tallies in parts.items():
         for name, each in tallies.items():
-            verdicts = [f"{each.units[verdict]:,}" for verdict in ("same", "different", "withheld", "unable")]
+            verdicts = [f"{each.units[verdict]:,}" for verdict in VERDICTS]
             counts = [
                 each.runs,
                 f"{each.steps:,}",
@@ -284,26 +374,34 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
                 each.revoked,
                 each.rollbacks,
             ]
-            rows.append([f"{workers}, {name}", *counts, f"{each.units.total() / max(each.cpu_s, 1e-9):.0f}"])
+            speed = f"{each.units.total() / each.cpu_s:.0f}" if each.cpu_s else ""
+            rows.append([f"{workers}, {name}", *counts, speed])
     every = [tally for tallies in parts.values() for tally in tallies.values()]
     units = sum(tally.units["same"] + tally.units["different"] for tally in every)
     troubles = ", ".join(f"{kind} {n:,}" for kind, n in merged(t.troubles for t in every).most_common())
     removed, stuck = merged(tally.removed for tally in every), sum(tally.stuck for tally in every)
     accused, wrong = sum(tally.accused for tally in every), sum(tally.wrong for tally in every)
     (stages, microbatches, _), (few, fewer, _) = INTEGERS, TENSORS
+    tensors = sum(tally.units["same"] + tally.units["different"] for tally in parts["tensors"].values())
+    real = sum(tally.units["same"] + tally.units["different"] for tally in parts["processes"].values())
     text = [
         f"Simulated swarms without a liar, every contribution audited, {REPLICAS} replicas a stage.",
         f"Integers: {stages} stages, {microbatches} microbatches. Tensors: {few} stages and {fewer}",
         "microbatches of a tiny model, computed with torch, with five kinds of wire (stochastic rounding",
         "among them). With trouble, every one to five virtual seconds, a relay or a whole stage dies and",
         f"comes back, a process freezes, a link breaks, or a relay joins ({troubles}).",
+        f"Processes: real ones over TLS, {PROCESSES[0]} stages, {PROCESSES[1]} microbatches, a tiny model;",
+        "with trouble, relays are killed and come back.",
         "A verdict is that of one auditor on one contribution; its units are counted.",
         "",
         table(HEAD, rows),
         "",
         "*Withheld*: no peer that is left has all inputs, as after a death. *Unable*: the auditor has the",
-        "weights no more.",
-        f"Peers that ended with a wrong state: {wrong}; runs that did not end: {stuck}.",
+        "weights no more. *Expired*: nobody was left to audit in time.",
+        f"Of the units {tensors:,} ({tensors / max(units, 1):.0%}) were computed with torch in simulated",
+        f"swarms, and {real:,} by real processes. Peers (integers), steps (torch) and runs (processes) with",
+        f"another state than a single machine's: {wrong}; runs that did not end: {stuck}. Programs:",
+        f"{', '.join(commits)}.",
         "",
         table(["members removed because", "times"], removed.most_common()),
     ]
@@ -314,35 +412,38 @@ def report(parts: dict[str, dict[str, Tally]]) -> tuple[str, list[Goal]]:
     return "\n".join(text), goals
 
 
-def kept() -> dict[str, dict[str, Tally]]:
-    """Tallies of all runs in the folder, by workers and kind."""
-    parts = {workers: {name: Tally() for name in KINDS} for workers in MAKERS}
-    for path in KEPT.glob("*.json"):
-        workers, name = path.stem.split("-")[-3:-1]
-        tally = Tally()
-        for key, value in msgspec.json.decode(path.read_bytes()).items():
-            setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
-        added(parts[workers][name], tally)
-    return parts
+def kept() -> tuple[dict[str, dict[str, Tally]], list[str]]:
+    """Tallies of all runs in the folder with the sizes of today, by workers and kind, and the commits of
+    their programs."""
+    parts = {workers: {kind: Tally() for kind in KINDS} for workers in SIZES}
+    commits = set[str]()
+    for workers, kind in product(SIZES, KINDS):
+        for path in KEPT.glob(kept_at("*", workers, kind, "*").name):
+            tally = Tally()
+            for key, value in msgspec.json.decode(path.read_bytes()).items():
+                setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
+            added(parts[workers][kind], tally)
+            commits.add(path.name.partition("-")[0])
+    return parts, sorted(commits)
 
 
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--wall-minutes", type=float, default=60.0)
-    parser.add_argument("--integers", type=int, default=1, help="processes with integers")
-    parser.add_argument("--tensors", type=int, default=1, help="processes with torch")
+    parser.add_argument("--workers", choices=SIZES, nargs="*", default=list(SIMULATED))
+    parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    counts = {"integers": arguments.integers, "tensors": arguments.tensors}
-    jobs = [
-        Job(workers, number, count, arguments.wall_minutes)
-        for workers, count in counts.items()
-        for number in range(count)
-    ]
+    count, workers = arguments.processes, tuple(arguments.workers)
     if arguments.wall_minutes:
-        list(harness.in_processes(measure, jobs, len(jobs)))
-    parts = kept()
-    body, goals = report(parts)
-    harness.write("audit-honest", "Audits of honest relays", body, goals=goals, data=parts, dry=arguments.dry)
+        jobs = [Job(workers, number, count, arguments.wall_minutes) for number in range(count)]
+        if "processes" in workers:  # a process of a pool starts no further ones
+            measure(*jobs)
+        else:
+            list(harness.in_processes(measure, jobs, count))
+    parts, commits = kept()
+    body, goals = report(parts, commits)
+    data = {"commits": commits, "runs": parts}
+    harness.write("audit-honest", "Audits of honest relays", body, goals=goals, data=data, dry=arguments.dry)
     return int(any(tally.accused or tally.wrong for tallies in parts.values() for tally in tallies.values()))
 
 

@@ -11,6 +11,7 @@ that the point is reached in this iteration or a later one. Points:
     reducing      it has frozen its sums and sent its parts, and does not have the result
     prepared      it has sent PREPARED to the leader
     committed     it has learned that the step of the iteration is committed, and has not applied it
+    accused       it leads, and an auditor found a difference in the iteration that is not decided yet
 
 after_s: seconds for which the point must have lasted. armed: path of a file without which nothing happens.
 """
@@ -82,6 +83,10 @@ class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.armed and not Path(self.armed).exists():
             return None
         iterations, replica = live.peer.iterations, live.peer.replica
+        if self.at == "accused":
+            lead = live.peer.lead
+            cases = [] if lead is None else [case for case in lead.audits._cases.values() if not case.over]
+            return min((c.drawn.t for c in cases if "different" in c.verdicts.values()), default=None)
         if self.at == "committed":
             t = replica.t + 1
             return t if t >= self.iteration and t in replica.pending else None

@@ -65,7 +65,7 @@ def _ask_all_states(guest: Guest) -> Iterator[Send]:
             yield Send(peer, msg.FetchPiece(stage, t, 0))
 
 
-def _negated(inputs: tuple[Payload, ...], right: Result, signs: bool = True) -> Result:
+def negated(inputs: tuple[Payload, ...], right: Result, signs: bool = True) -> Result:
     """The result with negated outputs. signs: True for the hashes of the false outputs, which the guest then
     signs; False for those of the right ones."""
     from anabranch.train.stage.audit import payload_hash  # imports torch
@@ -80,23 +80,23 @@ def _negated(inputs: tuple[Payload, ...], right: Result, signs: bool = True) -> 
     return structs.replace(right, outputs=outputs, hashes=hashes)
 
 
-def _false_part(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
+def false_part(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
     """Negate the guest's gradient sum."""
     if not isinstance(task, tasks.Freeze):
         return right
     guest.told.add(("false part", task.t))
-    return _negated(inputs, right)
+    return negated(inputs, right)
 
 
 def _unsigned(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
     """Sign the right activations and gradients, and send their negations."""
     trains = isinstance(task, tasks.InputGradient) or (isinstance(task, tasks.Forward) and task.train)
-    return _negated(inputs, right, signs=False) if trains else right
+    return negated(inputs, right, signs=False) if trains else right
 
 
 def _false_audit(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
     """Negate sums that are computed again in audits of others."""
-    return _negated(inputs, right) if isinstance(task, tasks.AuditSum) else right
+    return negated(inputs, right) if isinstance(task, tasks.AuditSum) else right
 
 
 def _die_unheard(guest: Guest, send: Send) -> list[Send]:
@@ -139,7 +139,7 @@ def _lacking_receipt(guest: Guest, send: Send) -> list[Send]:
 
 def _false_throughout(guest: Guest, task: Task, inputs: tuple[Payload, ...], right: Result) -> Result:
     """Negate the guest's own gradient sum, and sums that are computed again in audits of others."""
-    return _negated(inputs, right) if isinstance(task, tasks.Freeze | tasks.AuditSum) else right
+    return negated(inputs, right) if isinstance(task, tasks.Freeze | tasks.AuditSum) else right
 
 
 def _long_names(guest: Guest, send: Send) -> list[Send]:
@@ -261,8 +261,8 @@ FURTHER: dict[str, Deed] = {
         Deed("inputs that overflow", Role.SERVES, _send_huge),
         Deed("all states for a newcomer", Role.MEMBER, NEVER_READY, _ask_all_states),
         Deed("all states for a stranger", Role.STRANGER, withhold(msg.JoinRequest), _ask_all_states),
-        WorkerDeed("false part, then gone", Role.SERVES, _die_unheard, compute=_false_part),
-        WorkerDeed("false part", Role.SERVES, compute=_false_part),
+        WorkerDeed("false part, then gone", Role.SERVES, _die_unheard, compute=false_part),
+        WorkerDeed("false part", Role.SERVES, compute=false_part),
         WorkerDeed("other bytes than it signed", Role.SERVES, compute=_unsigned),
         WorkerDeed("false audits", Role.SERVES, compute=_false_audit),
         Deed("made-up seal", Role.SERVES, _made_up_seal),

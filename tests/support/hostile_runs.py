@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import Ticket
@@ -51,10 +52,10 @@ def host_of(number: int) -> str:
 
 
 class HostileRun:
-    """Live swarm with the guests that came to it so far."""
+    """Live swarm with the guests that came to it so far. target: function that runs a guest's process."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        self.swarm = swarm
+    def __init__(self, swarm: Swarm, target: Callable[..., NoReturn] = run_further_guest) -> None:
+        self.swarm, self.target = swarm, target
         self.guests: list[LiveGuest] = []
 
     def ticket(self, role: str = "relay", quota: int = 1) -> Ticket:
@@ -74,7 +75,7 @@ class HostileRun:
                 key.unlink()
         corpus = [] if stage else [str(self.swarm.directory.corpus)]
         arguments = [deed, text, home, str(stage), host_of(number), *corpus]
-        process = self.swarm.start_other(name, arguments, run_further_guest)
+        process = self.swarm.start_other(name, arguments, self.target)
         guest = LiveGuest(deed, stage, process)
         self.guests.append(guest)
         return guest
