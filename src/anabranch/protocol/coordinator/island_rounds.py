@@ -190,7 +190,15 @@ class IslandRounds:
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
-        return next_plan(before, accepted, rounds, rates, current.t, lost)
+        sends_s = {(peer,): self._sends_s(peer) for peer in here or live}
+        return next_plan(before, accepted, rounds, rates, current.t, lost, sends_s)
+
+    def _sends_s(self, peer: str) -> float:
+        """Seconds that a machine needs to send its contribution, by the fastest of its measured links; 0 if
+        none is measured."""
+        sent = next(self._admission.ways.rates(peer), ())
+        contribution_bytes, _ = self.ctx.run.settings.round_bytes_of(1)
+        return 8.0 * contribution_bytes / max(sent) if sent else 0.0
 
     def _is_prompt(self, peer: str, t: int) -> bool:
         """True if a member (KeyError for others) will have the result of iteration t as soon as that is
