@@ -196,7 +196,9 @@ def next_plan(
         if crew not in places:
             places[crew] = next(free)
     lengths = _lengths(inner * len(chosen), {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen})
-    steps = {crew: max(rounds.least, round(lengths[crew])) for crew in chosen}
+    steps = {
+        crew: min(rounds.most_steps, max(rounds.least, round(lengths[crew]))) for crew in chosen
+    }
     holder = {k: crew for crew, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:
@@ -219,15 +221,17 @@ def _lengths(total: float, crews: Mapping[Crew, tuple[float, float]]) -> dict[Cr
     """Inner steps of crews, `total` in all, with which they have computed and sent at the same time. crews:
     crew -> its steps per second, and the seconds that it sends. A crew that would send for longer than
     others compute and send takes no steps."""
-    if not any(rate for rate, _ in crews.values()):
-        return dict.fromkeys(crews, total / max(1, len(crews)))
-    steps, speed, end_s = total, 0.0, math.inf
+    speed, sent = 0.0, 0.0
     for rate, send_s in sorted(crews.values(), key=lambda each: each[1]):
-        if send_s >= end_s:
+        if speed and send_s * speed >= total + sent:
             break
-        steps, speed = steps + rate * send_s, speed + rate
-        end_s = steps / speed if speed else math.inf
-    return {crew: max(0.0, rate * (end_s - send_s)) for crew, (rate, send_s) in crews.items()}
+        speed, sent = speed + rate, sent + rate * send_s
+    if speed <= 0.0:
+        return dict.fromkeys(crews, total / max(1, len(crews)))
+    return {
+        crew: max(0.0, (total + sent) * (rate / speed) - rate * send_s)
+        for crew, (rate, send_s) in crews.items()
+    }
 
 
 def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
