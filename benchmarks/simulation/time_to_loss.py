@@ -6,10 +6,10 @@ Both train the same model on the same corpus and end with their learning rate ne
 batch and rates. Time is counted in tokens that the best machine takes alone. The synchronous beginning of a
 fleet is computed by that machine, so that nothing crosses a line. A round is as much faster as the result
 `islands` says of llama-350m on `volunteers` with rounds that are as long (STEPS_OF). Steps ahead take the
-place of idle time (exchange, late islands), as far as they last. How much faster the fleet is at a loss follows from the
-tokens that the machine alone needs for it, between its runs by the logarithm. One row has no rounds: steps on
-the batch of all machines, as if exchanges took no time. It says what the batch costs; what islands lack
-beyond it is theirs.
+place of idle time (exchange, late islands), as far as they last. How much faster the fleet is at a loss
+follows from the tokens that the machine alone needs for it, between its runs by the logarithm. One row has
+no rounds: steps on the batch of all machines, as if exchanges took no time. It says what the batch costs;
+what islands lack beyond it is theirs.
 
 The model is small (20 thousand parameters, bytes), so that runs of hundreds of rounds fit into an hour of one
 core (`stacked_islands`). Every run is kept in build/time-to-loss as soon as it ends, and the result

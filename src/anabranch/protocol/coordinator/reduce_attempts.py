@@ -179,7 +179,7 @@ class ReduceAttempts:
 
     def _goes_on(self, current: Round, attempt: Attempt) -> bool:
         """True if a reduce that was ordered early is still the one to wait for. Once each of its units is
-        claimed it has to be by its owner; then it counts as ordered now."""
+        claimed it has to be by its owner; from then on it takes its time."""
         stage = attempt.stage
         claims, claimed = current.claims.get(stage, {}), current.claimed.get(stage, set())
         if not current.covers[stage] <= claimed:

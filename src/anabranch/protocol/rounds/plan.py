@@ -6,7 +6,6 @@ A slot that does not count in a round keeps its counter: its batches come again 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
