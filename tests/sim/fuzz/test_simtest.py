@@ -100,8 +100,8 @@ def test_a_leader_with_a_prepared_round_does_not_wake_for_late_slots() -> None:
 
 
 def test_a_slot_goes_to_the_last_machine_although_it_did_not_answer_before() -> None:
-    """The data node could not be heard for 20 s: it took the only machine that was left for one that grants no
-    credit, and never gave it the slot (I4)."""
+    """The data node could not be heard for 20 s: it took the only machine that was left for one that grants
+    no credit, and never gave it the slot (I4)."""
     assert not run_seed(21000136, "rounds").violation
 
 
