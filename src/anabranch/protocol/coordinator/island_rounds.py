@@ -226,6 +226,16 @@ class IslandRounds:
             self._longest_known = of, self.expected_s(current) or self._longest(of_any)
         return self._longest_known[1]
 
+    def planned_s(self, current: Round) -> float:
+        """Seconds of the longest slot of a round that has more steps than the fewest, by the speeds of its plan
+        if it was opened just now: machines with thin lines are ready long before. 0 if no such slot is bound
+        to a machine, and for crews, in whose speeds the lines count."""
+        rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
+        if rounds.pipeline:
+            return 0.0
+        bound = [slot for slot in current.slots if slot.steps > rounds.least and slot.peer in members]
+        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in bound)
+
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:
         """Longest of the times (s) that machines' slots take; 0 if there is none. One time counts with at
@@ -434,6 +444,7 @@ class IslandRounds:
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf
         seconds = (current.ready_at - current.opened_at) / current.ready_share
+        seconds = max(seconds, current.planned_s)
         if current.ready_share < 1.0:
             seconds = max(seconds, self._longest_s(current))
         return current.opened_at + (1.0 + rounds.grace) * seconds

@@ -79,6 +79,8 @@ class Round:
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
+    planned_s: float = 0.0
+    """Seconds of the longest slot of a round, as its plan has it (`IslandRounds.planned_s`)."""
     cut_off_at: float = -math.inf
     """Last time (s) at which the leader of a round that waits for late slots heard no other member."""
     dropped: frozenset[int] = frozenset()

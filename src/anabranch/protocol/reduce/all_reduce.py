@@ -120,8 +120,8 @@ class AllReduce:
         if wrong := sets.refusal(cover, slots):
             return wrong
         lacking = sets.units_of(self.ctx.me) - iteration.claims.held
-        plan = self.ctx.run.plan(iteration.t)
-        if not all(plan and plan[unit].peer == self.ctx.me for unit in lacking):
+        plan = self.ctx.run.plan(iteration.t) if self.ctx.run.stage else ()
+        if not lacking <= {slot for slot, each in enumerate(plan) if each.peer == self.ctx.me}:
             iteration.claims.send()
             return f"units {sorted(lacking)} are assigned to me and I do not hold them"
         self._announced = message
