@@ -4,7 +4,7 @@
 
 The scenario is `volunteers` (llama-350m). Rows: today's pipeline; every relay with the whole model, each step
 synchronous; islands with 500 inner steps a round, of 32,768 tokens each on average, without churn and with 5
-% of the relays crashing in an hour (3 % in a round of 34 minutes); islands with 125 and 32 steps a round,
+% of the relays crashing in an hour (3 % in a round of 34 minutes); islands with 125, 62 and 32 steps a round,
 also with steps ahead, which are computed while the contributions are exchanged. The best machine is the
 quickest relay of the same draw, if it trained alone with a step for each batch. Throughput is not progress:
 docs/explanation/islands.md says what islands cost in tokens. Writes the result `islands`.
@@ -41,6 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "islands": {**ISLANDS, "churn.crash": 0.0, "run.iterations": 4, "run.warm_up": 2},
     "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.03, "run.iterations": 6, "run.warm_up": 2},
     "islands, 125 steps": {**SHORT, "round.steps": 125},
+    "islands, 62 steps": {**SHORT, "round.steps": 62},
     "islands, 125 steps, 40 ahead": {**SHORT, "round.steps": 125, "round.overlap": 40},
     "islands, 32 steps": {**SHORT, "round.steps": 32},
     "islands, 32 steps, 31 ahead": {**SHORT, "round.steps": 32, "round.overlap": 31},

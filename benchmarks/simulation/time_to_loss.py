@@ -4,13 +4,12 @@
 
 Both train the same model on the same corpus and end with their learning rate near zero, each with its own
 batch and rates. Time is counted in tokens that the best machine takes alone. The synchronous beginning of a
-fleet is computed by that machine, so that nothing crosses a line. A round of FULL_STEPS inner steps is as
-much faster as the result `islands` says of llama-350m on `volunteers`; a shorter one has the same idle time
-(exchange, late islands), so short rounds are slower. Steps ahead take its place, as far as they last: the
-exchange is then as long as so many steps. How much faster the fleet is at a loss follows from the
-tokens that the machine alone needs for it, between its runs by the logarithm. One row has no rounds: steps on
-the batch of all machines, as if exchanges took no time. It says what the batch costs; what islands lack
-beyond it is theirs.
+fleet is computed by that machine, so that nothing crosses a line. A round is as much faster as the result
+`islands` says of llama-350m on `volunteers` with rounds that are as long (STEPS_OF). Steps ahead take the
+place of idle time (exchange, late islands), as far as they last. How much faster the fleet is at a loss
+follows from the tokens that the machine alone needs for it, between its runs by the logarithm. One row has
+no rounds: steps on the batch of all machines, as if exchanges took no time. It says what the batch costs;
+what islands lack beyond it is theirs.
 
 The model is small (20 thousand parameters, bytes), so that runs of hundreds of rounds fit into an hour of one
 core (`stacked_islands`). Every run is kept in build/time-to-loss as soon as it ends, and the result
@@ -32,6 +31,7 @@ from pathlib import Path
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig, with_changes
 from anabranch.data.corpus import Corpus, materialise
+from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.recipes.recipes import recipe_run
 from benchmarks import harness
@@ -50,10 +50,11 @@ SHAPE = {
     "pipeline.stages": 1,
     "data.vocab_size": 257,
 }
-#: Inner steps of the rounds whose throughput the result `islands` gives.
-FULL_STEPS = 16
+#: Inner steps of a round here -> row of the result `islands` with rounds that are as long: 31.25 steps there
+#: take as long as one here, by choice.
+STEPS_OF = {16: "islands", 4: "islands, 125 steps", 2: "islands, 62 steps", 1: "islands, 32 steps"}
 _MEAN = RoundSection(
-    slots=MACHINES, steps=FULL_STEPS, first_steps=1, outer_lr=1.0, outer_momentum=0.0, first_moment="estimate"
+    slots=MACHINES, steps=16, first_steps=1, outer_lr=1.0, outer_momentum=0.0, first_moment="estimate"
 )
 _KEPT = replace(_MEAN, first_moment="keep")
 _AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
@@ -138,6 +139,13 @@ ROWS = {
         {1_500_000: _RATES, 3_000_000: (0.02,), 6_000_000: (0.01, 0.02)},
         0.98, {1_500_000: 0.04, 3_000_000: 0.02, 6_000_000: 0.01},
     ),
+    "islands, H = 2, moments agreed": Row(
+        replace(_AGREED, steps=2), MACHINES, 1, {3_000_000: (0.02,), 6_000_000: (0.02,)},
+        0.98, {3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 1, moments agreed": Row(
+        replace(_AGREED, steps=1), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01},
+    ),
     "islands, H = 4, moments agreed, unequal machines": Row(
         replace(_AGREED, steps=4), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01}, UNEQUAL,
     ),
@@ -173,14 +181,15 @@ def kept(name: str, tokens: int, rate: float, seed: int) -> Path:
 
 def train(name: str, tokens: int, pairs: list[tuple[float, int]], corpus: Corpus) -> list[dict[str, float]]:
     """Figures of runs of one length that differ in learning rate and seed, those from the cache that were
-    taken before: loss, time in tokens of one machine, CPU seconds, rounds."""
+    taken before: loss, CPU seconds, rounds, and time in tokens of one machine."""
     paths = {pair: kept(name, tokens, *pair) for pair in pairs}
     missing = [pair for pair, path in paths.items() if not path.exists()]
     if missing:
         for pair, one in zip(missing, together(name, tokens, missing, corpus), strict=True):
             harness.write_whole(paths[pair], json.dumps(one).encode())
             print(f"{name}, {tokens:,} tokens, {pair}: {one}", file=sys.stderr, flush=True)
-    return [json.loads(path.read_text()) for path in paths.values()]
+    # Files of former programs have a time, by what rounds took then.
+    return [json.loads(path.read_text()) | {"time": took(name, tokens)} for path in paths.values()]
 
 
 def together(
@@ -193,25 +202,33 @@ def together(
     last = rounds.iterations(steps)
     for t in range(1, last + 1):
         stack.iterate(t)
-    faster, busy = fleet()
-    took = float(steps * row.step_tokens)
-    if name == TOGETHER:
-        took /= faster
-    if row.rounds:
-        inner = (rounds.progress(last) - rounds.start) * row.step_tokens
-        idle = max(0.0, (1.0 - busy) * FULL_STEPS - busy * row.rounds.overlap)  # steps' worth, each round
-        idle *= (last - rounds.start) * row.step_tokens
-        took = rounds.start * row.step_tokens + (busy * inner + idle) / faster
     cpu = (time.process_time() - begun) / len(pairs)
-    other = {"time": took, "cpu_s": cpu, "rounds": last - rounds.start if row.rounds else 0}
+    other = {"cpu_s": cpu, "rounds": last - rounds.start if row.rounds else 0}
     return [{"loss": loss} | other for loss in stack.held_out(HELD_OUT_ROWS // row.rows)]
 
 
-def fleet() -> tuple[float, float]:
-    """Throughput of the fleet over that of its best machine, and the share of its time that it computes, by
-    the result `islands`."""
-    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"]["islands"]
-    return statistics.mean(data["over_alone"]), statistics.mean(data["busy"])
+def took(name: str, tokens: int) -> float:
+    """Time of a run, in tokens of the best machine alone."""
+    row, run = ROWS[name], run_file(name, tokens, 0.01, 0)
+    whole = float(run.run.steps * row.step_tokens)
+    if name in ALONES:
+        return whole
+    if not row.rounds:
+        return whole / fleet(16)[0]
+    rounds = rounds_of(run)
+    last = rounds.iterations(run.run.steps)
+    full, idle = fleet(max(steps for steps in STEPS_OF if steps <= row.rounds.steps))
+    count, idle = last - rounds.start, max(0.0, idle - row.rounds.overlap)
+    inner = rounds.progress(last) - rounds.start + count * idle
+    return (rounds.start + inner / full) * row.step_tokens
+
+
+def fleet(steps: int) -> tuple[float, float]:
+    """Throughput over that of its best machine that the fleet would have if it computed all the time, and the
+    idle time of a round of so many steps, in steps; by the result `islands`."""
+    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"][STEPS_OF[steps]]
+    over, busy = statistics.mean(data["over_alone"]), statistics.mean(data["busy"])
+    return over / busy, steps * (1.0 - busy) / busy
 
 
 def ratio(loss: float, took: float, alone: Sequence[tuple[float, float]]) -> float | None:
@@ -240,7 +257,11 @@ def mean_loss(of_seed: dict[int, dict[str, float]]) -> float:
 
 
 def write(args: Namespace, found: Found) -> None:
-    (faster, busy), lines, most = fleet(), list[list[str]](), 0.0
+    lines, most = list[list[str]](), 0.0
+    speeds = ", ".join(
+        f"{full * steps / (steps + idle):.1f} (H = {steps})"
+        for steps in STEPS_OF for full, idle in [fleet(steps)]
+    )  # fmt: skip
     rows = [found.get(name, {}) for name in ALONES]
     alone = {
         tokens: min((row[tokens][best(row[tokens])] for row in rows if tokens in row), key=mean_loss)
@@ -278,9 +299,8 @@ def write(args: Namespace, found: Found) -> None:
         f"inner step of each of {MACHINES} islands has {SEQUENCE}; they are equal and none is late, if "
         "nothing else is said. *Unequal machines*: an island has as many steps in a round as its machine is "
         "quick, by the relays of `volunteers`; *5 % lost*: that share of the contributions counts in no "
-        f"round. A round of {FULL_STEPS} inner steps has {faster:.1f} times "
-        f"the throughput of the machine and computes {100 * busy:.0f} % of its time (`islands`); shorter "
-        "rounds are idle as long. *× alone*: time of the machine alone to this loss over that of the fleet; "
+        f"round. Times the throughput of the machine, by rounds of as long a time (`islands`): {speeds}. "
+        "*× alone*: time of the machine alone to this loss over that of the fleet; "
         "– where no two of its runs enclose the loss; *over*: none of its runs came so low. The rate of a "
         f"row is that with the least mean loss.\n\n{table(columns, lines)}"
     )

@@ -20,6 +20,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members, Slot
 from anabranch.protocol.rounds.plan import next_plan
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
+from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
 
 def test_speeds_of_former_peers_are_bounded() -> None:
@@ -135,7 +136,7 @@ def plan_after(lost: str) -> tuple[Slot, ...]:
     joined = tuple(Member(peer, int(peer != "d"), 1, "", 4, forward_s=1.0, backward_s=2.0) for peer in "dab")
     active_from = {"d": 1, "a": 1, "b": 4 if lost == "left" else 1}
     ctx.run.membership.apply(Members(1, joined=joined, active_from=active_from))
-    admission = SimpleNamespace(going=set)
+    admission = SimpleNamespace(going=set, ways=LinkMeasurements())
     current = Round(4, "b", ctx.clock.now)
     current.slots = tuple(Slot(12, 4, peer, 3) for peer in "ab")
     if lost == "overflow":

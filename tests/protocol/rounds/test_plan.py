@@ -16,6 +16,7 @@ from anabranch.protocol.rounds.plan import (
     freed,
     next_plan,
     plan_hash,
+    plan_problem,
     units_of,
 )
 
@@ -66,6 +67,30 @@ def test_quick_machines_take_more_steps_and_all_end_together() -> None:
     assert abs(sum(steps.values()) - 30) <= 1 and steps["c"] > steps["b"] > steps["a"]
     times = [steps[peer] / rate for peer, rate in (("a", 1.0), ("b", 2.0), ("c", 5.0))]
     assert max(times) / min(times) < 1.1
+
+
+def test_machines_with_thin_lines_take_fewer_steps_and_all_have_sent_together() -> None:
+    """b sends for 6 s and takes 6 s less; d would send for longer than all others compute and send."""
+    rates: dict[Crew, float] = {(peer,): 1.0 for peer in "abcd"}
+    rounds = Rounds(start=1, inner=10, slots=4)
+    plan = next_plan(even_plan(rounds), {}, rounds, rates, sends_s={("b",): 6.0, ("d",): 60.0})
+    steps = {slot.peer: slot.steps for slot in plan}
+    assert steps == {"a": 15, "b": 9, "c": 15, "d": 1}
+
+
+@given(
+    st.dictionaries(st.integers(0, 60), st.tuples(st.floats(0.0, 1e9), st.floats(0.0, 1e9)), min_size=1),
+    st.integers(1, 40),
+)
+def test_no_line_makes_a_slot_longer_than_connections_allow(
+    machines: dict[int, tuple[float, float]], slots: int
+) -> None:
+    rounds = Rounds(start=1, inner=10, slots=slots)
+    rates = {(f"r{k}",): rate for k, (rate, _) in machines.items()}
+    sends_s = {(f"r{k}",): send_s for k, (_, send_s) in machines.items()}
+    plan = next_plan(even_plan(rounds), {}, rounds, rates, sends_s=sends_s)
+    assert all(rounds.least <= slot.steps <= rounds.most_steps for slot in plan if slot.peer)
+    assert plan_problem(rounds, 2, plan, 1) == ""
 
 
 def test_a_slot_goes_on_after_the_steps_that_it_took_ahead() -> None:

@@ -99,6 +99,12 @@ def test_a_leader_with_a_prepared_round_does_not_wake_for_late_slots() -> None:
     assert not run_seed(16000195, "rounds").violation
 
 
+def test_a_slot_goes_to_the_last_machine_although_it_did_not_answer_before() -> None:
+    """The data node could not be heard for 20 s: it took the only machine that was left for one that grants
+    no credit, and never gave it the slot (I4)."""
+    assert not run_seed(21000136, "rounds").violation
+
+
 def test_a_peer_that_loads_a_state_may_add_units_again() -> None:
     """It missed the first of two iterations in flight and had added a unit of the second, which its worker
     dropped when it loaded the state between them (I1)."""

@@ -437,6 +437,7 @@ class Coordinator:
             opened.served.update(served if self.audits.on else ())
             opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
             self.reducing.expected_s = self.rounds.expected_s(opened)
+            opened.planned_s = self.rounds.planned_s(opened)
 
     def repeat(self, peer: str) -> None:
         """Send `peer`, whose link came up, what it may have missed: who is a standby, reduce attempts and

@@ -190,7 +190,15 @@ class IslandRounds:
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
-        return next_plan(before, accepted, rounds, rates, current.t, lost)
+        sends_s = {(peer,): self._sends_s(peer) for peer in here or live}
+        return next_plan(before, accepted, rounds, rates, current.t, lost, sends_s)
+
+    def _sends_s(self, peer: str) -> float:
+        """Seconds that a machine needs to send its contribution, by the fastest of its measured links; 0 if
+        none is measured."""
+        sent = next(self._admission.ways.rates(peer), ())
+        contribution_bytes, _ = self.ctx.run.settings.round_bytes_of(1)
+        return 8.0 * contribution_bytes / max(sent) if sent else 0.0
 
     def _is_prompt(self, peer: str, t: int) -> bool:
         """True if a member (KeyError for others) will have the result of iteration t as soon as that is
@@ -217,6 +225,16 @@ class IslandRounds:
             of_any = (inner / self._rate(peer) for peer in membership.live(1, current.t))
             self._longest_known = of, self.expected_s(current) or self._longest(of_any)
         return self._longest_known[1]
+
+    def planned_s(self, current: Round) -> float:
+        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the speeds
+        of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a machine,
+        and for crews, in whose speeds the lines count."""
+        rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
+        if rounds.pipeline:
+            return 0.0
+        bound = [slot for slot in current.slots if slot.steps > rounds.least and slot.peer in members]
+        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in bound)
 
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:
@@ -426,6 +444,7 @@ class IslandRounds:
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf
         seconds = (current.ready_at - current.opened_at) / current.ready_share
+        seconds = max(seconds, current.planned_s)
         if current.ready_share < 1.0:
             seconds = max(seconds, self._longest_s(current))
         return current.opened_at + (1.0 + rounds.grace) * seconds

@@ -109,6 +109,9 @@ class ReduceAttempts:
         """
         members = self.admission.absent.present(stage, current.t)
         attempt = current.attempts.get(stage)
+        if attempt is not None and stage in current.early and not self._goes_on(current, attempt):
+            current.give_up(stage)
+            attempt = None
         if attempt is not None:
             whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
             dropped = current.slots and current.covers[stage] != current.counts(stage)
@@ -125,6 +128,8 @@ class ReduceAttempts:
         cover = self._cover(current, stage)
         if current.slots and self._lacks(current, stage, cover, look):
             current.looked[stage] = look
+            if attempt is None:
+                self._order_early(current, stage, members, cover)
             return
         here = set(members)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in here}
@@ -147,6 +152,44 @@ class ReduceAttempts:
             owners = settle(cover, claims, members, named)
         self._order(current, stage, members, owners)
 
+    def _order_early(
+        self, current: Round, stage: int, members: list[str], cover: frozenset[int]
+    ) -> None:
+        """Order a round's reduce when the first of its slots are done, for the machines to which the others
+        are bound: each sends its contribution once it has it, so that a thin line need not begin with all
+        others. Nothing before the first slot is done, at stage 0, for pipeline islands, and where the parts
+        are summed by this peer. members: those present. cover: slots that count."""
+        claims, plan = current.claims.get(stage, {}), current.slots
+        here, claimed = set(members), current.claimed.get(stage, set())
+        if not stage or self.ctx.run.settings.rounds.pipeline or self._cases.on:
+            return
+        computing = {slot: plan[slot].peer for slot in cover - claimed}
+        if current.retries.get(stage) or not (claimed & cover and here.issuperset(computing.values())):
+            return
+        expected = {peer: units for peer, units in claims.items() if peer in here}
+        for slot, peer in computing.items():
+            expected[peer] = expected.get(peer, frozenset()) | {slot}
+        if missing(cover, expected):
+            return
+        members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)
+        owners = settle_slots(stage, len(plan), cover, expected, members)
+        if self.witnessing.plan(stage, current.t, members, owners) is None:
+            current.early.add(stage)
+            self._order(current, stage, members, owners)
+
+    def _goes_on(self, current: Round, attempt: Attempt) -> bool:
+        """True if a reduce that was ordered early is still the one to wait for. Once each of its units is
+        claimed it has to be by its owner; from then on it takes its time."""
+        stage = attempt.stage
+        claims, claimed = current.claims.get(stage, {}), current.claimed.get(stage, set())
+        if not current.covers[stage] <= claimed:
+            return True
+        current.early.discard(stage)
+        current.ordered_at[stage] = self.ctx.clock.now
+        current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at
+        owners = ((unit, attempt.members[owner]) for unit, owner in enumerate(attempt.owners) if owner >= 0)
+        return all(unit in claims.get(peer, ()) for unit, peer in owners)
+
     def _lacks(self, current: Round, stage: int, cover: frozenset[int], look: Look) -> bool:
         """True if a stage's reduce in a round can only wait: nobody claims some unit of `cover`, and every
         member of the iteration is heard, so no units of an absent one are to be computed again. cover: units
@@ -164,6 +207,9 @@ class ReduceAttempts:
         untried = not current.retries.get(stage) and stage not in current.even
         if plan is None and untried and not self._cases.on:
             worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
+            if stage in current.early:  # those that have begun their slots have opened the round
+                worked |= {*self.ctx.run.split(current.t).holder.values()}
+                worked |= {members[owner] for owner in owners if owner >= 0}
             able = frozenset(worked - self.admission.absent.silent())
             plan = self.spreading.of(stage, current.t, members, able, owners)
         spread = plan or EVEN
@@ -181,7 +227,8 @@ class ReduceAttempts:
         current.covers[stage] = self._cover(current, stage)
         current.receipts.pop(stage, None)
         current.ordered_at[stage] = self.ctx.clock.now
-        current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at
+        if stage not in current.early:
+            current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at
         # Kept with the attempt: an owner may be removed after its report.
         classes = (self.ctx.run.membership.members[peer].numerics_class for peer in members)
         current.classes[stage] = tuple(classes)

@@ -79,6 +79,8 @@ class Round:
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
+    planned_s: float = 0.0
+    """Seconds of the longest slot of a round, as its plan has it (`IslandRounds.planned_s`)."""
     cut_off_at: float = -math.inf
     """Last time (s) at which the leader of a round that waits for late slots heard no other member."""
     dropped: frozenset[int] = frozenset()
@@ -87,6 +89,8 @@ class Round:
     """Stage -> number of stuck reduces whose parts were all summed by the coordinator."""
     even: set[int] = field(default_factory=set)
     """Stages of which a helper fell silent: their reduce gets no helpers any more."""
+    early: set[int] = field(default_factory=set)
+    """Stages whose reduce was ordered while some of its slots were still computed."""
     torn: set[int] = field(default_factory=set)
     """Stages whose reduce lost a member; the reduce may still end if that member had sent everything."""
     redone: dict[int, set[str]] = field(default_factory=dict)
@@ -166,6 +170,7 @@ class Round:
         """Forget a stage's reduce attempt, its PREPARED reports and receipts, if there is one; nobody is
         told. The next `ReduceAttempts.attempt` may order another."""
         self.torn.discard(stage)
+        self.early.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
         self.agreed.pop(stage, None)

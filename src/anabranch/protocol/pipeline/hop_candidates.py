@@ -105,7 +105,7 @@ class HopCandidates:
         If `holder` left, peers without a slot of their own are eligible at once, and all others once the slot
         has waited for long. In a round that drops late slots, peers that began to serve with this round count
         as such others: they would begin the next one late. In such a round a linked `holder` stays the only
-        one.
+        one. Peers that refused the slot, or did not answer in time, get it only where nobody else is left.
         """
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         if drops and self.keeps_slot(holder) and holder not in item.refused_by:
@@ -116,7 +116,8 @@ class HopCandidates:
             ctx.dialer.reach(holder)  # nearly always: no look at all other machines
             return [holder] if ctx.reachable(holder) else [], all_at
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
-        able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
+        there = [peer for peer in live if ctx.reachable(peer)]
+        able = [peer for peer in there if peer not in item.refused_by]
         new = set(live) - set(ctx.run.membership.live(ctx.run.next_stage(), self.t - 1)) if drops else set()
         new = set() if new.issuperset(able) else new
         if holder in live and holder not in new and holder not in item.refused_by:
@@ -126,7 +127,10 @@ class HopCandidates:
             first = [peer for peer in able if peer == holder]
         else:
             first = [peer for peer in able if peer not in holders and peer not in new]
-        return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
+        if ctx.clock.now < all_at:
+            return first, all_at
+        least = min((item.refused_by[peer] for peer in there), default=0)
+        return able or [peer for peer in there if item.refused_by[peer] == least], math.inf
 
     def _of_crew(self, slot: Slot) -> list[str]:
         """Machine of the next stage in a slot's crew, as a list of it alone; [] if it is not reachable (it is

@@ -102,10 +102,10 @@ class AllReduce:
                 self.ctx.dialer.reach(peer)
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Check an attempt (R7), and begin it once no weight gradient is being added; an iteration must be
-        open. Returns the reason if it is refused, else None; an attempt that is no newer than the present one
-        is ignored. If it assigns units to this replica that it does not hold, the replica also repeats its
-        claim."""
+        """Check an attempt (R7), and begin it once no weight gradient is being added and its slots
+        of a round are done; an iteration must be open. Returns the reason if it is refused, else None; an
+        attempt that is no newer than the present one is ignored. If it assigns other units to this replica
+        that it does not hold, the replica also repeats its claim."""
         iteration = self.iteration
         assert iteration is not None
         current = self._announced
@@ -119,10 +119,11 @@ class AllReduce:
         slots = settings.rounds.slots if iteration.source.slots else 0
         if wrong := sets.refusal(cover, slots):
             return wrong
-        mine = sets.units_of(self.ctx.me)
-        if not mine <= iteration.claims.held:
+        lacking = sets.units_of(self.ctx.me) - iteration.claims.held
+        plan = self.ctx.run.plan(iteration.t) if self.ctx.run.stage else ()
+        if not lacking <= {slot for slot, each in enumerate(plan) if each.peer == self.ctx.me}:
             iteration.claims.send()
-            return f"units {sorted(mine - iteration.claims.held)} are assigned to me and I do not hold them"
+            return f"units {sorted(lacking)} are assigned to me and I do not hold them"
         self._announced = message
         self._deferred.announced()
         self.reduce = None
@@ -142,15 +143,15 @@ class AllReduce:
         return attempt_sets(message).units_of(self.ctx.me)
 
     def resume(self) -> None:
-        """Begin the announced attempt if no weight gradient is being added: subtract units that other members
-        own, cut this replica's sum into parts, and send them. Nothing if there is no attempt, or it has
-        begun."""
+        """Begin the announced attempt if no weight gradient is being added and all units that it assigns to
+        this replica are here: subtract units that other members own, cut this replica's sum into parts, and
+        send them. Nothing if there is no attempt, or it has begun."""
         message, iteration = self._announced, self.iteration
         if message is None or iteration is None or self.reduce is not None:
             return
-        if self.ctx.tasks.adding:
-            return
         mine = self._owned(message)
+        if self.ctx.tasks.adding or not mine <= iteration.claims.held:
+            return
         for unit in sorted(iteration.claims.held - self._subtracted - mine):
             self.ctx.outbox.note(
                 "double", t=iteration.t, stage=self.ctx.run.stage, unit=unit, subtracted=self.ctx.me

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
@@ -167,15 +168,17 @@ def next_plan(
     rates: Mapping[Crew, float],
     t: int = 0,
     lost: Collection[int] = (),
+    sends_s: Mapping[Crew, float] = MappingProxyType({}),
 ) -> Plan:
     """Plan of the round after round t. accepted: slot that counts in t -> crew that filled it. rates: crew ->
     inner steps per second (empty: any peer may fill each slot, which begins anew). lost: slots of t whose
-    crew has no contribution to it, not even a late one.
+    crew has no contribution to it, not even a late one. sends_s: crew -> seconds that it needs to send a
+    contribution (absent: 0).
 
     Every crew gets one slot, the quickest first if there are more crews than slots; a crew keeps its slot. On
-    average a slot takes `rounds.length(t + 1)` steps, in proportion to its crew's speed, so that all end
-    together. What a crew carries of its slot is dropped if the slot goes to another crew, or did not count
-    and is not merged, as one that is lost.
+    average a slot takes `rounds.length(t + 1)` steps, by its crew's speed, so that all have computed and sent
+    their contributions at the same time. What a crew carries of its slot is dropped if the slot goes to
+    another crew, or did not count and is not merged, as one that is lost.
     """
     inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
@@ -191,9 +194,10 @@ def next_plan(
     for crew in sorted(chosen):
         if crew not in places:
             places[crew] = next(free)
-    total = sum(rates[crew] for crew in chosen)
-    share = {crew: rates[crew] / total if total > 0.0 else 1.0 / len(chosen) for crew in chosen}
-    steps = {crew: max(rounds.least, round(inner * len(chosen) * share[crew])) for crew in chosen}
+    lengths = _lengths(inner * len(chosen), {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen})
+    steps = {
+        crew: min(rounds.most_steps, max(rounds.least, round(lengths[crew]))) for crew in chosen
+    }
     holder = {k: crew for crew, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:
@@ -210,6 +214,23 @@ def next_plan(
         return Slot(first, steps[crew], peer, others=others)
 
     return tuple(slot(k, first) for k, first in enumerate(firsts))
+
+
+def _lengths(total: float, crews: Mapping[Crew, tuple[float, float]]) -> dict[Crew, float]:
+    """Inner steps of crews, `total` in all, with which they have computed and sent at the same time. crews:
+    crew -> its steps per second, and the seconds that it sends. A crew that would send for longer than
+    others compute and send takes no steps."""
+    speed, sent = 0.0, 0.0
+    for rate, send_s in sorted(crews.values(), key=lambda each: each[1]):
+        if speed and send_s * speed >= total + sent:
+            break
+        speed, sent = speed + rate, sent + rate * send_s
+    if speed <= 0.0:
+        return dict.fromkeys(crews, total / max(1, len(crews)))
+    return {
+        crew: max(0.0, (total + sent) * (rate / speed) - rate * send_s)
+        for crew, (rate, send_s) in crews.items()
+    }
 
 
 def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
