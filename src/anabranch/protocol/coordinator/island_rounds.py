@@ -190,7 +190,7 @@ class IslandRounds:
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
-        sends_s = {(peer,): self._sends_s(peer) for peer in here or live}
+        sends_s: dict[Crew, float] = {(peer,): self._sends_s(peer) for peer in here or live}
         return next_plan(before, accepted, rounds, rates, current.t, lost, sends_s)
 
     def _sends_s(self, peer: str) -> float:
@@ -227,9 +227,9 @@ class IslandRounds:
         return self._longest_known[1]
 
     def planned_s(self, current: Round) -> float:
-        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the speeds
-        of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a machine,
-        and for crews, in whose speeds the lines count."""
+        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the
+        speeds of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a
+        machine, and for crews, in whose speeds the lines count."""
         rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
         if rounds.pipeline:
             return 0.0
