@@ -21,8 +21,8 @@ ROUND = 4
 
 
 class Sent:
-    """Record of messages in the rounds of a world: time (s) of the first part of a contribution of each machine,
-    and of the last claim of a slot, by iteration. act(sender): called once, when a machine sends
+    """Record of messages in the rounds of a world: time (s) of the first part of a contribution of each
+    machine, and of the last claim of a slot, by iteration. act(sender): called once, when a machine sends
     its first part in ROUND while another one still computes."""
 
     def __init__(self, world: World, act: Callable[[str], None] = lambda sender: None) -> None:
