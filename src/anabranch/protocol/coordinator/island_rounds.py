@@ -227,9 +227,9 @@ class IslandRounds:
         return self._longest_known[1]
 
     def planned_s(self, current: Round) -> float:
-        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the speeds
-        of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a machine,
-        and for crews, in whose speeds the lines count."""
+        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the
+        speeds of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a
+        machine, and for crews, in whose speeds the lines count."""
         rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
         if rounds.pipeline:
             return 0.0
