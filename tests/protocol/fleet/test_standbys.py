@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.context.run_view import MOST_S, StandbyView
-from anabranch.protocol.fleet.standbys import FIRST_SHARE, LEAST_S, LONGEST_S, WITHHELD_SHARE, Standbys
+from anabranch.protocol.fleet.standbys import LEAST_S, LONGEST_S, WITHHELD_SHARE, Standbys
 from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
@@ -318,60 +318,55 @@ def committed(leads: Leads, t: int, waited_s: float) -> set[str]:
     return set(leads.ctx.standby_view.waits)
 
 
-def test_a_relay_without_a_part_in_a_late_step_is_a_standby_longer_the_second_time() -> None:
-    """b gets its microbatches again within step 3, which is late for another reason: it had no chance to do
+def test_steps_for_which_a_relay_was_a_standby_do_not_count_as_held_up_by_it() -> None:
+    """b gets its microbatches again within step 5, which is late for another reason: it had no chance to do
     anything in that step. After a whole step without its work it is a standby again."""
     leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
-    assert committed(leads, 1, 0.0) == set()
-    for t, share in ((2, FIRST_SHARE), (5, WITHHELD_SHARE)):
-        assert committed(leads, t, 1.0) == committed(leads, t + 1, 0.0) == {"b"}
-        leads.ctx.clock.now += 0.99 / share
-        leads.look(t + 2)
-        assert set(leads.ctx.standby_view.waits) == {"b"}
-        leads.ctx.clock.now += 0.02 / share
-        leads.look(t + 2)
-        assert not leads.ctx.standby_view.waits
-        assert committed(leads, t + 2, 1.0) == set()
+    assert committed(leads, 1, 0.0) == committed(leads, 2, 1.0) == set()
+    assert committed(leads, 3, 1.0) == {"b"}
+    assert committed(leads, 4, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.0 / WITHHELD_SHARE
+    leads.look(5)
+    assert not leads.ctx.standby_view.waits
+    assert committed(leads, 5, 1.0) == set()
+    assert committed(leads, 6, 1.0) == {"b"}
 
 
 def test_a_step_that_was_late_by_hours_takes_no_relay_out_for_days() -> None:
     leads = Leads({"a": 1e8, "b": 1e8}, spare="never")
     committed(leads, 1, 0.0)
-    assert committed(leads, 2, 4 * 3600.0) == {"b"}
+    committed(leads, 2, 0.0)
+    assert committed(leads, 3, 4 * 3600.0) == {"b"}
     leads.ctx.clock.now += LONGEST_S
-    leads.look(3)
+    leads.look(4)
     assert not leads.ctx.standby_view.waits
 
 
-def test_a_relay_that_begins_in_the_midst_of_a_late_step_is_no_standby() -> None:
-    """It serves in the open step in place of one that failed, and the others have done all of the work."""
-    leads = Leads({"a": 1e8}, spare="never")
+def idle_before(leads: Leads) -> None:
+    """Steps 1 and 2, of which b owned nothing."""
     committed(leads, 1, 0.0)
-    leads.ctx.run.membership.apply(Members(2, (Member("b", 1, 1, "", 64, forward_s=0.01),)))
-    leads.ctx.run.membership.apply(Members(3, active_from={"b": 2}))
-    assert committed(leads, 2, 30.0) == set()
-    assert committed(leads, 3, 30.0) == {"b"}
+    committed(leads, 2, 0.0)
 
 
 def test_a_relay_is_a_standby_no_longer_after_its_time_although_no_link_is_measured() -> None:
     """The standbys for their lines stay as they are while links are not known; it is none of these."""
     leads = Leads({"a": 1e8, "b": 1e8})
-    committed(leads, 1, 0.0)
-    assert committed(leads, 2, 1.0) == committed(leads, 3, 0.0) == {"b"}
-    leads.ctx.clock.now += 1.01 / FIRST_SHARE
-    leads.look(5)
+    idle_before(leads)
+    assert committed(leads, 3, 1.0) == committed(leads, 4, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.01 / WITHHELD_SHARE
+    leads.look(6)
     assert not leads.ctx.standby_view.waits
 
 
 def test_a_delayed_step_that_began_before_the_time_was_over_does_not_count() -> None:
-    """Step 5 begins while step 4 is in flight, when b is a standby."""
+    """Step 6 begins while step 5 is in flight, when b is a standby."""
     leads = Leads({"a": 1e8, "b": 1e8}, spare="never", delay=Delay(1))
-    committed(leads, 1, 0.0)
-    assert committed(leads, 2, 1.0) == committed(leads, 3, 0.0) == {"b"}
-    leads.ctx.clock.now += 1.01 / FIRST_SHARE
-    leads.look(4)
-    assert committed(leads, 4, 1.0) == committed(leads, 5, 1.0) == set()
-    assert committed(leads, 6, 1.0) == {"b"}
+    idle_before(leads)
+    assert committed(leads, 3, 1.0) == committed(leads, 4, 0.0) == {"b"}
+    leads.ctx.clock.now += 1.01 / WITHHELD_SHARE
+    leads.look(5)
+    assert committed(leads, 5, 1.0) == committed(leads, 6, 1.0) == set()
+    assert committed(leads, 7, 1.0) == {"b"}
 
 
 @pytest.mark.xfail(
@@ -379,9 +374,9 @@ def test_a_delayed_step_that_began_before_the_time_was_over_does_not_count() -> 
 )
 def test_a_relay_is_a_standby_no_longer_after_its_time_although_another_leads() -> None:
     leads = Leads({"a": 1e8, "b": 1e8})
-    committed(leads, 1, 0.0)
-    assert committed(leads, 2, 1.0) == {"b"}
+    idle_before(leads)
+    assert committed(leads, 3, 1.0) == {"b"}
     leads.begins(2)
-    leads.ctx.clock.now += 1.01 / FIRST_SHARE
-    leads.look(3)
+    leads.ctx.clock.now += 1.01 / WITHHELD_SHARE
+    leads.look(4)
     assert not leads.ctx.standby_view.waits

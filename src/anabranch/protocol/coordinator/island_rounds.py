@@ -226,15 +226,23 @@ class IslandRounds:
             self._longest_known = of, self.expected_s(current) or self._longest(of_any)
         return self._longest_known[1]
 
-    def planned_s(self, current: Round) -> float:
-        """Seconds of the longest slot of a round just opened that has more steps than the fewest, by the
-        speeds of its plan: machines with thin lines are ready long before. 0 if no such slot is bound to a
-        machine, and for crews, in whose speeds the lines count."""
-        rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
-        if rounds.pipeline:
-            return 0.0
-        bound = [slot for slot in current.slots if slot.steps > rounds.least and slot.peer in members]
-        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in bound)
+    def planned_s(self, current: Round) -> dict[int, float]:
+        """Slot of a round just opened -> seconds that it should take, by the speeds of its plan; slots that
+        are bound to no machine left out. Empty for crews, in whose speeds the lines count."""
+        members = self.ctx.run.membership.members
+        if self.ctx.run.settings.rounds.pipeline:
+            return {}
+        bound = ((k, slot) for k, slot in enumerate(current.slots) if slot.steps and slot.peer in members)
+        return {k: slot.steps / rate for k, slot in bound if (rate := self._crews.slot_rate(slot))}
+
+    def _stretch(self, current: Round, ready: Set[int]) -> float:
+        """Times as long as the longest of the slots `ready` that the longest of all should take, by the plan:
+        machines with thin lines are ready long before the others. At least 1. Slots with the fewest steps do
+        not count, but among those that are ready: their machines may be far too slow."""
+        planned, least = current.planned_s, self.ctx.run.settings.rounds.least
+        done_s = max((planned[k] for k in ready if k in planned), default=0.0)
+        longest_s = self._longest(s for k, s in planned.items() if current.slots[k].steps > least)
+        return max(1.0, longest_s / done_s) if done_s else 1.0
 
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:
@@ -262,6 +270,7 @@ class IslandRounds:
         share = min(1.0, len(ready) / (READY * there)) if there else 0.0
         if share > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
+            current.stretch = self._stretch(current, ready)
         if len(ready) + len(current.dropped) == len(slots):
             return
         if not ready:
@@ -443,8 +452,7 @@ class IslandRounds:
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf
-        seconds = (current.ready_at - current.opened_at) / current.ready_share
-        seconds = max(seconds, current.planned_s)
+        seconds = (current.ready_at - current.opened_at) / current.ready_share * current.stretch
         if current.ready_share < 1.0:
             seconds = max(seconds, self._longest_s(current))
         return current.opened_at + (1.0 + rounds.grace) * seconds

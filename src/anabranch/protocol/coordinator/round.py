@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
@@ -79,8 +79,10 @@ class Round:
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
-    planned_s: float = 0.0
-    """Seconds of the longest slot of a round, as its plan has it (`IslandRounds.planned_s`)."""
+    planned_s: Mapping[int, float] = field(default_factory=dict)
+    """Slot of a round -> seconds that it should take (`IslandRounds.planned_s`)."""
+    stretch: float = 1.0
+    """Times as long as the slots that were ready at `ready_at` that all others should take."""
     cut_off_at: float = -math.inf
     """Last time (s) at which the leader of a round that waits for late slots heard no other member."""
     dropped: frozenset[int] = frozenset()

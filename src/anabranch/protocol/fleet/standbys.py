@@ -37,9 +37,11 @@ PAYS, GAIN = 0.25, 0.1
 LESS_S = 1.0
 #: Least time (s) that senders wait for other replicas before they use a standby.
 LEAST_S = 5.0
-#: Greatest share of the time for which steps wait for a relay that may withhold: the first time that it held
-#: a step up, and after that. Plain choices: by chance an honest relay owns nothing of one late step.
-FIRST_SHARE, WITHHELD_SHARE = 0.1, 0.05
+#: Steps running of which a relay owns nothing, the last of them late, after which it withholds. A choice: by
+#: chance a quick relay gets nothing of one step or two, and one that claims late profits if it is spared.
+IDLE_STEPS = 3
+#: Greatest share of the time for which steps wait for a relay that withholds. A plain choice.
+WITHHELD_SHARE = 0.05
 #: Longest time (s) for which a relay gets no microbatches since it withholds. A choice: a step may have been
 #: late by hours for another reason, such as a leader's line that was down.
 LONGEST_S = 3600.0
@@ -67,44 +69,43 @@ class Withholders:
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
+        self._idle: dict[str, int] = {}
+        """Relay -> last steps running in which it served and owned nothing, although others of its stage
+        did. Steps for some of which it was a standby are not counted."""
         self._spared: tuple[frozenset[str], ...] = ()
         """Standbys when the last two steps were committed; a delayed one begins before the first of these
         commits."""
         self._until: dict[str, float] = {}
         """Relay -> time (s) from which it gets microbatches again."""
-        self._once: set[str] = set()
-        """Members that held up a step before."""
 
     def committed(self, record: Commit, waited_s: float, silent: Collection[str]) -> None:
-        """Note the relays that may have held up the step that `record` ended: if it was late, those that
-        served since an earlier one, were heard, and owned nothing of it although others of their stage did.
-        waited_s: seconds for which the step was waited for; 0 if it was not late. silent: members that are
-        not heard. Not for rounds of islands, which do not wait for late slots."""
+        """Note which relays owned nothing of the step that `record` ended, and whether one of them held it
+        up: if it was late, those that were heard and owned nothing of the last IDLE_STEPS. waited_s:
+        seconds for which the step was waited for; 0 if it was not late. silent: members that are not heard.
+        Not for rounds of islands, which do not wait for late slots."""
         if record.verdict != "step":
             return
-        membership, now_spared = self.ctx.run.membership, frozenset(self.ctx.standby_view.waits)
+        membership, former, self._idle = self.ctx.run.membership, self._idle, {}
+        now_spared = frozenset(self.ctx.standby_view.waits)
         before = self._spared if self.ctx.run.settings.delay.has(record.t) else self._spared[-1:]
         spared, self._spared = now_spared.union(*before), (*self._spared[-1:], now_spared)
-        if not waited_s:
-            return
         for stage, part in enumerate(record.stages[1:], 1):
             owners = {part.members[owner] for owner in part.owners if owner >= 0}
             for peer in membership.live(stage, record.t) if owners else ():
-                if peer in owners or peer in spared or peer in silent:
-                    continue
-                if membership.active_from[peer] == record.t:
-                    continue  # it may have begun in the midst of the step, when little was left to do
-                share = WITHHELD_SHARE if peer in self._once else FIRST_SHARE
-                wait_s = min(waited_s / share, LONGEST_S)
-                self._once.add(peer)
-                self._until[peer] = self.ctx.clock.now + wait_s
-                text = f"iteration {record.t} was late, and {peer[:8]} has done nothing in it"
+                if peer in spared:
+                    self._idle[peer] = min(former.get(peer, 0), IDLE_STEPS - 1)
+                elif peer not in owners:
+                    self._idle[peer] = former.get(peer, 0) + 1
+        now, wait_s = self.ctx.clock.now, min(waited_s / WITHHELD_SHARE, LONGEST_S)
+        for peer, steps in self._idle.items():
+            if wait_s and steps >= IDLE_STEPS and peer not in silent and self._until.get(peer, 0.0) <= now:
+                self._until[peer] = now + wait_s
+                text = f"iteration {record.t} was late, and {peer[:8]} has done nothing in {steps} iterations"
                 self.ctx.outbox.note("note", text=f"{text}: others get its microbatches for {wait_s:.0f} s")
 
     def removed(self, peer: str) -> None:
         """Forget a former member: a machine that comes back may have been mended."""
         self._until.pop(peer, None)
-        self._once.discard(peer)
 
     def waits(self) -> Mapping[str, float]:
         """Relays that get no microbatches now while others of their stage can take them, as many as an
