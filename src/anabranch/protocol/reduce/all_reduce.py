@@ -150,7 +150,7 @@ class AllReduce:
         if message is None or iteration is None or self.reduce is not None:
             return
         mine = self._owned(message)
-        if self.ctx.tasks.adding or not mine <= iteration.claims.held:
+        if self.ctx.tasks.adding or not self._holds(mine):
             return
         for unit in sorted(iteration.claims.held - self._subtracted - mine):
             self.ctx.outbox.note(
@@ -172,6 +172,11 @@ class AllReduce:
             self._reach(reduce.partners)
         freeze = Freeze(iteration.t, reduce.count, hashed=receipt.on)
         self.ctx.tasks.submit(TaskPriority.STEP, freeze, (), lambda result: self._frozen(reduce, result))
+
+    def _holds(self, units: frozenset[int]) -> bool:
+        """True if the weight gradients of `units` are in this replica's sum; an iteration must be open."""
+        assert self.iteration is not None
+        return units <= self.iteration.claims.held
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
         """Start the task that adds (+1) or subtracts (-1) the weight gradient of a unit to or from this
