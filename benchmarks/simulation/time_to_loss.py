@@ -280,6 +280,9 @@ def write(args: Namespace, found: Found) -> None:
                 known.append(gain or least * beyond)
             most = max(most, min(known)) if ROWS[name].rounds else most
             figures = of_rate[rate].values()
+            of_all = [(few, mean_loss(each)) for few, each in alone.items() if len(each) == len(figures)]
+            mean = ratio(mean_loss(of_rate[rate]), next(iter(figures))["time"], of_all)
+            by_mean = f"{mean:.2f}" if mean and name not in ALONES else "–"
             losses = " · ".join(f"{one['loss']:.3f}" for one in figures)
             others = ", ".join(
                 f"{next(iter(each.values()))['loss']:.3f} ({other:g})"
@@ -288,10 +291,10 @@ def write(args: Namespace, found: Found) -> None:
             first = next(iter(figures))
             lines.append([
                 name, f"{tokens / 1e6:g}", f"{first['rounds']:g}" if first["rounds"] else "–",
-                f"{first['time'] / 1e6:.3f}", f"{rate:g}", losses, " · ".join(gains), others,
+                f"{first['time'] / 1e6:.3f}", f"{rate:g}", losses, " · ".join(gains), by_mean, others,
             ])  # fmt: skip
     columns = ["", "tokens, million", "rounds", "time, million tokens of one", "rate", "loss, each seed",
-               "× alone, each seed", "other rates, first seed"]  # fmt: skip
+               "× alone, each seed", "× alone, mean loss", "other rates, first seed"]  # fmt: skip
     text = (
         f"LLaMA of 20 thousand parameters (dim 32, one block, bytes), fp32, sequences of {SEQUENCE}. A step "
         f"of the machine alone has {ROWS[ALONE].step_tokens} tokens, if nothing else is said; with other "
@@ -301,7 +304,8 @@ def write(args: Namespace, found: Found) -> None:
         "quick, by the relays of `volunteers`; *5 % lost*: that share of the contributions counts in no "
         f"round. Times the throughput of the machine, by rounds of as long a time (`islands`): {speeds}. "
         "*× alone*: time of the machine alone to this loss over that of the fleet; "
-        "– where no two of its runs enclose the loss; *over*: none of its runs came so low. The rate of a "
+        "– where no two of its runs enclose the loss; *over*: none of its runs came so low; *mean loss*: "
+        "that of all seeds, of both. The rate of a "
         f"row is that with the least mean loss.\n\n{table(columns, lines)}"
     )
     goals: list[Goal] = [
