@@ -105,6 +105,12 @@ def test_a_slot_goes_to_the_last_machine_although_it_did_not_answer_before() -> 
     assert not run_seed(21000136, "rounds").violation
 
 
+def test_what_a_peer_sent_before_it_moved_counts() -> None:
+    """It added a unit of step 5 at stage 2, sent its sum, and moved to stage 1, whose state after step 4 it
+    loaded (I1)."""
+    assert not run_seed(36, "delayed").violation
+
+
 def test_a_peer_that_loads_a_state_may_add_units_again() -> None:
     """It missed the first of two iterations in flight and had added a unit of the second, which its worker
     dropped when it loaded the state between them (I1)."""

@@ -149,14 +149,15 @@ class Invariants:
         elif isinstance(task, tasks.Apply | tasks.Skip | tasks.LoadState) and not result.error:
             self._check_state(node, stage)
             if isinstance(task, tasks.LoadState):
-                self._dropped(node, task.t)
+                self._dropped(node, stage, task.t)
 
-    def _dropped(self, node: Node, loaded_t: int) -> None:
-        """Forget the units of later iterations that a process added before it loaded the state after
-        `loaded_t`: its worker dropped them. With two iterations in flight there may be some."""
+    def _dropped(self, node: Node, stage: int, loaded_t: int) -> None:
+        """Forget the units of later iterations that a process added at `stage` before it loaded the state
+        after `loaded_t`: its worker dropped them. With two iterations in flight there may be some. What it
+        added at the stage that it served before may have been sent."""
         process = (node.id, node.member.incarnation)
-        for (_, t, _, _), processes in self.computed.items():
-            if t > loaded_t:
+        for (_, t, of_stage, _), processes in self.computed.items():
+            if t > loaded_t and of_stage == stage:
                 processes.discard(process)
 
     def _added(self, node: Node, base: str, stage: int, task: tasks.WeightGradient) -> None:
