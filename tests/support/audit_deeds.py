@@ -17,7 +17,8 @@ from anabranch.protocol.audit import draw
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.tasks import Payload, Result, Task
-from support.further_deeds import LyingPeer, WorkerDeed, false_part, negated
+from support.further_deeds import false_part, negated
+from support.lying_peer import LyingPeer, WorkerDeed
 
 #: Names of guests begin so (see `HostileRun.invite`): by it a guest knows its accomplice.
 GUEST = "guest-"

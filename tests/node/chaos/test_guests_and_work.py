@@ -124,8 +124,8 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
 def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """The only other replica of the stage is killed once the guest serves. A step that it had skipped stays
-    in the log if a snapshot was taken after it; `verify` finds that step, and no bit that differs."""
+    """The only other replica of the stage is killed once the guest serves. Steps that it had skipped stay in
+    the log if a snapshot was taken after them; `verify` finds these steps, and no bit that differs."""
     snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
     run = small_run(texts, **ENDLESS, **snapshots)
     directory = created(tmp_path / "run", run)
@@ -146,7 +146,7 @@ def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
         assert {removed.subject for removed in hostile.honest_removed()} == {victim}, swarm.story()
     report = verify(directory.path)
     skipped = [problem for problem in report.problems if "was skipped for made up" in problem]
-    assert not report.differ and list(report.problems) == skipped and len(skipped) < 3, report.lines()
+    assert not report.differ and list(report.problems) == skipped and len(skipped) <= 3, report.lines()
 
 
 @pytest.mark.soak
