@@ -155,42 +155,35 @@ def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_forger_that_withholds_its_part_takes_nobodys_seat(
-    tmp_path: Path, texts: Path, supervisor: Supervisor
+@pytest.mark.parametrize(
+    ("deed", "word", "reduces", "changes"),
+    [
+        # The leader trusts it no more from the bad seal on, and judges it as soon as it sums all parts.
+        ("forges and withholds", "forged", 2, {"audit__share": 0.2}),
+        # It cuts that link whenever it owes parts; others hear it. It is judged after three such reduces.
+        ("cuts and withholds", "cut", 4, {}),
+    ],
+)
+def test_who_withholds_its_part_of_a_sum_takes_nobodys_seat(
+    deed: str,
+    word: str,
+    reduces: int,
+    changes: dict[str, float],
+    tmp_path: Path,
+    texts: Path,
+    supervisor: Supervisor,
 ) -> None:
-    """The leader trusts it no more from the bad seal on, and judges it by the parts that came, as soon as it
-    sums all of them."""
-    run = small_run(texts, **ENDLESS, audit__share=0.2, routing__policy="static")
+    """A forger, and a relay without a link to the leader, are judged by the parts that came. reduces: number
+    of the stage's stuck reduces until then."""
+    run = small_run(texts, **{**ENDLESS, "routing__policy": "static", **changes})
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
-        guest = hostile.invite("forges and withholds", 1)
-        hostile.until(lambda: bool(guest.words("forged") and hostile.out(guest)))
+        guest = hostile.invite(deed, 1)
+        hostile.until(lambda: bool(guest.words(word) and hostile.out(guest)))
         assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
-        assert len(stuck(swarm)) == 2, stuck(swarm)
-        hostile.goes_on()
-        hostile.end(guest)
-        assert not hostile.honest_removed(), swarm.story()
-    holds(directory)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_relay_that_cuts_its_link_to_the_leader_takes_nobodys_seat(
-    tmp_path: Path, texts: Path, supervisor: Supervisor
-) -> None:
-    """It withholds its parts of sums, and cuts that link whenever it owes some; others hear it. One without a
-    link is judged by its parts after three reduces that the leader sums."""
-    run = small_run(texts, **ENDLESS, routing__policy="static")
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
-        guest = hostile.invite("cuts and withholds", 1)
-        hostile.until(lambda: bool(guest.words("cut") and hostile.out(guest)))
-        assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
-        assert len(stuck(swarm)) == 4, stuck(swarm)
+        assert len(stuck(swarm)) == reduces, stuck(swarm)
         hostile.goes_on()
         hostile.end(guest)
         assert not hostile.honest_removed(), swarm.story()

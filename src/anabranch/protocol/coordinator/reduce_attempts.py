@@ -155,10 +155,10 @@ class ReduceAttempts:
     def _order_early(
         self, current: Round, stage: int, members: list[str], cover: frozenset[int]
     ) -> None:
-        """Order a round's reduce when the first of its slots are done, for the machines to which the others
-        are bound: each sends its contribution once it has it, so that a thin line need not begin with all
-        others. Nothing before the first slot is done, at stage 0, for pipeline islands, and where the parts
-        are summed by this peer. members: those present. cover: slots that count."""
+        """Order a round's reduce once its first slot is done, as if the machines to which the other slots are
+        bound had claimed them: each sends its contribution when it is ready. Nothing before the first slot is
+        done, at stage 0, for pipeline islands, in runs with audits, after a reduce that was stuck, and where
+        this peer sums the parts. members: those present. cover: slots that count."""
         claims, plan = current.claims.get(stage, {}), current.slots
         here, claimed = set(members), current.claimed.get(stage, set())
         if not stage or self.ctx.run.settings.rounds.pipeline or self._cases.on:

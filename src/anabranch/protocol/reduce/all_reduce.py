@@ -102,10 +102,10 @@ class AllReduce:
                 self.ctx.dialer.reach(peer)
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Check an attempt (R7), and begin it once no weight gradient is being added and its slots
-        of a round are done; an iteration must be open. Returns the reason if it is refused, else None; an
-        attempt that is no newer than the present one is ignored. If it assigns other units to this replica
-        that it does not hold, the replica also repeats its claim."""
+        """Check an attempt (R7), and begin it as `resume` says; an iteration must be open. Returns the reason
+        if it is refused, else None; an attempt that is no newer than the present one is ignored. Slots of a
+        round that the plan binds to this replica may be assigned to it before they are done. If it is
+        assigned other units that it does not hold, the replica also repeats its claim."""
         iteration = self.iteration
         assert iteration is not None
         current = self._announced
