@@ -3,7 +3,9 @@
     python -m benchmarks.byzantine.gradient_attacks [--processes 2] [--seeds 1 2 3] [--kept]
 
 The reference trainer computes the contributions of six owners, one microbatch each; the liar's contribution
-to every relay stage is replaced by the attack, and the stage's gradient is formed by the defence. All cells
+to every relay stage is replaced by the attack, and the stage's gradient is formed by the defence. The
+defence `audit` is what runs have: contributions are drawn as with `audit.share = 0.05`, and from the first
+drawn lie on the stage's liar is out, the step of that lie taken again without it. All cells
 of the table are of the same program and corpus; each cell is kept in build/ until the program changes, so a
 table that was cut off goes on where it was, and `--kept` writes what there is.
 """
@@ -11,6 +13,7 @@ table that was cut off goes on where it was, and `--kept` writes what there is.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from torch import Tensor
 from anabranch.config import BatchSection, ComputeSection, RunConfig, RunSection
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
+from anabranch.protocol.audit.draw import chance
 from anabranch.protocol.interface.tasks import part_bounds
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics.exact import UNIT_EXPONENT
@@ -38,7 +42,9 @@ from benchmarks.byzantine.robust import centred_clip, coordinate_median
 OWNERS, LIAR = 6, 0
 STEPS, WINDOWS = 400, 64
 ROWS, SEQUENCE = 2, 64
-DEFENCES = ("none", "monitor", "clip", "median")
+#: Share of audits of the defence `audit`, as in issue 22's acceptance.
+AUDITED = 0.05
+DEFENCES = ("none", "audit", "monitor", "clip", "median")
 CORPUS = harness.CACHE / "gradient_attacks" / "corpus"
 
 
@@ -52,7 +58,7 @@ class Job(msgspec.Struct, frozen=True):
 class Cell(msgspec.Struct, frozen=True):
     """Outcome of a job. held: contributions of the liar that the monitor held; false: of honest owners; of:
     contributions of all owners to relay stages. first: first iteration in which the monitor held the liar's
-    contribution to some stage (0: never)."""
+    contribution to some stage (0: never). lies: false contributions that counted, of all stages."""
 
     job: Job
     loss: float
@@ -61,6 +67,7 @@ class Cell(msgspec.Struct, frozen=True):
     of: int
     first: int
     cpu_s: float
+    lies: int
 
 
 @dataclass
@@ -82,7 +89,8 @@ class Trainer:
         self.stages = range(1, len(self.reference.states))
         self.monitors = {stage: ContributionMonitor() for stage in self.stages}
         self.first: dict[int, Tensor] = {}
-        self.held = self.false = self.of = self.caught = 0
+        self.held = self.false = self.of = self.caught = self.lies = 0
+        self.draw, self.out = random.Random(self.job.seed), set[int]()
 
     def run(self) -> Cell:
         begin = time.process_time()
@@ -91,7 +99,7 @@ class Trainer:
         windows = self.reference.evaluate(WINDOWS)
         loss = math.fsum(some for some, _ in windows) / sum(tokens for _, tokens in windows)
         cpu_s = time.process_time() - begin
-        return Cell(self.job, loss, self.held, self.false, self.of, self.caught, cpu_s)
+        return Cell(self.job, loss, self.held, self.false, self.of, self.caught, cpu_s, self.lies)
 
     def _step(self, t: int) -> None:
         whole, sums = Share(t, []), []
@@ -110,18 +118,26 @@ class Trainer:
         floats = [wide(part) for part in honest]
         view = View(floats[LIAR], floats[1:], self.first.setdefault(stage, floats[LIAR].clone()))
         sent = list(honest)
-        if self.job.attack != "none":
+        if self.job.attack != "none" and not self._is_out(stage):
             sent[LIAR] = units(ATTACKS[self.job.attack](view))
+            self.lies += 1
         self.of += OWNERS
         if self.job.defence == "monitor":
             for owner in self._held(t, stage, sent):
                 sent[owner] = honest[owner]  # another replica computes its units
-        if self.job.defence in ("none", "monitor"):
+                self.lies -= owner == LIAR and self.job.attack != "none"
+        if self.job.defence in ("none", "audit", "monitor"):
             return torch.stack(sent).sum(0)
         contributions, ones = [wide(part) for part in sent], [1] * OWNERS
         if self.job.defence == "median":
             return units(coordinate_median(contributions, ones))
         return units(centred_clip(contributions, ones, self._centre(stage)))
+
+    def _is_out(self, stage: int) -> bool:
+        """True if the stage's liar is out, or is found in this step, as its contribution is drawn."""
+        if self.job.defence == "audit" and self.draw.random() < chance(AUDITED, 1):
+            self.out.add(stage)
+        return stage in self.out
 
     def _centre(self, stage: int) -> Tensor:
         """Mean gradient of a unit by Adam's first moment, which every replica has."""
@@ -187,7 +203,16 @@ def written(cells: Sequence[Cell]) -> str:
     ]
     head = ["attack", "seed", "held of the liar", "from iteration", "held of honest owners", "contributions"]
     tables = [harness.table(["held-out loss (nats per token)", *DEFENCES], losses)]
-    return "\n\n".join([*tables, harness.table(head, rows)] if rows else tables)
+    lies = [
+        [one.job.attack, one.job.seed, one.lies]
+        for one in cells
+        if one.job.defence == "audit" and one.lies
+    ]
+    if rows:
+        tables.append(harness.table(head, rows))
+    if lies:
+        tables.append(harness.table(["attack, `audit`", "seed", "lies that counted, of 1,200"], lies))
+    return "\n\n".join(tables)
 
 
 def main() -> None:
@@ -207,6 +232,8 @@ def main() -> None:
     setting = (
         f"One liar among {OWNERS} owners of each of 3 relay stages, one microbatch of {ROWS} x {SEQUENCE} "
         f"tokens each, llama-tiny, {args.steps} steps, {WINDOWS} held-out windows, one value for each seed. "
+        f"`audit`: contributions are drawn with a share of {AUDITED:g}; from the first drawn lie on the "
+        "stage's liar is out. "
         "`monitor`: a contribution that is held is computed by another owner. `clip`: centred clipping "
         "around Adam's first moment. `median`: coordinate-wise."
     )

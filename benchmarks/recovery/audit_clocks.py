@@ -17,6 +17,8 @@ PARTS_FILE = "parts.json"
 #: Part that every run has, with audits or without, the same number of times: forwards and backwards of
 #: microbatches, without hashes.
 PASSES = "microbatches computed"
+#: Part of the microbatches that audits compute again.
+AGAIN = "units computed again"
 #: CPU seconds of the process, all threads, when its clocks were written.
 PROCESS = "process"
 _PASSES = tasks.Embed | tasks.Forward | tasks.Head | tasks.InputGradient | tasks.WeightGradient
@@ -83,7 +85,7 @@ def run_clocked_peer(
     clocks.wrap("signatures checked", IdentitySigner, "verify")
     clocks.wrap("receipts encoded (with 1 signature)", work_receipt, "signed")
     clocks.wrap("receipts decoded (with 1 check)", audit_cases, "opened")
-    clocks.wrap("units computed again", AuditedSteps, "unit")
+    clocks.wrap(AGAIN, AuditedSteps, "unit")
     clocks.wrap("their sums cut", AuditedSteps, "sum")
     clocks.wrap("weights kept", AuditedSteps, "keep")
     clocks.wrap("pieces handed over and taken", KeptWork, "on_fetch")

@@ -14,6 +14,10 @@ have clocks (thread time) around the forwards and backwards of microbatches, whi
 CPU seconds are divided by those: a run's cost is a multiple of its own passes. Runs have clocks around
 hashes, signatures, receipts and recomputation, too.
 
+Audits come later than their steps, and in a window there may be more or fewer of them than contributions. So
+what the run that audits all spends beyond hashes and signatures is divided by the units that were computed
+again in the window, and counts once for each unit of a step.
+
 The cost of a share is computed: that of hashes and signatures, which every contribution has, and the share of
 contributions that is drawn (`draw.chance`) of what it costs to audit all. A run of a few dozen steps with a
 share of 0.05 would say little: it has two or three audits, or none.
@@ -39,7 +43,7 @@ from anabranch.protocol.audit.draw import chance
 from benchmarks import harness
 from benchmarks.harness import Goal, table
 from benchmarks.overhead.swarm_over_single import commits
-from benchmarks.recovery.audit_clocks import PARTS_FILE, PASSES, PROCESS, run_clocked_peer
+from benchmarks.recovery.audit_clocks import AGAIN, PARTS_FILE, PASSES, PROCESS, run_clocked_peer
 
 #: Shares of contributions that are audited: none; so few that none is drawn, though all are hashed and
 #: signed; all.
@@ -47,7 +51,9 @@ NONE, SEALED, ALL = 0.0, 1e-12, 1.0
 NAMES = {NONE: "no audits", SEALED: "hashes and signatures", ALL: "all audited"}
 #: Share that the goal of issue 22 is for.
 GOAL_SHARE, GOAL = 0.05, 0.06
-MICROBATCHES, REPLICAS = 8, 2
+MICROBATCHES, REPLICAS, STAGES = 8, 2, 2
+#: Units of all relays in a step.
+UNITS = MICROBATCHES * STAGES
 #: Share of contributions that is drawn then.
 DRAWN = chance(GOAL_SHARE, MICROBATCHES // REPLICAS)
 #: Step after which CPU seconds count: until memory is taken (a choice), and audits have begun.
@@ -57,13 +63,13 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26, 15: 2.1
 #: Clocks of what all runs do.
 SPENT = (PASSES, PROCESS)
 #: tiny: no work but that of the protocol. small: microbatches of about 0.1 s. batch: the same model with
-#: four times the tokens in each: most of the time is that of its passes. wide: twice the width, with which
-#: passes grow faster than what is hashed, as in the models that are worth a swarm.
+#: four times the tokens in each: most of the time is that of its passes. wide: twice the width and tokens,
+#: with which passes grow faster than what is hashed, as in the models that are worth a swarm.
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"dim": 64, "ffn": 128, "rows": 1, "sequence": 64, "steps": 44},
     "small": {"dim": 256, "ffn": 704, "rows": 2, "sequence": 128, "steps": 34},
     "batch": {"dim": 256, "ffn": 704, "rows": 4, "sequence": 256, "steps": 18},
-    "wide": {"dim": 512, "ffn": 1408, "rows": 4, "sequence": 256, "steps": 12},
+    "wide": {"dim": 512, "ffn": 1408, "rows": 8, "sequence": 256, "steps": 16},
 }
 TITLES = {
     "tiny": "Cost of audits with a tiny model",
@@ -92,8 +98,8 @@ def configuration(shape: dict[str, int], share: float, steps: int, corpus: Path)
                 "heads": heads, "kv_heads": heads // 2, "max_sequence": shape["sequence"],
             },
             "batch": {"microbatches": MICROBATCHES, "rows": shape["rows"], "sequence": shape["sequence"]},
-            "pipeline": {"stages": 2},
-            "fleet": {"data_nodes": 1, "relays_per_stage": [REPLICAS, REPLICAS], "minimum": 2},
+            "pipeline": {"stages": STAGES},
+            "fleet": {"data_nodes": 1, "relays_per_stage": [REPLICAS] * STAGES, "minimum": 2},
             "data": {"source": "text", "path": str(corpus), "tokenizer": "bytes"},
             "compute": {"device": "cpu", "threads": 1},
             "evaluation": {"every": 0},
@@ -112,22 +118,22 @@ KEPT = harness.CACHE / "audit-cost"
 @dataclass
 class Course:
     """Course of one run. samples: time (s), CPU seconds of all processes and those in passes when each last
-    took a step, at each commit. audits: contributions computed again. parts: CPU seconds a step by part, and
-    calls a step."""
+    took a step, and units computed again until then, at each commit. audits: contributions computed again.
+    parts: CPU seconds a step by part, and calls a step."""
 
     share: float
-    samples: list[tuple[float, float, float]]
+    samples: list[tuple[float, float, float, float]]
     audits: int
     losses: list[float]
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def cpu_s(self, begin: float, end: float) -> tuple[float, float]:
-        """CPU seconds a step in this time, and those in passes; between two commits both are taken to grow
-        evenly."""
+    def spent(self, begin: float, end: float) -> tuple[float, float, float]:
+        """CPU seconds a step in this time, those in passes, and units computed again; between two commits
+        all are taken to grow evenly."""
         times, *spent = zip(*self.samples, strict=True)
         ends = [np.interp((begin, end), times, each) for each in (*spent, range(len(times)))]
-        cpu, passes, steps = (float(each[1] - each[0]) for each in ends)
-        return cpu / steps, passes / steps
+        cpu, passes, again, steps = (float(each[1] - each[0]) for each in ends)
+        return cpu / steps, passes / steps, again / steps
 
 
 def measure(job: tuple[RunConfig, Path]) -> Course:
@@ -137,7 +143,7 @@ def measure(job: tuple[RunConfig, Path]) -> Course:
     from anabranch.node.local_swarm.supervisor import Supervisor
 
     run, path = job
-    steps, samples = run.run.steps, list[tuple[float, float, float]]()
+    steps, samples = run.run.steps, list[tuple[float, float, float, float]]()
     with Supervisor(run.compute.threads) as supervisor:
         supervisor.target = run_clocked_peer
         directory = create(run, path)
@@ -147,7 +153,8 @@ def measure(job: tuple[RunConfig, Path]) -> Course:
             for t in commits(directory.events, lambda: swarm.leader.running):
                 if WARM_UP <= t <= steps - 2:
                     parts = parts_of(path)
-                    samples.append((time.monotonic(), parts[PROCESS][0], parts[PASSES][0]))
+                    again = parts.get(AGAIN, (0.0, 0.0))[1]
+                    samples.append((time.monotonic(), parts[PROCESS][0], parts[PASSES][0], again))
             swarm.check_leader()
         finally:
             swarm.end()
@@ -169,10 +176,12 @@ def parts_of(path: Path) -> dict[str, tuple[float, float]]:
 
 @dataclass
 class Costs:
-    """CPU seconds a step of the three runs in one window, by share, and those in passes."""
+    """CPU seconds a step of the three runs in one window, by share, those in passes, and units computed
+    again."""
 
     cpu_s: dict[float, float]
     passes_s: dict[float, float]
+    again: dict[float, float]
 
     def over(self, share: float) -> float:
         """CPU seconds of a run as a multiple of its passes, relative to the run without audits."""
@@ -181,7 +190,8 @@ class Costs:
 
     def of(self, share: float) -> float:
         """Cost of auditing `share` of all contributions, relative to no audits."""
-        return self.over(SEALED) + share * (self.over(ALL) - self.over(SEALED))
+        audits = (self.over(ALL) - self.over(SEALED)) * UNITS / self.again[ALL]
+        return self.over(SEALED) + share * audits
 
 
 def costs_of(courses: Sequence[Course], windows: int) -> list[Costs]:
@@ -191,9 +201,8 @@ def costs_of(courses: Sequence[Course], windows: int) -> list[Costs]:
     spans = [(begin + k * length_s, begin + (k + 1) * length_s) for k in range(windows)]
     found = []
     for span in spans:
-        both = {course.share: course.cpu_s(*span) for course in courses}
-        cpu, passes = ({share: each[k] for share, each in both.items()} for k in (0, 1))
-        found.append(Costs(cpu, passes))
+        both = {course.share: course.spent(*span) for course in courses}
+        found.append(Costs(*({share: each[k] for share, each in both.items()} for k in range(3))))
     return found
 
 
@@ -222,6 +231,7 @@ def report(
         rows.append([NAMES[share], f"{seconds:.3f}", f"{multiple:.3f}", more, course.audits])
     mean, half = mean_and_half([each.of(DRAWN) for each in costs])
     clocked = parts_sum(courses[1], costs) * (1 - DRAWN) + parts_sum(courses[2], costs) * DRAWN
+    units = statistics.mean(each.again[ALL] for each in costs)
     same = len({tuple(course.losses) for course in courses}) == 1
     sizes = f"dim {run.model.dim}, {run.batch.rows} x {run.batch.sequence} tokens"
     text = [
@@ -236,7 +246,8 @@ def report(
         "*Of passes*: CPU seconds as a multiple of those in forwards and backwards of microbatches;",
         "*over no audits* compares these multiples.",
         f"A share of {GOAL_SHARE:g} draws {DRAWN:.4f} of contributions with {MICROBATCHES // REPLICAS}",
-        "units. It costs what hashes and signatures cost, and that share of the difference of the last rows:",
+        "units. It costs what hashes and signatures cost, and that share of the difference of the last rows,",
+        f"for {UNITS} units computed again a step (in the windows there were {units:.1f}):",
         f"{mean:+.1%} ± {half:.1%}. By the clocks below it is {clocked:.1%}.",
         "",
         "Parts (CPU seconds of threads, also of the first steps). Share of the CPU seconds of a step without",
