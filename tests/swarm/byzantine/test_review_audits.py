@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.audit.auditor import Auditor
+from anabranch.protocol.audit.auditor import WAIT_S, Auditor
 from anabranch.protocol.audit.draw import drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
@@ -491,6 +491,24 @@ def test_a_source_out_of_reach_withholds_nothing() -> None:
     under_test.ctx.clock.now += 1.0
     under_test.auditor.tick()
     assert under_test.sent(FetchWork)[-1].peer == "d0"
+
+
+def test_a_dialled_source_is_asked_as_soon_as_it_is_linked() -> None:
+    """The auditor looked once a second, and with steps of half a second the audit was over by then: a liar
+    that two of three replicas had found kept its seat. A source that is suspected is not asked yet."""
+    under_test = AuditorUnderTest(apart=True)
+    auditor, clock, links = under_test.auditor, under_test.ctx.clock, under_test.ctx.links
+    [receipt] = under_test.sent(FetchWork)
+    assert auditor.deadline() == clock.now + WAIT_S
+    clock.advance(0.02)
+    links.up["d0"] = AdaptiveTimeout(0.0, 1.0)
+    links.suspects.add("d0")
+    assert auditor.deadline() > clock.now
+    links.suspects.clear()
+    assert auditor.deadline() <= clock.now
+    auditor.tick()
+    assert [asked.peer for asked in under_test.sent(FetchWork)] == [receipt.peer, "d0"]
+    assert auditor.deadline() == clock.now + WAIT_S
 
 
 @pytest.mark.parametrize("breaks", [1, 2])

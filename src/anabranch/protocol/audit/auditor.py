@@ -37,8 +37,6 @@ from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkIte
 #: Time (s) to wait for a piece before the next source is asked. A choice: ten times what an activation needs
 #: over a line of 1 MB/s.
 WAIT_S = 30.0
-#: Seconds between two looks whether a source is linked that was dialled. A choice: a few round trips.
-LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -206,17 +204,19 @@ class Auditor(Timer):
 
     def _due_at(self, job: _Job) -> float:
         """Time (s) at which the next source is asked: at once if the present one was removed from the run, or
-        the link over which it was asked broke."""
-        fetches = job.due_at < math.inf and bool(job.asked)
-        gone = fetches and (job.asked[0] not in self._ctx.run.membership.members or self._lost(job))
-        return self._ctx.clock.now if gone else job.due_at
+        the link over which it was asked broke. A source that was dialled is asked as soon as it is linked."""
+        if job.due_at == math.inf or not job.asked:
+            return job.due_at
+        gone = job.asked[0] not in self._ctx.run.membership.members or self._lost(job)
+        linked = job.linked_by < math.inf and self._ctx.reachable(job.asked[0])
+        return self._ctx.clock.now if gone or linked else job.due_at
 
     def _lost(self, job: _Job) -> bool:
         """True if the link over which a source was asked broke, and the answer with it."""
         return job.linked_by == math.inf and job.asked[0] not in self._ctx.links.up
 
     def _overdue(self, job: _Job) -> None:
-        """Go on if a wait has ended: ask a dialled source that is linked now, or once more one whose link
+        """Go on as a wait has ended: ask a dialled source that is linked now, or once more one whose link
         broke; give up a source that did not answer in time, broke its link again, or was removed from the
         run."""
         member = job.asked[0] in self._ctx.run.membership.members
@@ -226,8 +226,7 @@ class Auditor(Timer):
                 self._ask(job)
                 return
             job.apart = True
-        dialled = self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
-        if job.linked_by < math.inf and member and dialled:
+        if job.linked_by < math.inf and member and self._ctx.reachable(job.asked[0]):
             self._ask(job)
             return
         job.apart = job.apart or (member and job.linked_by < math.inf)
@@ -267,10 +266,8 @@ class Auditor(Timer):
             self._withheld(job)
             return
         if not self._ctx.reachable(job.asked[0]):
-            if job.linked_by == math.inf:
-                job.linked_by = now + WAIT_S
-                self._ctx.dialer.reach(job.asked[0])
-            job.due_at = now + LOOK_S
+            job.due_at = job.linked_by = now + WAIT_S
+            self._ctx.dialer.reach(job.asked[0])
             return
         job.due_at, job.linked_by = now + WAIT_S, math.inf
         each = job.drawn
