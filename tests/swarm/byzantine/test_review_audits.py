@@ -511,6 +511,33 @@ def test_a_dialled_source_is_asked_as_soon_as_it_is_linked() -> None:
     assert auditor.deadline() == clock.now + WAIT_S
 
 
+def test_a_source_that_was_waited_for_in_vain_is_asked_last_until_it_answers() -> None:
+    """Two that were are asked in the usual order: who sent the piece to the audited replica comes first."""
+    under_test = AuditorUnderTest()
+    auditor, clock, subject = under_test.auditor, under_test.ctx.clock, under_test.subject
+    sender, item = under_test.sent(FetchWork)[-1].peer, under_test.sent(FetchWork)[-1].message.item
+
+    def order() -> list[str]:
+        job = auditor._job
+        assert job is not None
+        job.silent.clear()
+        auditor._fetch(job)
+        return list(job.asked)
+
+    assert order() == [sender, subject]
+    clock.now += WAIT_S
+    auditor.tick()
+    assert order() == [subject, sender]
+    clock.now += WAIT_S
+    auditor.tick()
+    assert order() == [sender, subject]
+    auditor.on_work(sender, Work(1, 1, subject, item, held=False), None)
+    assert order() == [sender, subject]
+    assert auditor._awaited == {subject}
+    auditor.committed(1 + tasks.AUDIT_STEPS, [])  # the audit is over, and waited for the sender
+    assert auditor._awaited == {sender, subject}
+
+
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_work_that_was_lost_with_a_link_is_asked_for_once_more(breaks: int) -> None:
     """The auditor waited 30 s for it, called the work withheld, and the log went back. After a second break

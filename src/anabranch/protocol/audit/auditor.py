@@ -132,6 +132,8 @@ class Auditor(Timer):
         """(step, subject) -> this peer's report, for a new leader."""
         self._queue: list[_Job] = []
         self._job: _Job | None = None
+        self._awaited: set[str] = set()
+        """Sources that an audit waited for in vain, and that have answered nothing since: asked last."""
         self._applied_t = -1
 
     def applied(self, t: int) -> None:
@@ -149,6 +151,8 @@ class Auditor(Timer):
         self._reports = {key: report for key, report in self._reports.items() if key[0] > oldest}
         self._queue = [job for job in self._queue if job.drawn.t > oldest]
         if self._job is not None and self._job.drawn.t <= oldest:  # its inputs are dropped, and its case is
+            if self._job.due_at < math.inf and self._job.asked:
+                self._in_vain(self._job.asked[0])
             self._job = None
         for each in audited:
             asked = each.trusted, *each.jury
@@ -231,7 +235,13 @@ class Auditor(Timer):
             return
         job.apart = job.apart or (member and job.linked_by < math.inf)
         job.silent.add(job.asked[0])
+        self._in_vain(job.asked[0])
         self._next_source(job)
+
+    def _in_vain(self, peer: str) -> None:
+        """Note that an audit waited for a source in vain, so that later ones ask others first: else one
+        silent peer would make each audit of what was computed from its outputs late."""
+        self._awaited = (self._awaited | {peer}) & self._ctx.run.membership.members.keys()
 
     def deadline(self) -> float:
         if self._job is None:
@@ -241,7 +251,7 @@ class Auditor(Timer):
     def _fetch(self, job: _Job) -> None:
         """Start to fetch the next piece: sources are its sender, then whoever made or audited the
         contribution. The audited replica comes last, so that the audit ends while the weights are kept even
-        if that replica does not answer."""
+        if that replica does not answer; after it come those that were waited for in vain before."""
         item = job.wanted[0]
         if item == RECEIPT:
             also = self._ctx.log.leader
@@ -250,7 +260,8 @@ class Auditor(Timer):
         peers = dict.fromkeys(job.sources if job.again else (also, *job.sources))
         members = self._ctx.run.membership.members
         able = (peer for peer in peers if peer != self._ctx.me and peer in members)
-        job.asked, job.linked_by = [peer for peer in able if peer not in job.silent], math.inf
+        job.asked = sorted((peer for peer in able if peer not in job.silent), key=self._awaited.__contains__)
+        job.linked_by = math.inf
         own = self._kept.own(job.drawn.t, job.drawn.subject, item) if also == self._ctx.me else None
         if own is not None:
             job.got[job.wanted.pop(0)] = own
@@ -289,6 +300,7 @@ class Auditor(Timer):
             return None  # it was not asked yet
         if (message.t, message.subject) != (job.drawn.t, job.drawn.subject) or message.item != job.wanted[0]:
             return None
+        self._awaited.discard(peer)
         if not message.held or (payload is None) != (message.item == RECEIPT):
             self._next_source(job)
         elif message.item == RECEIPT:
