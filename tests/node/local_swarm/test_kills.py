@@ -64,7 +64,7 @@ def check_survived(swarm: Swarm, directory: RunDirectory, dead: str) -> None:
         pytest.param("mid_backward", 2, marks=pytest.mark.soak),
         pytest.param("mid_backward", 4, marks=pytest.mark.soak),
         ("reducing", 1),
-        ("prepared", 1),
+        pytest.param("prepared", 1, marks=pytest.mark.soak),  # test_resume.py kills the leader then
     ],
 )
 def test_a_relay_that_kills_itself(
