@@ -26,8 +26,21 @@ def half_grid(*dimensions: Iterable[Any]) -> list[Any]:
 def thin_grid(first: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
     """All combinations, a parameter set each; one for each value of `first` stays and the others are marked
     `soak`. The values of `others` that stay are the digits of a number that counts up with `first`."""
+    return _counted([(value,) for value in first], *others)
+
+
+def pair_grid(first: Iterable[Any], second: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
+    """All combinations, a parameter set each; one for each pair of values of `first` and `second` stays and
+    the others are marked `soak`. The values of `others` that stay are the digits of a number that counts up
+    with the pairs: every pair of values of any two dimensions stays, if `second` has one value more than
+    `others` have combinations, and `first` has as many."""
+    return _counted(list(itertools.product(first, second)), *others)
+
+
+def _counted(heads: list[tuple[Any, ...]], *others: Iterable[Any]) -> list[Any]:
+    """Parameter sets of all combinations; for each of `heads` one stays, with the digits of its number."""
     cells, dimensions = [], [list(values) for values in others]
-    for number, value in enumerate(first):
+    for number, head in enumerate(heads):
         digits = []
         for values in dimensions:
             number, digit = divmod(number, len(values))
@@ -35,7 +48,7 @@ def thin_grid(first: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
         for cell in itertools.product(*map(enumerate, dimensions)):
             stays = [index for index, _ in cell] == digits
             cells.append(
-                pytest.param(value, *(each for _, each in cell), marks=[pytest.mark.soak] * (not stays))
+                pytest.param(*head, *(each for _, each in cell), marks=[pytest.mark.soak] * (not stays))
             )
     return cells
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import anabranch
 from anabranch.audit.verify import verify
 from anabranch.cli.main import main
 from anabranch.node.chaos.fault_schedule import DATA, GUEST, RELAY, STAGE, VOTER, draw_schedule, with_guests
@@ -29,7 +28,6 @@ from anabranch.protocol.interface.settings import Settings as RunSettings
 from anabranch.protocol.log.records import Carriers, Commit, decode_entry
 from anabranch.protocol.messages import Ping
 from anabranch.protocol.peer.peer import Peer
-from support.architecture import Tree
 from support.hostile_runs import HostileRun
 from support.local_swarms import PATIENCE_S, created, small_run, steps_of, swarm_of
 
@@ -186,18 +184,17 @@ def test_guests_need_addresses_of_this_machine(capsys: pytest.CaptureFixture[str
     assert "leave out --wan" in capsys.readouterr().err
 
 
-def test_no_command_of_volunteers_leads_to_a_guest() -> None:
-    imports = Tree(Path(anabranch.__file__).parent).imports
-    importers = {name for name, found in imports.items() if any("node.chaos" in each for each in found)}
-    assert all(name == "cli.chaos" or name.startswith("node.chaos") for name in importers), importers
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "words"),
     [
         ("data node with a relay's ticket", "as a relay, not as a data node"),
-        ("flood about past iterations", "too many messages about past iterations"),
+        # In the ordinary suite a stranger floods: tests/node/local_swarm/test_hostile_guests.py.
+        pytest.param(
+            "flood about past iterations",
+            "too many messages about past iterations",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_live_guest_is_put_out_and_no_bit_differs(
@@ -275,7 +272,7 @@ def test_further_guests_are_put_out(tmp_path: Path, texts: Path, supervisor: Sup
     assert report.holds and report.promise == "bits", report.lines()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in virtual time: docs/explanation/trust.md names a test of each of these deeds
 @pytest.mark.timeout(900)
 def test_guests_that_ask_or_say_too_much_get_nothing(
     tmp_path: Path, texts: Path, supervisor: Supervisor

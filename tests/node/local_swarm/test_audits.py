@@ -1,22 +1,39 @@
 """Audits in swarms of real processes: honest relays pass, a relay that negates its gradient sum is convicted,
-and the steps that it spoilt are taken again."""
+and the steps that it spoilt are taken again. Proof files and the ledger tell both."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from anabranch.api.model_card import read_ledger
+from anabranch.audit.proof import PROVED, verify_proof
 from anabranch.audit.verify import verify
+from anabranch.cli.ledger import table
+from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.node.lifecycle.tickets import history_of, new_ticket
 from anabranch.node.local_swarm.local_swarm import processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Audit, Note, PeerJoined, PeerRemoved, Rollback
-from support.local_swarms import created, small_run, swarm_of
+from support.local_swarms import Swarm, created, small_run, swarm_of
 from support.lying_relays import LIAR, plan_a_lie, run_lying_peer, swarm_with_a_liar
 
+ANYBODY = IdentitySigner(Identity.generate())
 
-def test_honest_relays_pass_every_audit(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+
+@pytest.fixture(scope="module")
+def convicted(tmp_path_factory: pytest.TempPathFactory, texts: Path, supervisor: Supervisor) -> Swarm:
+    """Ended swarm in which LIAR negated its gradient sum. Its run directory is read only."""
+    with swarm_with_a_liar(tmp_path_factory.mktemp("convicted") / "run", texts, supervisor) as swarm:
+        swarm.to_the_end()
+    return swarm
+
+
+def test_honest_relays_pass_every_audit_and_the_ledger_has_all_their_work(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
     run = small_run(texts, audit__share=1.0)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
@@ -25,6 +42,14 @@ def test_honest_relays_pass_every_audit(tmp_path: Path, texts: Path, supervisor:
     assert len(audits) >= 3 and {audit.verdict for audit in audits} == {"same"}, swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 4, report.lines()
+    found = read_ledger(directory.path)
+    assert found.steps == 4 and found.stage_units == {0: 48, 1: 24, 2: 24}
+    names = {each.sources[0].name for each in found.people()}
+    assert names <= {"data-0", "relay-1.0", "relay-1.1", "relay-2.0", "relay-2.1"}, table(found, {})
+    relays = [row for row in found.rows if row.sources[0].stage]
+    assert sum(row.total for row in relays) == sum(row.signed for row in relays) == 48
+    assert sum(row.verdicts["same"] for row in found.rows) == len(audits)
+    assert sum(row.audited for row in found.rows) > 0 and not list(directory.path.glob("proofs/*"))
 
 
 def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
@@ -51,17 +76,40 @@ def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supe
 
 
 @pytest.mark.slow
-def test_a_relay_that_negates_its_sum_is_convicted(
-    tmp_path: Path, texts: Path, supervisor: Supervisor
-) -> None:
-    with swarm_with_a_liar(tmp_path / "run", texts, supervisor) as swarm:
-        swarm.to_the_end()
+def test_a_relay_that_negates_its_sum_is_convicted(convicted: Swarm) -> None:
+    swarm = convicted
     found = [audit for audit in swarm.of(Audit) if audit.verdict == "different"]
     assert {audit.what for audit in found} <= {"part 0 of the sum", "part 1 of the sum", "part 2 of the sum"}
     assert len({audit.auditor for audit in found}) >= 2 and swarm.of(Rollback), swarm.story()
     assert any(event.subject == found[0].subject for event in swarm.of(PeerRemoved)), swarm.story()
     report = verify(swarm.directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
+
+
+@pytest.mark.slow
+def test_what_the_leader_writes_of_a_liar_is_a_proof(convicted: Swarm, tmp_path: Path) -> None:
+    """Edited to blame another peer or step, the file proves nothing."""
+    swarm, directory = convicted, convicted.directory
+    culprit = swarm.peer_id(LIAR)
+    files = sorted(directory.path.glob("proofs/step-*.json"))
+    assert len(files) >= 2, swarm.story()
+    results = [verify_proof(directory.path, path, ANYBODY) for path in files]
+    assert len({result.proof.step for result in results}) == 1
+    for result in results:
+        assert result.proof.subject == culprit, result.lines()
+        assert result.outcome == PROVED, result.lines()
+        assert {each.split(" has hash ")[0] for each in result.false} <= {
+            f"part {part} of the sum of its gradients" for part in range(3)
+        }
+    content, edited = json.loads(files[0].read_text()), tmp_path / files[0].name
+    for changes in ({"step": content["step"] + 1}, {"subject": results[0].proof.auditor}):
+        edited.write_text(json.dumps(content | changes))
+        doctored = verify_proof(directory.path, edited, ANYBODY)
+        assert doctored.outcome != PROVED and "than the file says" in doctored.unknown[0], doctored.lines()
+    found = read_ledger(directory.path)
+    states = {each.sources[0].name: each.state for each in found.people()}
+    assert states[LIAR] == "convicted" and set(states.values()) == {"", "convicted"}, states
+    assert found.rolled_back > 0 and found.steps == 8
 
 
 @pytest.mark.slow

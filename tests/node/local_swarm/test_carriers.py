@@ -22,10 +22,11 @@ from anabranch.observe.events import Note, PeerRemoved, Step, Vitals
 from anabranch.protocol.coordinator.operator_control import STEPS
 from support.bad_carrier import ORDER_FILE, run_bad_carrier
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, steps_of, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 pytestmark = pytest.mark.slow
 #: Steps to the new end of a run, more than are taken until its leader has read the request.
-MORE_STEPS = 40
+MORE_STEPS = 12
 soak = partial(pytest.param, marks=pytest.mark.soak)
 
 
@@ -76,7 +77,7 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
     """No step is lost (I3). The run is made to end once a link was made anew through the other carrier."""
     run = small_run(texts, run__steps=2000)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+    with swarm_of(directory, run, supervisor, leader_only=True, target=run_unhurried_peer) as swarm:
         carriers = start_carriers(swarm, directory)
         join_relays(swarm)
         swarm.until(lambda _: len(swarm.of(Step)) >= 2 and bool(carried(swarm)))
@@ -107,7 +108,7 @@ def test_a_carrier_that_swallows_or_delays_what_it_carries_is_left(
     without replicas has no way around a carrier that lets heartbeats pass, and drops payloads."""
     run = small_run(texts, run__steps=2000, fleet__relays_per_stage=[replicas, replicas])
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+    with swarm_of(directory, run, supervisor, leader_only=True, target=run_unhurried_peer) as swarm:
         carriers = start_carriers(swarm, directory)
         join_relays(swarm, replicas)
         ends = 2 * replicas

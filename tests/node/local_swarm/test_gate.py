@@ -23,6 +23,7 @@ from anabranch.observe.event_log import events_of
 from anabranch.observe.events import PeerJoined, PeerRemoved
 from anabranch.protocol.log.records import Member
 from support.local_swarms import PATIENCE_S, Swarm, created, small_run, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 
 def until(swarm: Swarm, reached: Callable[[], bool]) -> None:
@@ -79,7 +80,7 @@ def test_quota_revocation_and_the_run_goes_on(tmp_path: Path, texts: Path, super
     cannot come back, under its key or another. Every step is committed all the same."""
     run = small_run(texts, run__steps=100_000, fleet__relays_per_stage=[1, 1], checkpoint__every=1000)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         until(swarm, lambda: history_of(directory).t > 0)
         guest = new_ticket(directory.path, "relay", 1, 3600.0, "lab")
         assert (directory.path / gate_file.FILE).stat().st_mode & 0o077 == 0

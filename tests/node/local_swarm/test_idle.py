@@ -17,6 +17,7 @@ from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.operating_system import OtherPrograms
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def test_a_paused_guest_hands_over_and_joins_again(
     run = small_run(texts, run__steps=100_000, evaluation__every=0, checkpoint__every=1000)
     directory = created(tmp_path / "run", run)
     home = str(directory.peer(GUEST))
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         ticket = swarm.ticket()
         guest = swarm.join(GUEST, ticket, once=once)
 

@@ -87,7 +87,13 @@ def test_a_run_over_ipv6_alone(tmp_path: Path, texts: Path, supervisor: Supervis
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-@pytest.mark.parametrize("order", [(IPV4, IPV6), (IPV6, IPV4)], ids=["IPv6 dials", "IPv4 dials"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param((IPV4, IPV6), id="IPv6 dials"),
+        pytest.param((IPV6, IPV4), id="IPv4 dials", marks=pytest.mark.soak),
+    ],
+)
 def test_a_machine_without_ipv4_trains_with_one_without_ipv6(
     tmp_path: Path, texts: Path, supervisor: Supervisor, order: tuple[str, str]
 ) -> None:

@@ -32,6 +32,7 @@ from support.local_swarms import (
     swarm_of,
     voters_of,
 )
+from support.unhurried_peer import run_unhurried_peer
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,9 @@ RELAYS = ("relay-1.0", "relay-1.1", "relay-2.0", "relay-2.1")
 def swarm(tmp_path: Path, texts: Path, supervisor: Supervisor) -> Iterator[Swarm]:
     """A run of many steps, two relays a stage, that are volunteers: they stay."""
     directory = created(tmp_path / "run", small_run(texts, run__steps=100_000))
-    with swarm_of(directory, small_run(texts), supervisor, leader_only=True) as started:
+    with swarm_of(
+        directory, small_run(texts), supervisor, leader_only=True, target=run_unhurried_peer
+    ) as started:
         volunteers(started, started.ticket())
         yield started
 
@@ -203,7 +206,9 @@ def test_a_data_node_that_slept_is_back(
     )
     directory = created(tmp_path / "run", run)
     corpus = ["--corpus", str(directory.corpus)]
-    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+    with swarm_of(
+        directory, run, supervisor, leader_only=True, target=run_unhurried_peer
+    ) as swarm:
         for name in ("data-1", "data-2"):
             swarm.join(name, swarm.ticket("data"), corpus, once=False)
         for name in RELAYS[::2]:

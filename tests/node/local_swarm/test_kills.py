@@ -24,6 +24,7 @@ from anabranch.observe.events import (
     Suspected,
 )
 from support.local_swarms import Swarm, check_exact, created, history_of, small_run, steps_of, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 STEPS = 6
 
@@ -63,7 +64,7 @@ def check_survived(swarm: Swarm, directory: RunDirectory, dead: str) -> None:
         pytest.param("mid_backward", 2, marks=pytest.mark.soak),
         pytest.param("mid_backward", 4, marks=pytest.mark.soak),
         ("reducing", 1),
-        ("prepared", 1),
+        pytest.param("prepared", 1, marks=pytest.mark.soak),  # test_resume.py kills the leader then
     ],
 )
 def test_a_relay_that_kills_itself(
@@ -102,7 +103,7 @@ def test_a_relay_that_freezes_and_wakes(tmp_path: Path, texts: Path, supervisor:
     """Frozen, it is suspected and then removed; woken, it learns that and ends with a clear word."""
     run = small_run(texts, run__steps=100_000, fleet__minimum=2, evaluation__every=0)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         swarm.until(lambda seen: isinstance(seen[-1], Step))
         frozen = swarm.processes["relay-2.0"]
         frozen.signal(signal.SIGSTOP)

@@ -15,6 +15,7 @@ from anabranch.observe.events import Audit
 from anabranch.protocol.coordinator.audit_cases import EXPIRED
 from node.local_swarm.test_gate import last_words, named, until
 from support.local_swarms import created, small_run, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 
 def test_a_walk_in_serves_and_is_audited(
@@ -25,7 +26,7 @@ def test_a_walk_in_serves_and_is_audited(
     run goes on."""
     run = small_run(texts, run__steps=100_000, audit__share=1e-9, checkpoint__every=1000)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         until(swarm, lambda: history_of(directory).t > 0)
         assert main(["ticket", "new", str(directory.path), "--role", "open", "--name", "door"]) == 0
         line = capsys.readouterr().out.split()[-1]

@@ -25,7 +25,7 @@ GRID = [
     for even in (True, False)
 ]
 #: Each value of each dimension at least once; with real processes the rest is for `make soak`.
-CHOSEN = [("llama", 4, 1, True), ("gpt", 2, 3, True), ("llama", 2, 3, False), ("gpt", 1, 1, False)]
+CHOSEN = [("llama", 4, 1, True), ("gpt", 2, 3, True), ("gpt", 1, 1, False)]
 
 
 def cell(values: tuple[str, int, int, bool]) -> object:

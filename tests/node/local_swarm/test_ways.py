@@ -16,6 +16,7 @@ from anabranch.net.iroh.engine import installed
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerJoined, Step
 from support.local_swarms import Swarm, check_exact, created, small_run, swarm_of, voters_of
+from support.unhurried_peer import run_unhurried_peer
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,7 +46,7 @@ def test_each_peer_of_the_run_has_its_way(
     fleet = dict(fleet__voters=VOTERS, evaluation__every=0, checkpoint__every=1000)
     run = small_run(texts, run__steps=100_000, **fleet)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         swarm.until(lambda _: len(swarm.of(Step)) >= 3 and len(voters_of(directory)) == VOTERS)
         checks = examined(capsys, swarm.ticket())
         ways = {name: check for name, check in checks.items() if name.startswith("way to ")}
@@ -91,7 +92,9 @@ def test_a_leader_behind_a_carrier_is_reached_or_the_step_is_named(
         checkpoint__every=1000,
     )
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+    with swarm_of(
+        directory, run, supervisor, leader_only=True, target=run_unhurried_peer
+    ) as swarm:
         ticket = swarm.ticket()
 
         def way() -> dict[str, str]:
@@ -132,7 +135,9 @@ def test_a_way_through_iroh_is_told(
         checkpoint__every=1000,
     )
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+    with swarm_of(
+        directory, run, supervisor, leader_only=True, target=run_unhurried_peer
+    ) as swarm:
         checks = examined(capsys, swarm.ticket())
         assert checks["iroh"]["verdict"] == "green" and relay in checks["iroh"]["found"]
         [way] = [check for name, check in checks.items() if name.startswith("way to ")]

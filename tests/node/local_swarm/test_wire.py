@@ -26,7 +26,8 @@ WIRE = {
 
 @pytest.mark.parametrize(
     "model",
-    [{}, pytest.param({"model__subspace": 5, "model__tied": False}, marks=pytest.mark.slow)],
+    # The subspace in virtual time: tests/swarm/exactness/test_subspace.py.
+    [{}, pytest.param({"model__subspace": 5, "model__tied": False}, marks=pytest.mark.soak)],
     ids=["dense", "subspace"],
 )
 def test_a_relay_that_dies_in_mid_backward(

@@ -23,6 +23,7 @@ from anabranch.observe.events import PeerRemoved, RunFinished, Step
 from anabranch.observe.page.page_thread import PageThread
 from support.browsers import chromium
 from support.local_swarms import PATIENCE_S, created, small_run, swarm_of
+from support.unhurried_peer import run_unhurried_peer
 
 #: Seconds after which the page must show what happened. It takes half a second; where the machine was busy
 #: with something else just then, a second kill has to be seen in time.
@@ -107,7 +108,7 @@ def test_a_killed_relay_is_seen_live_in_the_replay_and_in_the_report(
 ) -> None:
     run = small_run(texts, run__steps=STEPS, checkpoint__every=1000, evaluation__every=0, fleet__minimum=2)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_unhurried_peer) as swarm:
         owner = SwarmOwner(swarm, swarm.stop)
         page = PageThread(directory.events, owner=owner)
         address = page.start()

@@ -76,7 +76,7 @@ def test_a_joiner_that_never_shows_a_state_loses_its_seat(lie: str) -> None:
     tells; or a false one after the last step, and that it has followed nothing of the log. So nobody can say
     that its proof is false."""
     steps = 8 + SHOWN_WITHIN
-    settings = Settings("early", 1, 1, 6, steps, min_replicas=2)
+    settings = Settings("early", 1, 1, 2, steps, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(2))]
     model = Model(task_s={"Apply": SHOWN_WITHIN_S / SHOWN_WITHIN})
     world = counting_world(settings, machines, 1, model)
@@ -221,7 +221,7 @@ def test_a_joiner_that_reports_a_state_of_long_ago_loses_its_seat_soon() -> None
     right. Its first report came when no proof of that state was remembered any more: building its stage took
     more steps than that. Steps are short, so the five minutes of one that shows no proof are far away."""
     steps = 20 + VOUCHED_KEPT + OLDEST
-    settings = Settings("old", 1, 1, 6, steps, min_replicas=2)
+    settings = Settings("old", 1, 1, 2, steps, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(2))]
     world = counting_world(settings, machines, 1)
     Invariants(world)
@@ -259,7 +259,7 @@ def test_a_joiner_that_builds_its_stage_for_many_steps_keeps_its_seat() -> None:
     """Its Welcome named the run's initial state, which it has as soon as its stage is built: too late, so it
     fetches another one instead of reporting that."""
     steps = 2 * OLDEST
-    settings = Settings("slow", 1, 1, 6, steps, min_replicas=2)
+    settings = Settings("slow", 1, 1, 2, steps, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(3))]
     world = counting_world(settings, machines, 1)
     Invariants(world)

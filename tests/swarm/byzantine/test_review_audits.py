@@ -734,8 +734,15 @@ def test_a_return_goes_back_before_every_step_whose_audit_is_open(slow: int) -> 
     assert world.history().t == STEPS and wrong_states(world).keys() <= {"r1.1"}
 
 
-@pytest.mark.parametrize(("liar", "kind"), [("r1.1", tasks.Forward), ("r2.1", tasks.InputGradient)])
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(
+    ("liar", "kind", "silent"),
+    [
+        ("r1.1", tasks.Forward, False),
+        ("r2.1", tasks.InputGradient, True),
+        pytest.param("r1.1", tasks.Forward, True, marks=pytest.mark.soak),
+        pytest.param("r2.1", tasks.InputGradient, False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_relay_that_sends_on_what_it_does_not_claim_is_convicted(
     liar: str, kind: type[tasks.Task], silent: bool
 ) -> None:

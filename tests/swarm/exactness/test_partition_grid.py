@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from anabranch.sim.checks.invariants import Invariants
+from support.grids import half_grid
 from support.swarms.small_swarm import check_equal, small_run, small_world
 
 EVEN = {1: [2], 2: [2, 2], 4: [2, 2, 2, 2]}
 UNEVEN = {1: [3], 2: [1, 3], 4: [1, 2, 1, 3]}
-
-
+STAGES, DATA_NODES = (1, 2, 4), (1, 3)
 #: Fleet of gpt: the protocol assigns stages without regard to the architecture, so one fleet is enough.
-GPT_FLEET = ("gpt", 3, UNEVEN)
-FLEETS = [(name, count, men) for name in ("llama", "gpt") for count in (1, 3) for men in (EVEN, UNEVEN)]
+GPT_FLEET = (3, UNEVEN)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("architecture", "data_nodes", "replicas"),
+    ("architecture", "stages", "data_nodes", "replicas"),
     [
-        pytest.param(*fleet, marks=pytest.mark.soak if fleet[0] == "gpt" and fleet != GPT_FLEET else ())
-        for fleet in FLEETS
+        *half_grid(["llama"], STAGES, DATA_NODES, (EVEN, UNEVEN)),
+        *(
+            pytest.param("gpt", stages, *fleet, marks=pytest.mark.soak if fleet != GPT_FLEET else ())
+            for stages in STAGES
+            for fleet in itertools.product(DATA_NODES, (EVEN, UNEVEN))
+        ),
     ],
 )
 def test_zero_bits_differ(

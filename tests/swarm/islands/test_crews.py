@@ -34,13 +34,15 @@ from anabranch.protocol.rounds.plan import filled
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
+from support.grids import half_grid
 from support.swarms.small_swarm import MadeUpBatches, small_model, small_run
 from support.swarms.training_world import training_world
 from swarm.islands.test_rounds import check_replayed
 
-#: 2 synchronous steps, then 6 rounds of 3 optimizer steps each. In the first two the leader learns how quick
+#: 2 synchronous steps, then 6 rounds of 2 optimizer steps each. In the first two the leader learns how quick
 #: crews are.
-STEPS, LEARNT = 20, 2
+STEPS, LEARNT = 14, 2
+soak = partial(pytest.param, marks=pytest.mark.soak)
 INT8 = {"activations": "int8", "gradients": "int8", "gradient_rounding": "stochastic"}
 TIMES = Model(task_s={"InnerForward": 0.05, "InnerBackward": 0.1, "Embed": 0.002})
 
@@ -50,7 +52,7 @@ def crew_run(**changes: object) -> RunConfig:
     run = small_run(steps=STEPS)
     run = replace(run, model=replace(run.model, blocks=2), pipeline=PipelineSection(stages=2))
     run = replace(run, batch=replace(run.batch, microbatches=4))
-    return replace(run, round=replace(RoundSection(slots=2, steps=3, start=0.1), **changes))  # type: ignore[arg-type]
+    return replace(run, round=replace(RoundSection(slots=2, steps=2, start=0.15), **changes))  # type: ignore[arg-type]
 
 
 def world_of(
@@ -105,16 +107,16 @@ def crash_and_return(world: World, after_s: float) -> Callable[[Node], None]:
     return do
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"contributions": "int4", "results": "int8", "first_moment": "estimate"},
-        {"first_moment": "keep", "unsent": "feedback", "select": "largest"},
-        {"first_steps": 1, "steps": 4, "end": 0.2},
-    ],
-)
-@pytest.mark.parametrize("wire", [{}, INT8])
+#: Keys of `round`.
+CHANGES: list[dict[str, object]] = [
+    {},
+    {"contributions": "int4", "results": "int8", "first_moment": "estimate"},
+    {"first_moment": "keep", "unsent": "feedback", "select": "largest"},
+    {"first_steps": 1, "steps": 4, "end": 0.2},
+]
+
+
+@pytest.mark.parametrize(("changes", "wire"), half_grid(CHANGES, ({}, INT8)))
 def test_rounds_of_crews_are_replayed_by_one_process(
     changes: dict[str, object], wire: dict[str, str]
 ) -> None:
@@ -157,8 +159,9 @@ def test_three_stages_and_one_data_node() -> None:
     assert counts(world)[LEARNT:] == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("kind", [msg.InnerActivation, msg.InnerGradient])
-@pytest.mark.parametrize("after_s", [0.3, 30.0])
+@pytest.mark.parametrize(
+    ("kind", "after_s"), half_grid([msg.InnerActivation, msg.InnerGradient], [0.3, 30.0])
+)
 def test_a_relay_that_dies_costs_its_crew_the_round(kind: type[msg.Message], after_s: float) -> None:
     run = crew_run()
     world = world_of(run)
@@ -250,8 +253,9 @@ def test_a_round_without_any_crew_is_skipped() -> None:
     assert history.plans[7][0].first == history.plans[6][0].first
 
 
-@pytest.mark.parametrize("finder", ["d0", "d1", "r2.1"])
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(
+    ("slots", "finder"), [(1, "d0"), (1, "d1"), (2, "d0"), (2, "r2.1"), soak(1, "r2.1"), soak(2, "d1")]
+)
 def test_an_overflow_that_a_crew_reports_costs_its_slot_alone(finder: str, slots: int) -> None:
     """Also if the leader of the log is of the crew: inputs of one guest skip no round of the others."""
     run = crew_run(slots=slots)

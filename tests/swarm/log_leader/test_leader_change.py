@@ -340,8 +340,9 @@ def test_a_stage_is_lost_with_the_leader() -> None:
     check_counted(world)
 
 
-@pytest.mark.parametrize("how", ["crash", "cut off"])
-@pytest.mark.parametrize("moment", [rollback_proposed, rollback_chosen])
+@pytest.mark.parametrize(
+    ("moment", "how"), half_grid([rollback_proposed, rollback_chosen], ["crash", "cut off"])
+)
 def test_the_leader_is_lost_with_a_rollback(moment: Moment, how: str) -> None:
     """Proposed, or chosen and not announced: there is one history, which goes back once or twice."""
     world = keeps_snapshots(42)

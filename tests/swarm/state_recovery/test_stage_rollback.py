@@ -35,8 +35,14 @@ from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, 
 from support.swarms.training_world import training_world
 
 
-@pytest.mark.parametrize(("t", "stage", "comes"), LOSSES)
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "t", "stage", "comes"),
+    [
+        pytest.param(phase, *loss, marks=[pytest.mark.soak] * (turn != number % 2))
+        for number, phase in enumerate(PHASES)
+        for turn, loss in enumerate(LOSSES)
+    ],
+)
 def test_a_stage_lost_at_any_phase_is_restored(phase: str, t: int, stage: int, comes: bool) -> None:
     """By a joiner, or by a peer of the other stage where none comes."""
     world = swarm(seed=t + 9)  # both replicas have units in t then, and send each other parts

@@ -14,7 +14,9 @@ MODULES = (
     "torch.fx.experimental.symbolic_shapes",
     "anabranch.checkpoint.directory",
     "anabranch.cli.join",
+    "anabranch.cli.main",
     "anabranch.cli.resume",
+    "anabranch.cli.support.lead_run",
     "anabranch.data.batches",
     "anabranch.data.corpus",
     "anabranch.node.driver.tensor_codec",
@@ -22,8 +24,11 @@ MODULES = (
     "anabranch.node.lifecycle.join",
     "anabranch.node.lifecycle.lead",
     "anabranch.observe.console.event_console",
+    "anabranch.train.model.gpt",
+    "anabranch.train.model.llama",
     "anabranch.train.stage.protocol_inputs",
     "anabranch.train.stage.worker",
+    "anabranch.train.workers.workers",
 )
 
 for name in MODULES:
