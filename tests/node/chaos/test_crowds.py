@@ -59,23 +59,21 @@ def resident_bytes(swarm: Swarm) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_hundreds_of_keys_with_long_texts_do_not_end_the_leader(
+def test_hundreds_of_keys_with_long_texts_come_in_short_records(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """Their record in the log, and the Welcome that listed them, were longer than a message may be: the
-    process that leads ended."""
+    """They are in one record no more: with a thousand it, or the Welcome that lists them, was longer than a
+    message may be, and the process that leads ended."""
     run = small_run(texts, **ENDLESS)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
-        with crowd(swarm, "join", 600, class_of(directory)) as output:
+        with crowd(swarm, "join", 200, class_of(directory)) as output:
             while "linked" not in output.read_text():  # on a busy machine that takes minutes
                 time.sleep(0.5)
-            hostile.until(lambda: "Refused=" in output.read_text())
+            hostile.until(lambda: len(swarm.of(PeerJoined)) > 64)
             hostile.goes_on(10)
-            joined = len(swarm.of(PeerJoined))
-            assert joined > 64, swarm.story()
             assert "Welcome=" in output.read_text()
         longest = max(map(len, directory.log.read_bytes().splitlines()))
         assert longest < MEMBERS_BYTES / 16, f"a line of {longest} bytes"
