@@ -110,6 +110,23 @@ def _no_welcome(guest: Guest, event: Received) -> bool:
     return not isinstance(event.message, msg.Welcome | msg.Refused)
 
 
+def _alone(guest: Guest) -> bool:
+    run = guest.peer.ctx.run
+    return list(run.membership.serving(run.stage)) == [guest.peer.ctx.me]
+
+
+def _no_report(guest: Guest, send: Send) -> list[Send]:
+    return [] if isinstance(send.message, msg.Applied) and _alone(guest) else [send]
+
+
+def _behind(guest: Guest) -> Iterator[Send]:
+    """Say that the state after the last step cannot be had, every AGAIN_S seconds, while nobody else of the
+    stage serves."""
+    t = guest.peer.progress.committed
+    if _alone(guest) and guest.once("behind", int(guest.peer.ctx.clock.now / AGAIN_S)):
+        yield guest.to_leader(msg.Behind(t, guest.peer.ctx.run.stage))
+
+
 STATE_DEEDS: dict[str, Deed] = {
     deed.name: deed
     for deed in (
@@ -124,6 +141,7 @@ STATE_DEEDS: dict[str, Deed] = {
             _trickle,
             hear=_owe,
         ),
+        Deed("never gets a state", Role.SERVES, _no_report, _behind),
         Deed("states all the time", Role.SERVES, None, _ask_states),
         Deed("holds too much", Role.SERVES, withhold(msg.Holds), lambda guest: _report(guest, MANY)),
         Deed(

@@ -148,6 +148,11 @@ class Gate:
     authorize: Callable[[Hello], str | None]
 
 
+#: Peers whose incarnations a fence remembers, those admitted last: keys are free. A choice: the log knows the
+#: incarnations of members, too.
+INCARNATIONS_KEPT = 1 << 16
+
+
 class IncarnationFence:
     """Highest incarnation (start count) seen of each admitted peer; lower ones are stale or copies."""
 
@@ -165,7 +170,9 @@ class IncarnationFence:
             )
 
     def note(self, peer_id: str, incarnation: int) -> None:
-        self._highest[peer_id] = max(incarnation, self._highest.get(peer_id, -1))
+        self._highest[peer_id] = max(incarnation, self._highest.pop(peer_id, -1))
+        if len(self._highest) > INCARNATIONS_KEPT:
+            del self._highest[next(iter(self._highest))]
 
 
 class _Reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,5 +105,30 @@ def test_a_liar_that_joiners_ask_first_keeps_none_out(
         join(hostile, 2, lambda joiner: 0 < trickled(joiner) < TRICKLES)
         hostile.goes_on()
         assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_lone_replica_that_never_gets_a_state_is_out_and_its_stage_restored(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The only other replica of the stage is killed once the guest serves. The log goes back three times."""
+    snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
+    run = small_run(texts, **ENDLESS, **snapshots)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("never gets a state", 2)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        victim = swarm.peer_id("relay-2.0")
+        swarm.processes["relay-2.0"].signal(signal.SIGKILL)
+        hostile.until(lambda: bool(hostile.out(guest)))
+        assert "the log went back 3 times" in hostile.out(guest), hostile.out(guest)
+        hostile.end(guest)
+        hostile.goes_on(5)
+        assert {removed.subject for removed in hostile.honest_removed()} == {victim}, swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits", report.lines()

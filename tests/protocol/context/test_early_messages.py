@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.early_buffer import (
+    EARLY_BYTES,
     EARLY_LARGEST,
+    EARLY_MAX,
     EARLY_PARTS_MAX,
     EARLY_PAYLOADS_MAX,
+    STRANGERS_BYTES,
+    STRANGERS_LARGEST,
     EarlyBuffer,
 )
 from anabranch.protocol.interface.settings import NEIGHBOURS
-from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart, Slots
+from anabranch.protocol.messages import (
+    AttemptId,
+    Fence,
+    Forward,
+    ReducedPart,
+    ReducePart,
+    Slots,
+    encode,
+)
 from anabranch.protocol.reduce.hierarchy import FLAT, cells_of
 from anabranch.protocol.reduce.partial_sums import PARTS
 
@@ -20,6 +32,10 @@ def part(
     kind: type[ReducePart | ReducedPart], number: int, at: int, stage: int = 1
 ) -> ReducePart | ReducedPart:
     return kind(FENCE, stage, AttemptId(1, number), at)
+
+
+def forward(index: int, path: tuple[str, ...] = ()) -> Forward:
+    return Forward(FENCE, index, path, True, False, False, index, ())
 
 
 def kept(early: EarlyBuffer) -> list[object]:
@@ -77,11 +93,10 @@ def test_a_sender_that_is_no_member_fills_no_memory_with_parts() -> None:
     early = EarlyBuffer()
     for at in range(EARLY_PAYLOADS_MAX - 1):
         assert early.keep("a", part(ReducePart, 1, at), b"x", 1, member=False) is None
-    forward = Forward(FENCE, 0, (), True, False, False, 0, ())
-    assert early.keep("a", forward, b"x", 1, member=False) is None
+    assert early.keep("a", forward(0), b"x", 1, member=False) is None
     early.forget(lambda message: False)
     assert early.keep("a", part(ReducePart, 1, 9), b"x", 1, member=False)
-    assert early.keep("a", forward, b"x", 1, member=False)
+    assert early.keep("a", forward(0), b"x", 1, member=False)
     assert len(early) == EARLY_PAYLOADS_MAX
     assert early.keep("a", part(ReducePart, 1, 9), b"x", 1) is None, "it has been admitted"
 
@@ -143,8 +158,50 @@ def test_the_largest_payloads_of_an_honest_sender_have_room() -> None:
     """A few microbatches, and the parts of a whole reduce: sums of a stage, and its reduced gradient."""
     early = EarlyBuffer()
     for index in range(EARLY_PAYLOADS_MAX):
-        forward = Forward(FENCE, index, (), True, False, False, 0, ())
-        assert early.keep("a", forward, b"x", 1, share=1.0) is None
+        assert early.keep("a", forward(index), b"x", 1, share=1.0) is None
     for at in range(PARTS):
         for kind in (ReducePart, ReducedPart):
             assert early.keep("a", part(kind, 1, at), b"x", 1, share=1.0 / PARTS) is None
+
+
+def test_messages_of_a_sender_are_short_together() -> None:
+    """256 messages of a megabyte each, which take thirty times that once they are decoded, were kept of each
+    sender: two keys of one ticket had the leader take 3 GB in a quarter of a minute."""
+    early, long = EarlyBuffer(), ("12",) * 340_000
+    assert early.keep("a", forward(0, long), None, 1)
+    assert len(early) == 0
+    said = [early.keep("a", forward(index, long[:1000]), None, 1) for index in range(EARLY_MAX)]
+    took = said.count(None)
+    assert 0 < took < EARLY_MAX and not any(said[:took])
+    assert sum(len(encode(message)) for _, message, *_ in early._kept) <= EARLY_BYTES
+    early.forget(lambda message: isinstance(message, Forward) and message.index < took // 2)
+    assert early.keep("a", forward(1, long[:1000]), None, 1) is None, "there is room again"
+
+
+def test_strangers_share_a_budget_and_the_greediest_makes_room() -> None:
+    """Keys are free: each of a hundred had as much kept as any member."""
+    early = EarlyBuffer()
+    assert early.keep("member", part(ReducePart, 1, 0), b"x", 1, share=1.0) is None
+    assert early.keep("honest", forward(0), b"x", 1, member=False, share=1.0) is None
+    for number in range(20):
+        for index in range(EARLY_PAYLOADS_MAX):
+            assert early.keep(f"key {number}", forward(index), b"x", 1, member=False, share=1.0) is None
+    of = [peer for peer, *_ in early._kept]
+    assert sum(share for peer, *_, share in early._kept if peer != "member") <= STRANGERS_LARGEST
+    assert "honest" in of and "member" in of and "key 19" in of
+    for number in range(20):
+        for index in range(EARLY_MAX - EARLY_PAYLOADS_MAX):
+            early.keep(f"key {number}", forward(index, ("12",) * 300), None, 1, member=False)
+    size_bytes = sum(len(encode(message)) for peer, message, *_ in early._kept if peer != "member")
+    assert EARLY_BYTES < size_bytes <= STRANGERS_BYTES
+    assert {"honest", "member"} <= {peer for peer, *_ in early._kept}
+
+
+def test_what_a_stranger_sent_goes_with_its_link() -> None:
+    """It comes again with another key."""
+    early = EarlyBuffer()
+    for peer, member in (("stranger", False), ("member", True)):
+        assert early.keep(peer, part(ReducePart, 1, 0), b"x", 1, member=member) is None
+        early.forget(lambda message: False)
+        early.link_down(peer)
+    assert [peer for peer, *_ in early.take()] == ["member"]

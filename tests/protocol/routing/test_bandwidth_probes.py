@@ -135,7 +135,7 @@ def test_all_links_are_tried_one_after_the_other_and_once() -> None:
         now += 0.5
     assert order == ["s", "a", "b", "d"]
     assert trials(node, now) == [] and node.probes.deadline() == math.inf
-    assert all(node.ctx.costs.links()[peer][1] > 0.0 for peer in "sabd")
+    assert all(node.ctx.costs.links("sabd")[peer][1] > 0.0 for peer in "sabd")
 
 
 def test_one_that_does_not_answer_a_trial_holds_nobody_up() -> None:

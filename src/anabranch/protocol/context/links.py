@@ -113,6 +113,11 @@ class LinkTable:
         measurements, and whether it is suspected."""
         self.up.pop(peer)
 
+    def forget_process(self, peer: str) -> None:
+        """Forget to which process of `peer` its last link led: it never was a member, and keys cost
+        nothing."""
+        self.incarnations.pop(peer, None)
+
     def forget_carriers(self, peer: str) -> None:
         """Drop the counts about carriers to a peer that is no member any more: keys cost nothing."""
         _forget(self.tried_carriers, peer)

@@ -258,7 +258,18 @@ class Connections:
             self._known[peer] = silence
         if peer not in self.ctx.run.membership.members:
             self.indirect_probes.forget(peer)
+        self.forget_stranger(peer)
         return self._known.get(peer)
+
+    def forget_stranger(self, peer: str) -> None:
+        """Drop all that was measured of a peer without a link that never was a member, and is no carrier: a
+        stranger comes with another key each time. Nothing while this peer is no member: it knows none."""
+        ctx = self.ctx
+        members = ctx.run.membership
+        if ctx.me in members.members and not members.knew(peer) and peer not in ctx.dialer.carriers.listed():
+            ctx.costs.drop(peer)
+            ctx.links.forget_process(peer)
+            ctx.links.forget_carriers(peer)
 
     def heard(self, peer: str) -> bool:
         """Note that a message of `peer` arrived, and end a suspicion; True if `peer` was suspected until now.

@@ -8,8 +8,9 @@ removed; if nothing answers, other members are asked before the verdict (`failur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -28,6 +29,7 @@ from anabranch.protocol.fleet.walk_ins import marked, open_stages, walks_in
 from anabranch.protocol.interface.events import Dial, VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Holders, JoinRequest, Ready, Refused
+from anabranch.protocol.messages.common import MAX_MESSAGE_BYTES
 from anabranch.protocol.messages.table import Allowance
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
 from anabranch.protocol.placement.rates import SEARCHED, batch_of, stage_counts, with_slots
@@ -40,6 +42,18 @@ VOTE_S = 15.0
 #: Records that admit joiners: at once, and per second; each admits all that wait. A choice: while guests come
 #: and leave all the time, most entries of the log are still steps.
 ADMISSIONS = Allowance(32.0, 0.5)
+#: Most bytes of the joiners, and of the removals, in one record, but one of them at least: each record is
+#: sent to all members in one message. A choice: a record has room for eighteen honest joiners, or a thousand
+#: lost members; so ADMISSIONS.burst admits 500 machines that come at once, and a guest whose keys join and
+#: leave all the time has the leader send each member 4 KiB a second.
+JOINERS_BYTES, REMOVALS_BYTES = 8 << 10, MAX_MESSAGE_BYTES // 4
+#: Most bytes, as in the log, of all members' statements, with MEMBER_BYTES more for each: a joiner's Welcome
+#: lists all members, in one message, and the rest of it has the other quarter.
+MEMBERS_BYTES = 3 * MAX_MESSAGE_BYTES // 4
+#: Bytes of a member in a record or Welcome beside its statements: id, since when it serves. Rounded up.
+MEMBER_BYTES = 96
+#: Sizes of joiners and removals that are remembered: more than the list of members has room for. A choice.
+MEASURED_KEPT = 4096
 #: Searches for the best stage of a joiner, at once and per second; beyond them it gets the neediest stage. A
 #: search takes 0.2 s in the largest swarm that is searched (64 members at 8 stages). A choice: as ADMISSIONS.
 SEARCHES = Allowance(32.0, 0.5)
@@ -128,6 +142,8 @@ class Admission:
         self._waiting_for = ""
         self._judged = (-1, 0)
         """Version of the membership, and number of revocations, that were compared last."""
+        self._stated = (-1, 0)
+        """Version of the membership, and bytes of its members' statements."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -142,7 +158,11 @@ class Admission:
             return None
         reason, full = self._refusal(peer, request, credential), None
         if reason is None:
-            reason = full = self._over_quota(peer, credential) or self._no_seat(peer, request, credential)
+            reason = full = (
+                self._over_quota(peer, credential)
+                or self._no_seat(peer, request, credential)
+                or self._no_room(peer, request.member)
+            )
         if reason is not None:
             self.ctx.outbox.send(peer, Refused(reason, again=full is not None))
             return reason
@@ -260,6 +280,20 @@ class Admission:
             "serve now: wait, or ask the owner for a ticket of your own"
         )
 
+    def _no_room(self, peer: str, joiner: Member) -> str | None:
+        """Reason why the list of members has no room for what a joiner states about itself (MEMBERS_BYTES);
+        None: it has, or `peer` is in it."""
+        membership = self.ctx.run.membership
+        if peer in membership.members:
+            return None
+        if self._stated[0] != membership.version:
+            self._stated = membership.version, sum(map(_logged_bytes, membership.members.values()))
+        coming = {**self._coming, **self._joining}
+        others = (m for m in coming.values() if m.id != peer and m.id not in membership.members)
+        if self._stated[1] + _logged_bytes(joiner) + sum(map(_logged_bytes, others)) <= MEMBERS_BYTES:
+            return None
+        return "the run's list of members has no room for one more: wait until some leave"
+
     def _chosen_stage(self, joiner: Member) -> int:
         """Stage for a joiner that asked for any: the one chosen before, if it asked lately."""
         now = self.ctx.clock.now
@@ -306,7 +340,7 @@ class Admission:
         self._unproven.pop(peer, None)
         fellows = set(self.ctx.run.membership.serving(member.stage))
         if proven is None:
-            self._unproven[peer] = message
+            self._unproven[peer] = msgspec.structs.replace(message, links={})
         elif message.fingerprint != fingerprint:
             self._reported_false(peer, message, fingerprint)
         elif not proven:  # a state with this fingerprint has the proof: this joiner has no state
@@ -562,15 +596,16 @@ class Admission:
 
     def change(self, begins: Callable[[int, int], int | None] = lambda stage, t: None) -> Members | None:
         """Next Members record to log, or None: removals if any are planned, else joiners (as ADMISSIONS
-        allows), else members that begin to serve; its contents are planned no longer. To be called once the
-        record before is committed: the caller logs this one. begins(stage, t): iteration from which ready
-        members with the stage's state after t serve; None: not yet."""
+        allows), of either as many as fit, else members that begin to serve; its contents are planned no
+        longer. To be called once the record before is committed: the caller logs this one. begins(stage, t):
+        iteration from which ready members with the stage's state after t serve; None: not yet."""
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
-        self._removals, self._going = {}, set(removed)
+        now = _fitting(list(removed.items()), REMOVALS_BYTES)
+        self._removals, self._going = dict(list(removed.items())[now:]), set(list(removed)[:now])
         if removed:
-            return Members(number, removed=removed)
+            return Members(number, removed=dict(list(removed.items())[:now]))
         # A joiner may repeat its request before it knows of the record that admits it.
         known = {(peer, member.incarnation) for peer, member in members.items()}
         joined = [m for m in self._joining.values() if (m.id, m.incarnation) not in known]
@@ -578,9 +613,11 @@ class Admission:
             self._joining, self._coming = {}, {}
         elif self._may_admit():
             self._admits.left -= 1.0
-            self._joining, self._coming = {}, {member.id: member for member in joined}
+            now = _fitting(joined, JOINERS_BYTES)
+            self._coming = {member.id: member for member in joined[:now]}
+            self._joining = {member.id: member for member in joined[now:]}
             self._chosen = {p: choice for p, choice in self._chosen.items() if p not in self._coming}
-            return Members(number, joined=tuple(joined))
+            return Members(number, joined=tuple(joined[:now]))
         found = {peer: begins(m.stage, self._ready_t.get(peer, -1)) for peer, m in self.ready.items()}
         serving = {peer: t for peer, t in found.items() if t is not None}
         for peer in serving:
@@ -588,3 +625,20 @@ class Admission:
         earlier = self.ctx.run.membership.active_from
         serving = {peer: t for peer, t in serving.items() if earlier.get(peer, t + 1) > t}
         return Members(number, active_from=serving) if serving else None
+
+
+@lru_cache(maxsize=MEASURED_KEPT)
+def _logged_bytes(planned: Member | tuple[str, str]) -> int:
+    """Bytes that a joiner, or a removal (peer, reason), takes in a record of the log."""
+    return len(msgspec.json.encode(planned)) + MEMBER_BYTES
+
+
+def _fitting(planned: Sequence[Member | tuple[str, str]], most_bytes: int) -> int:
+    """Number of joiners or removals, counted from the first, that a record of `most_bytes` has room for; one
+    at least, if there is any."""
+    size_bytes = 0
+    for count, each in enumerate(planned):
+        size_bytes += _logged_bytes(each)
+        if size_bytes > most_bytes:
+            return max(1, count)
+    return len(planned)

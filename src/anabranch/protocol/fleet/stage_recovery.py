@@ -23,6 +23,10 @@ from anabranch.protocol.messages import Behind, Holders, WhoHas
 GRACE_S = 2.0
 #: Time (s) without any member of a lost stage after which a peer of another stage is moved there.
 MOVE_AFTER_S = 5.0
+#: Rollbacks on a replica's word that it cannot get a state, each within so many iterations of the one before,
+#: with which the replica is removed, and with more of them expelled, where another can take its place. Plain
+#: choices: an accident may happen twice, and one that says so without end let the run go no further.
+BEHIND_MOST, BEHIND_REMEMBERED = 3, 64
 
 
 class StageRecovery:
@@ -34,6 +38,8 @@ class StageRecovery:
         self.catalog = catalog
         self._behind: dict[str, int] = {}
         """Replica that cannot get its stage's state -> last iteration of the state that it lacks."""
+        self._went_back: dict[str, tuple[int, int]] = {}
+        """Replica -> number of rollbacks on its word, and iteration of the last one."""
         self._lost: dict[int, float] = {}
         """Lost stage -> since when (s)."""
         self._most_live: dict[int, int] = {}
@@ -145,7 +151,21 @@ class StageRecovery:
             return None
         reason = f"nobody has the state of {which} after iteration {t} any more"
         self._note(f"{reason}; going back to the snapshot of iteration {point.t}")
+        for stage in lost:
+            self._remove_behind(sorted(self.lacking(self.ctx.run.membership.of(stage), t)), t)
         return rollback(self.ctx.run, point, reason)
+
+    def _remove_behind(self, peers: Collection[str], t: int) -> None:
+        """Count a rollback from iteration t on the word of `peers`, and remove those that caused BEHIND_MOST,
+        where other peers can restore the stage."""
+        self._went_back = {p: was for p, was in self._went_back.items() if t <= was[1] + BEHIND_REMEMBERED}
+        for peer in peers:
+            count = self._went_back.get(peer, (0, t))[0] + 1
+            self._went_back[peer] = count, t
+            if count < BEHIND_MOST or peer == self.ctx.me or not math.isfinite(self.worth_s(peer, t, 1.0)):
+                continue
+            reason = f"the log went back {count} times as it could not get a state, and others can look"
+            (self.admission.remove if count == BEHIND_MOST else self.admission.expel)(peer, reason)
 
     def _note(self, text: str) -> None:
         if text != self._noted:

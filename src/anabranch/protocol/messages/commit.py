@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from anabranch.protocol.messages.common import (
+    Apart,
     Count,
     CountOrNone,
     FencedMessage,
@@ -36,7 +37,7 @@ class Claim(FencedMessage, frozen=True, tag=20):
     losses: dict[int, float] = msgspec.field(default_factory=dict)
     evaluations: dict[int, float] = msgspec.field(default_factory=dict)
     manifest: Hash = ""
-    apart: tuple[Id, ...] = ()
+    apart: Apart = ()
     holders: SentOn = msgspec.field(default_factory=dict)
 
 

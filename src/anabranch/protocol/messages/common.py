@@ -25,6 +25,10 @@ Receipt = Annotated[bytes, msgspec.Meta(max_length=1 << 19)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 StageNumber = Annotated[int, msgspec.Meta(ge=0, le=STAGE_MAX)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+#: Ids of the peers that a microbatch came through, one of each stage at most; and of the members of a stage
+#: that a peer cannot reach. A list decoded takes up to thirty times its bytes.
+PeerPath = Annotated[tuple[Id, ...], msgspec.Meta(max_length=STAGE_MAX + 1)]
+Apart = Annotated[tuple[Id, ...], msgspec.Meta(max_length=STAGE_MAX)]
 #: Optional numbers: -1 stands for none.
 CountOrNone = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
 StageOrNone = Annotated[int, msgspec.Meta(ge=-1, le=STAGE_MAX)]

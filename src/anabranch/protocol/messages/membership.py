@@ -6,6 +6,7 @@ import msgspec
 
 from anabranch.protocol.log.records import Genesis, Member, Slot
 from anabranch.protocol.messages.common import (
+    Apart,
     Count,
     CountOrNone,
     Hash,
@@ -104,7 +105,7 @@ class Ready(Message, frozen=True, tag=43):
     t: Count
     stage: StageNumber
     fingerprint: Hash
-    apart: tuple[Id, ...] = ()
+    apart: Apart = ()
     links: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     proof: Hash = ""
 

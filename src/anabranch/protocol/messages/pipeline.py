@@ -6,7 +6,16 @@ from typing import Annotated
 
 import msgspec
 
-from anabranch.protocol.messages.common import Count, FencedMessage, Id, Index, Seal, StageNumber, Text
+from anabranch.protocol.messages.common import (
+    Count,
+    FencedMessage,
+    Id,
+    Index,
+    PeerPath,
+    Seal,
+    StageNumber,
+    Text,
+)
 
 #: Longest list of lost relays in a repaired Forward; the receiver asks them, and two in a row are rare.
 LOST_MAX = 4
@@ -56,7 +65,7 @@ class Forward(FencedMessage, frozen=True, tag=4):
     """
 
     index: Index
-    path: tuple[Id, ...]
+    path: PeerPath
     train: bool
     repair: bool
     gradient_needed: bool

@@ -302,7 +302,8 @@ class Iterations(Timer):
     def _applied_report(self, timing: dict[str, float]) -> msg.Applied:
         ctx, replica = self._ctx, self.replica
         fence = ctx.fence(replica.t, replica.base)
-        return msg.Applied(fence, ctx.run.stage, replica.fingerprint, timing, ctx.costs.links())
+        links = ctx.costs.links(ctx.run.membership.members)
+        return msg.Applied(fence, ctx.run.stage, replica.fingerprint, timing, links)
 
     def repeat(self) -> None:
         """Repeat all reports that the leader may have missed. All are cumulative."""

@@ -293,7 +293,7 @@ class JoinProcess(Timer):
         if ctx.me in membership.active_from or ctx.me in membership.auditors:
             self._entry.repeat_at = math.inf  # it serves, or never will
             return
-        links = ctx.costs.links() if ctx.run.deals else {}
+        links = ctx.costs.links(ctx.run.membership.members) if ctx.run.deals else {}
         proof = self._iterations.possession.get()
         if proof is not None:  # else it is computed, and reported then
             ready = Ready(replica.t, ctx.run.stage, replica.fingerprint, ctx.apart(), links, proof)

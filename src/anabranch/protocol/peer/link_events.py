@@ -68,6 +68,7 @@ class LinkEvents(Timer):
             ctx.rate_limits.came_with(peer, shared_ticket(event.credential), event.credential.block)
         if ctx.rate_limits.banned(peer, ctx.clock.now):
             ctx.outbox.emit(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
+            self.connections.forget_stranger(peer)
             return
         if self.connections.outdated(peer):
             ctx.outbox.emit(ev.HangUp(peer, "another process of this peer has been admitted since"))
@@ -80,8 +81,10 @@ class LinkEvents(Timer):
                 del self.credentials[next(iter(self.credentials))]
         if (reason := self.revoked(peer)) is not None:
             self._turn_away(peer, reason)
+            self.connections.forget_stranger(peer)
             return
         if self._only_watches(peer):
+            self.connections.forget_stranger(peer)
             return
         self.connections.link_up(peer)
         if event.via:

@@ -206,7 +206,7 @@ class BandwidthProbes:
         tried = self._tried and not self._trying and (len(self._tried) >= LINE_TRIALS or not self._untried())
         if tried or ctx.costs.links_measured >= LINE_TRIALS:
             self._line_known, self._trying = True, ""
-            ctx.outbox.send(ctx.log.leader, Measured(ctx.costs.links()))
+            ctx.outbox.send(ctx.log.leader, Measured(ctx.costs.links(ctx.run.membership.members)))
         return self._line_known
 
     def _untried(self) -> list[str]:

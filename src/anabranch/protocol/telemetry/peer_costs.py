@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from anabranch.protocol.telemetry.estimators import LinkCost, Samples, plausible
@@ -161,6 +161,11 @@ class PeerCosts:
             del self.neighbours[peer]
             self.changes += 1
 
+    def drop(self, peer: str) -> None:
+        """Drop the record of `peer`, if there is one."""
+        if self.neighbours.pop(peer, None) is not None:
+            self.changes += 1
+
     # --- peers that do not deliver -------------------------------------------------------------
 
     def missed(self, peer: str, t: int) -> None:
@@ -308,11 +313,13 @@ class PeerCosts:
             self.activation_bytes, self._own_pass_s(), neighbour.pass_s, usual_bps
         )
 
-    def links(self) -> dict[str, tuple[float, float]]:
-        """Links of this peer with a measured round trip, as it reports them: other peer -> (round trip in s,
-        bits per second sent to it; 0: not known)."""
+    def links(self, members: Container[str]) -> dict[str, tuple[float, float]]:
+        """Links of this peer to `members` with a measured round trip, as it reports them: other peer ->
+        (round trip in s, bits per second sent to it; 0: not known)."""
         found = {}
         for peer, neighbour in self.neighbours.items():
+            if peer not in members:
+                continue
             trip_s = neighbour.link.latency.round_trip_s()
             if trip_s is not None:
                 found[peer] = (trip_s, neighbour.link.out_bps(self.activation_bytes) or 0.0)
