@@ -1,6 +1,6 @@
 """Rate at which honest contributions are chosen for an audit as far off, and steps until a liar's is.
 
-    python -m benchmarks.byzantine.far_off [--seeds 1 2 3] [--steps 200]
+    python -m benchmarks.byzantine.far_off [--seeds 1 2] [--steps 140]
 
 One honest training of the tiny model for each seed. The monitor of the protocol sees the contributions of
 each step, dealt to owners in several ways; and, from LIES_FROM on, those of six owners of whom the first one
@@ -30,7 +30,7 @@ from benchmarks import harness
 from benchmarks.byzantine.attacks import ATTACKS, View
 from benchmarks.byzantine.gradient_attacks import CORPUS, LIAR, OWNERS, Job, Trainer, units, wide
 
-STEPS, LIES_FROM = 200, 101
+STEPS, LIES_FROM = 140, 61
 #: Elements of the vectors on which the cost of moments is measured.
 TIMED = 1 << 23
 #: Microbatches of each owner of the six of a step.
@@ -68,7 +68,9 @@ class Watched(Trainer):
     def _aggregate(self, t: int, stage: int, honest: list[Tensor]) -> Tensor:
         sums = {
             shape: reported(
-                [torch.stack(honest[a:b]).sum(0) for a, b in pairwise(accumulate(shape, initial=0))], shape
+                stage,
+                [torch.stack(honest[a:b]).sum(0) for a, b in pairwise(accumulate(shape, initial=0))],
+                shape,
             )
             for shape in SHAPES
         }
@@ -82,26 +84,32 @@ class Watched(Trainer):
                 continue
             sent = [units(attack(view)), *honest[1:]] if lies else honest
             peer, _ = self.choices[name].choose(
-                t, stage, reported(sent, SHAPES[0], lies) if lies else sums[SHAPES[0]]
+                t, stage, reported(stage, sent, SHAPES[0], lies) if lies else sums[SHAPES[0]]
             )
-            if peer == str(LIAR) and lies:
+            if peer == name_of(stage, LIAR) and lies:
                 self.waits[name, stage] = t - LIES_FROM
             else:
                 self.framed[name] += bool(peer)
         return torch.stack(honest).sum(0)
 
 
-def reported(sent: Sequence[Tensor], shape: Sequence[int], lies: bool = False) -> dict[str, Contribution]:
-    """Contributions as their owners report them, each of whom sums one part. lies: True if the liar reports
-    the moments of another owner as its own."""
+def reported(
+    stage: int, sent: Sequence[Tensor], shape: Sequence[int], lies: bool = False
+) -> dict[str, Contribution]:
+    """Contributions to a stage as their owners report them, each of whom sums one part. lies: True if the
+    liar reports the moments of another owner as its own."""
     reports = [list(moments([part[a:b] for part in sent])) for a, b in part_bounds(len(sent[0]), len(sent))]
     if lies:
         reports[LIAR][LIAR] = reports[LIAR][1]
-    names, found = tuple(map(str, range(len(sent)))), {}
+    names, found = tuple(name_of(stage, owner) for owner in range(len(sent))), {}
     for owner, name in enumerate(names):
         squares, dots = zip(*(part[owner] for part in reports), strict=True)
         found[name] = Contribution(shape[owner], squares, dots, names)
     return found
+
+
+def name_of(stage: int, owner: int) -> str:
+    return f"r{stage}.{owner}"
 
 
 def watch(seed: int, steps: int) -> Found:
