@@ -111,6 +111,14 @@ def test_stages_are_judged_apart_and_a_removed_peer_is_forgotten() -> None:
     assert far_off.choose(2, 1, scaled(draw, {1: 50.0}))[0] == "1"
 
 
+def test_a_peer_is_forgotten_as_an_owner_or_altogether() -> None:
+    monitor = ContributionMonitor(against={("a", "b"): 1.0, ("b", "a"): 2.0, ("b", "c"): 3.0})
+    monitor.forget("a")
+    assert monitor.against == {("b", "a"): 2.0, ("b", "c"): 3.0}
+    monitor.forget("a", reports=True)
+    assert monitor.against == {("b", "c"): 3.0}
+
+
 @given(st.lists(st.tuples(st.floats(), st.floats()), min_size=3, max_size=3), st.integers(0, 3))
 def test_moments_that_are_no_numbers_decide_nothing_alone(
     claims: list[tuple[float, float]], liar: int

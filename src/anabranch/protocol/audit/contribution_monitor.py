@@ -104,9 +104,14 @@ class ContributionMonitor:
         self.norms.learn([norms[peer] for peer in contributions if peer not in far])
         return far
 
-    def forget(self, peer: str) -> None:
-        """Forget how often a peer's direction was the lowest, and its reports about others."""
-        self.against = {key: ratio for key, ratio in self.against.items() if peer not in key}
+    def forget(self, peer: str, reports: bool = False) -> None:
+        """Forget how often a peer's direction was the lowest. reports: True to forget its reports about
+        others, too."""
+        self.against = {
+            (owner, by): ratio
+            for (owner, by), ratio in self.against.items()
+            if owner != peer and not (reports and by == peer)
+        }
 
     def _rank(self, contributions: Mapping[str, Contribution]) -> None:
         """Enter which owner has the lowest direction of this step, by peer that reports it. Only owners with
@@ -158,7 +163,7 @@ class FarOff:
         """Forget a peer that left its stage."""
         self._rests.pop(peer, None)
         for monitor in self._monitors.values():
-            monitor.forget(peer)
+            monitor.forget(peer, reports=True)
 
 
 def log_norms(contributions: Mapping[str, Contribution]) -> dict[str, tuple[list[float], ...]]:
