@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from anabranch.protocol.coordinator.reduce_attempts import STALL_FLOOR_S
 from anabranch.protocol.coordinator.round import Round
-from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WITNESSED_FOR
+from anabranch.protocol.coordinator.witnessed_reduces import MOST_BYTES, TRIES_LATE, WITNESSED_FOR
+from anabranch.protocol.messages import Prepared
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from protocol.coordinator.test_prepared import BASE, TRUE, Stage, T
 
@@ -91,3 +98,67 @@ def test_whose_parts_came_is_not_blamed_for_a_sum_that_lacks_others() -> None:
     assert stalls.reduces.witnessing.blocking(stalls.attempt, ()) == ["a"]
     stalls.stall(current)
     assert stalls.reduces.witnessing.blocking(stalls.attempt, ("b",)) == ["a", "c"]
+
+
+def test_a_reduce_repeated_early_gives_more_time_to_all_but_those_that_none_confirms() -> None:
+    """`a` and `b` have lost each other; `c` alone says that it does not reach `a`."""
+    stalls, current = Stalls(), in_iteration(T)
+    current.attempts, current.retries[1] = {1: stalls.attempt}, 1
+    parted = stalls.admission.parted
+    for peer, others in (("a", "b"), ("b", "a"), ("c", "a")):
+        parted.told(peer, others)
+    current.hurried[1] = parted.unconfirmed(stalls.attempt.members)
+    assert stalls.stall(current, "a", "b", "c") == ({"c"}, ["a", "b"])
+    assert stalls.stall(current, "a", "b") == ({"a", "b"}, [])
+
+
+class Waits(Stage):
+    """Waits for a step that lacks the reduce of stage 1 alone, none of which is witnessed yet."""
+
+    def __init__(self) -> None:
+        super().__init__("a b c")
+        ends = msgspec.structs.replace(self.attempt, stage=0, members=("d0",), owners=(0, 0, 0, 0))
+        done = Prepared(ends.fence, 0, ends.attempt, TRUE, {})
+        self.current = Round(T, BASE, 0.0, attempts={0: ends, 1: self.attempt}, prepared={0: {"d0": done}})
+
+    def patience_s(self) -> float:
+        return self.reduces.patience_s(self.current)
+
+    def told(self, peer: str, other: str, at: float) -> None:
+        self.reduces.ctx.clock.now = at
+        self.admission.parted.told(peer, (other,))
+
+
+def test_a_reduce_whose_members_cannot_reach_each_other_is_repeated_soon() -> None:
+    """After a quarter of the usual wait, and as long after they said so: one of them may be gone, and the
+    leader not know it yet."""
+    waits = Waits()
+    assert waits.patience_s() == STALL_FLOOR_S
+    waits.told("a", "b", 0.0)
+    assert waits.patience_s() == STALL_FLOOR_S / 4
+    waits.told("a", "c", 3.0)
+    assert waits.patience_s() == STALL_FLOOR_S / 4, "it has said so since the beginning"
+    later = Waits()
+    later.told("a", "b", 3.0)
+    assert later.patience_s() == 3.0 + STALL_FLOOR_S / 4
+    much_later = Waits()
+    much_later.told("a", "b", 4.0)
+    assert much_later.patience_s() == STALL_FLOOR_S
+
+
+@pytest.mark.parametrize("case", ["unheard", "no member", "early", "repeated", "others lack", "too large"])
+def test_a_reduce_that_another_reason_may_hold_up_takes_its_time(case: str) -> None:
+    waits = Waits()
+    waits.told("a", "z" if case == "no member" else "b", 0.0)
+    if case == "unheard":
+        waits.reduces.ctx.links.suspects.add("b")
+    elif case == "early":
+        waits.current.early.add(1)
+    elif case == "repeated":
+        waits.current.retries[1] = 1
+    elif case == "others lack":
+        waits.current.prepared.clear()
+    elif case == "too large":
+        run = waits.reduces.ctx.run
+        run.settings = replace(run.settings, blocks=(1,), block_bytes=MOST_BYTES)
+    assert waits.patience_s() == STALL_FLOOR_S * (2.0 if case == "repeated" else 1.0)

@@ -40,3 +40,16 @@ def test_who_is_cut_off_from_most_leaves() -> None:
 def test_of_those_that_report_nothing_the_newest_leaves() -> None:
     """The one with the highest id left, which says nothing about it."""
     assert taken_out({"guest": 39, "old": 1, "other": 2}, {}, tries=TRIES) == {"guest"}
+
+
+def test_nobody_confirms_its_own_report() -> None:
+    pairs = UnreachablePairs(make_context("d", 1, 0, Settings("apart", 1, 1, 4, 100), "d"))
+    pairs.told("a", {"a"})
+    assert not pairs.reported and not pairs.among(["a", "b"])
+    pairs.told("a", {"a", "b"})
+    assert pairs.among(["a", "b"]) and not pairs.among(["a", "c"])
+    assert pairs.unconfirmed(["a", "b"]) == {"a"} and pairs.unconfirmed(["a", "c"]) == frozenset()
+    pairs.told("b", {"a", "c"})
+    assert pairs.unconfirmed(["a", "b", "c"]) == frozenset()
+    pairs.told("b", ())
+    assert pairs.unconfirmed(["a", "b", "c"]) == {"a"}

@@ -7,7 +7,7 @@ from anabranch.protocol.interface.events import Note, Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Result, WeightGradient
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.messages import Forward, Lack
+from anabranch.protocol.messages import Forward, Lack, Want
 from anabranch.protocol.pipeline.microbatches import UNUSABLE_MAX, Iteration
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
@@ -121,3 +121,15 @@ def test_a_microbatch_that_fails_after_its_gradient_went_back_is_one_load_less_o
         assert then is not None
         then(Result(error="broken") if isinstance(job[0], WeightGradient) else Result(outputs=(b"dx",)))
     assert list(relay.iteration.units) == [1] and grant.at_work == 1
+
+
+def test_a_forger_does_not_become_the_upstream_peer_of_a_microbatch_that_is_here() -> None:
+    """Another peer sent it: the forger neither gets the gradient for its own activation nor when it asks."""
+    relay = Relay()
+    relay.forward("e")
+    relay.ctx.links.forged("d")
+    relay.forward("d", b"bad")
+    assert relay.iteration.on_want("d", Want(relay.ctx.fence(1, "base"), 0, True, 9)) is None
+    assert relay.lacks() == ["d", "d"] and relay.iteration.units[0].upstream == "e"
+    grant = relay.iteration.credits.ledger.grants["d"]
+    assert grant.received == grant.released == 1, "its credit is free again"

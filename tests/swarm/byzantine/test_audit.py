@@ -22,7 +22,7 @@ from anabranch.protocol.log.records import (
     StageCommit,
     decode_entry,
 )
-from anabranch.protocol.messages import AnyMessage, Audited, Claim, Prepared
+from anabranch.protocol.messages import AnyMessage, Audited, Claim, Prepared, Work
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
@@ -65,6 +65,7 @@ def audited_world(
     checkpoint_every: int = 2,
     run: str = "audited",
     neighbours: int = NEIGHBOURS,
+    steps: int = STEPS,
 ) -> World:
     """World whose contributions are audited. seed, run: both are part of what draws who audits whom.
     neighbours: a stage of more than four times as many reduces in cells if nothing is audited."""
@@ -73,7 +74,7 @@ def audited_world(
         1,
         2,
         6,
-        STEPS,
+        steps,
         min_replicas=replicas,
         audit_share=share,
         checkpoint_every=checkpoint_every,
@@ -150,6 +151,22 @@ def test_a_relay_that_computes_falsely_is_convicted(
     assert worker.lies > 0 and others_are_right(world, liar)
     assert [record.id for record in records if isinstance(record, Revoke)] == [liar]
     assert [record for record in records if isinstance(record, Rollback)]
+
+
+@pytest.mark.parametrize("silent", [("r2.0",), ("r2.0", "r2.1")])
+def test_a_liar_is_convicted_though_the_next_stage_is_silent_about_its_work(silent: tuple[str, ...]) -> None:
+    """Each audit waited 30 s for what a silent relay had sent the liar, and expired after four short steps:
+    the liar kept its seat for 22 steps, to the end. An auditor that waited in vain asks others first now."""
+    world = audited_world(share=1.0, checkpoint_every=1, steps=24)
+    worker = give_lying_worker(world, "r1.1", tasks.Freeze)
+    for peer in silent:
+        world.mouths[peer] = lambda message: (
+            None if isinstance(message, Work) and message.subject == "r1.1" else message
+        )
+    world.run(until_s=900.0)
+    records = records_of(world)
+    assert 0 < worker.lies <= 12 and world.history().t == 24 and wrong_states(world).keys() == {"r1.1"}
+    assert [record.id for record in records if isinstance(record, Revoke)] == ["r1.1"]
 
 
 @pytest.mark.parametrize("kind", [tasks.Freeze, tasks.SumPart])

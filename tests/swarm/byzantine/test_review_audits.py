@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.audit.auditor import Auditor
+from anabranch.protocol.audit.auditor import WAIT_S, Auditor
 from anabranch.protocol.audit.draw import drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
@@ -502,6 +502,51 @@ def test_a_source_out_of_reach_withholds_nothing() -> None:
     under_test.ctx.clock.now += 1.0
     under_test.auditor.tick()
     assert under_test.sent(FetchWork)[-1].peer == "d0"
+
+
+def test_a_dialled_source_is_asked_as_soon_as_it_is_linked() -> None:
+    """The auditor looked once a second, and with steps of half a second the audit was over by then: a liar
+    that two of three replicas had found kept its seat. A source that is suspected is not asked yet."""
+    under_test = AuditorUnderTest(apart=True)
+    auditor, clock, links = under_test.auditor, under_test.ctx.clock, under_test.ctx.links
+    [receipt] = under_test.sent(FetchWork)
+    assert auditor.deadline() == clock.now + WAIT_S
+    clock.advance(0.02)
+    links.up["d0"] = AdaptiveTimeout(0.0, 1.0)
+    links.suspects.add("d0")
+    assert auditor.deadline() > clock.now
+    links.suspects.clear()
+    assert auditor.deadline() <= clock.now
+    auditor.tick()
+    assert [asked.peer for asked in under_test.sent(FetchWork)] == [receipt.peer, "d0"]
+    assert auditor.deadline() == clock.now + WAIT_S
+
+
+def test_a_source_that_was_waited_for_in_vain_is_asked_last_until_it_answers() -> None:
+    """Two that were are asked in the usual order: who sent the piece to the audited replica comes first."""
+    under_test = AuditorUnderTest()
+    auditor, clock, subject = under_test.auditor, under_test.ctx.clock, under_test.subject
+    sender, item = under_test.sent(FetchWork)[-1].peer, under_test.sent(FetchWork)[-1].message.item
+
+    def order() -> list[str]:
+        job = auditor._job
+        assert job is not None
+        job.silent.clear()
+        auditor._fetch(job)
+        return list(job.asked)
+
+    assert order() == [sender, subject]
+    clock.now += WAIT_S
+    auditor.tick()
+    assert order() == [subject, sender]
+    clock.now += WAIT_S
+    auditor.tick()
+    assert order() == [sender, subject]
+    auditor.on_work(sender, Work(1, 1, subject, item, held=False), None)
+    assert order() == [sender, subject]
+    assert auditor._awaited == {subject}
+    auditor.committed(1 + tasks.AUDIT_STEPS, [])  # the audit is over, and waited for the sender
+    assert auditor._awaited == {sender, subject}
 
 
 @pytest.mark.parametrize("breaks", [1, 2])

@@ -37,8 +37,6 @@ from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkIte
 #: Time (s) to wait for a piece before the next source is asked. A choice: ten times what an activation needs
 #: over a line of 1 MB/s.
 WAIT_S = 30.0
-#: Seconds between two looks whether a source is linked that was dialled. A choice: a few round trips.
-LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,8 @@ class Auditor(Timer):
         """(step, subject) -> this peer's report, for a new leader."""
         self._queue: list[_Job] = []
         self._job: _Job | None = None
+        self._awaited: set[str] = set()
+        """Sources that an audit waited for in vain, and that have answered nothing since: asked last."""
         self._applied_t = -1
 
     def applied(self, t: int) -> None:
@@ -151,6 +151,8 @@ class Auditor(Timer):
         self._reports = {key: report for key, report in self._reports.items() if key[0] > oldest}
         self._queue = [job for job in self._queue if job.drawn.t > oldest]
         if self._job is not None and self._job.drawn.t <= oldest:  # its inputs are dropped, and its case is
+            if self._job.due_at < math.inf and self._job.asked:
+                self._in_vain(self._job.asked[0])
             self._job = None
         for each in audited:
             asked = each.trusted, *each.jury
@@ -206,17 +208,19 @@ class Auditor(Timer):
 
     def _due_at(self, job: _Job) -> float:
         """Time (s) at which the next source is asked: at once if the present one was removed from the run, or
-        the link over which it was asked broke."""
-        fetches = job.due_at < math.inf and bool(job.asked)
-        gone = fetches and (job.asked[0] not in self._ctx.run.membership.members or self._lost(job))
-        return self._ctx.clock.now if gone else job.due_at
+        the link over which it was asked broke. A source that was dialled is asked as soon as it is linked."""
+        if job.due_at == math.inf or not job.asked:
+            return job.due_at
+        gone = job.asked[0] not in self._ctx.run.membership.members or self._lost(job)
+        linked = job.linked_by < math.inf and self._ctx.reachable(job.asked[0])
+        return self._ctx.clock.now if gone or linked else job.due_at
 
     def _lost(self, job: _Job) -> bool:
         """True if the link over which a source was asked broke, and the answer with it."""
         return job.linked_by == math.inf and job.asked[0] not in self._ctx.links.up
 
     def _overdue(self, job: _Job) -> None:
-        """Go on if a wait has ended: ask a dialled source that is linked now, or once more one whose link
+        """Go on as a wait has ended: ask a dialled source that is linked now, or once more one whose link
         broke; give up a source that did not answer in time, broke its link again, or was removed from the
         run."""
         member = job.asked[0] in self._ctx.run.membership.members
@@ -226,13 +230,18 @@ class Auditor(Timer):
                 self._ask(job)
                 return
             job.apart = True
-        dialled = self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
-        if job.linked_by < math.inf and member and dialled:
+        if job.linked_by < math.inf and member and self._ctx.reachable(job.asked[0]):
             self._ask(job)
             return
         job.apart = job.apart or (member and job.linked_by < math.inf)
         job.silent.add(job.asked[0])
+        self._in_vain(job.asked[0])
         self._next_source(job)
+
+    def _in_vain(self, peer: str) -> None:
+        """Note that an audit waited for a source in vain, so that later ones ask others first: else one
+        silent peer would make each audit of what was computed from its outputs late."""
+        self._awaited = (self._awaited | {peer}) & self._ctx.run.membership.members.keys()
 
     def deadline(self) -> float:
         if self._job is None:
@@ -242,7 +251,7 @@ class Auditor(Timer):
     def _fetch(self, job: _Job) -> None:
         """Start to fetch the next piece: sources are its sender, then whoever made or audited the
         contribution. The audited replica comes last, so that the audit ends while the weights are kept even
-        if that replica does not answer."""
+        if that replica does not answer; after it come those that were waited for in vain before."""
         item = job.wanted[0]
         if item == RECEIPT:
             also = self._ctx.log.leader
@@ -251,7 +260,8 @@ class Auditor(Timer):
         peers = dict.fromkeys(job.sources if job.again else (also, *job.sources))
         members = self._ctx.run.membership.members
         able = (peer for peer in peers if peer != self._ctx.me and peer in members)
-        job.asked, job.linked_by = [peer for peer in able if peer not in job.silent], math.inf
+        job.asked = sorted((peer for peer in able if peer not in job.silent), key=self._awaited.__contains__)
+        job.linked_by = math.inf
         own = self._kept.own(job.drawn.t, job.drawn.subject, item) if also == self._ctx.me else None
         if own is not None:
             job.got[job.wanted.pop(0)] = own
@@ -267,10 +277,8 @@ class Auditor(Timer):
             self._withheld(job)
             return
         if not self._ctx.reachable(job.asked[0]):
-            if job.linked_by == math.inf:
-                job.linked_by = now + WAIT_S
-                self._ctx.dialer.reach(job.asked[0])
-            job.due_at = now + LOOK_S
+            job.due_at = job.linked_by = now + WAIT_S
+            self._ctx.dialer.reach(job.asked[0])
             return
         job.due_at, job.linked_by = now + WAIT_S, math.inf
         each = job.drawn
@@ -292,6 +300,7 @@ class Auditor(Timer):
             return None  # it was not asked yet
         if (message.t, message.subject) != (job.drawn.t, job.drawn.subject) or message.item != job.wanted[0]:
             return None
+        self._awaited.discard(peer)
         if not message.held or (payload is None) != (message.item == RECEIPT):
             self._next_source(job)
         elif message.item == RECEIPT:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
@@ -388,8 +389,10 @@ class ReduceAttempts:
 
     def patience_s(self, current: Round) -> float:
         """Seconds without any report after which the open step counts as stalled (`stalled`): several times
-        its usual duration. They double with each stall or retry."""
-        doubled = min(current.stalls, 5)
+        its usual duration. They double with each stall or retry. Reduces that cannot end, as their members
+        say, are tried again after a share of them; a member that is given more time after that gets no more
+        than a repeated reduce does."""
+        doubled = min(max(0, current.stalls - bool(current.hurried)), 5)
         if current.retries:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
@@ -403,7 +406,18 @@ class ReduceAttempts:
             self.prepared(current, stage) is None for stage in current.attempts
         )
         hurry = STALL_FACTOR if self._late >= LATE_STEPS and not reduces else 1.0
-        return max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
+        wait_s = max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
+        soon_s = wait_s / STALL_FACTOR
+        return min(wait_s, max(soon_s, self._parted_since(current) + soon_s - current.progress_at))
+
+    def _parted_since(self, current: Round) -> float:
+        """Time (s) since which the open step waits for nothing but reduces that cannot end, as members say
+        that cannot reach each other (`WitnessedReduces.parted_since`); infinite if it waits for others."""
+        ordered = len(current.attempts) > self.ctx.run.settings.stages and not current.early
+        if not (ordered and self.admission.parted.reported):
+            return math.inf
+        left = [stage for stage in list(current.attempts) if self.prepared(current, stage) is None]
+        return max((self.witnessing.parted_since(current, stage) for stage in left), default=math.inf)
 
     def claimed(self, current: Round) -> None:
         """Note the news of a claim, before it is entered: a long time without news before it counts little in
@@ -433,6 +447,9 @@ class ReduceAttempts:
         news_at, current.progress_at = current.progress_at, self.ctx.clock.now
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
+        if self._parted_since(current) < math.inf:
+            left = [each for each in [*current.attempts.values()] if not self.prepared(current, each.stage)]
+            current.hurried |= {each.stage: self.admission.parted.unconfirmed(each.members) for each in left}
         for stage in range(self.ctx.run.settings.stages + 1):
             claims = current.claims.get(stage, {})
             trains = current.t <= self.ctx.run.steps

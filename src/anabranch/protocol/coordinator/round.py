@@ -89,6 +89,9 @@ class Round:
     """Slots without which the round ends."""
     witnessed: dict[int, int] = field(default_factory=dict)
     """Stage -> number of stuck reduces whose parts were all summed by the coordinator."""
+    hurried: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Stage whose reduce was repeated early, as members said that they cannot reach each other -> those of
+    whom none of the others said so."""
     even: set[int] = field(default_factory=set)
     """Stages of which a helper fell silent: their reduce gets no helpers any more."""
     early: set[int] = field(default_factory=set)

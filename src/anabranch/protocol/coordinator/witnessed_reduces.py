@@ -8,11 +8,16 @@ Members that merely cannot reach each other keep their seats, and their stage is
 while. A member whose part or report is late may be honest and slow: it is given more time, once in
 WITNESSED_FOR iterations, unless the reduce is a repeated one, whose time is doubled already.
 
+If members said beforehand that they cannot reach each other, the first reduce is not waited for so long. So
+its members are given more time in the repeated one, too, but for those that alone say so of others: they had
+no reason to wait, and one that withholds its part would say so to be waited for longer.
+
 Not here: whether a contribution is the right one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +63,7 @@ class WitnessedReduces:
         """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
         because the stage is too large or this peer does not serve. owners: positions of the members that own
         units; only these send parts."""
-        ctx, settings = self.ctx, self.ctx.run.settings
+        ctx = self.ctx
         if stage not in self._until or len(members) < 2:
             return None
         if t > self._until[stage]:
@@ -66,14 +71,29 @@ class WitnessedReduces:
                 del self._until[stage]
                 return None
             self.failed(stage, t)
-        own, senders = ctx.run.stage, len(set(owners) - {-1})
-        if not ctx.run.membership.is_live(ctx.me, own, t):
-            return None
-        if senders * settings.reduced_bytes_of(stage) > MOST_BYTES:
+        if not self._can_sum(stage, t, members, owners):
             return None
         if ctx.me in members:
             return ReducePlan((), (members.index(ctx.me),) * PARTS)
-        return ReducePlan((ctx.me,), (len(members),) * PARTS) if own != stage else None
+        return ReducePlan((ctx.me,), (len(members),) * PARTS)
+
+    def _can_sum(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> bool:
+        """True if this peer serves in iteration t and can sum the parts of a stage's reduce."""
+        ctx, own, senders = self.ctx, self.ctx.run.stage, len(set(owners) - {-1})
+        small = senders * ctx.run.settings.reduced_bytes_of(stage) <= MOST_BYTES
+        return ctx.run.membership.is_live(ctx.me, own, t) and small and (own != stage or ctx.me in members)
+
+    def parted_since(self, current: Round, stage: int) -> float:
+        """Time (s) since which members of the stage's reduce in progress say that they cannot reach each
+        other, although this peer hears both. Infinite if none say so, and if this peer sums the parts
+        already, or cannot."""
+        attempt, parted = current.attempts[stage], self.admission.parted
+        if current.retries.get(stage) or not parted.among(attempt.members):
+            return math.inf
+        can = self._can_sum(stage, current.t, attempt.members, attempt.owners)
+        if not can or witnessed(attempt, self.ctx.me):
+            return math.inf
+        return parted.since([peer for peer in attempt.members if peer == self.ctx.me or self._linked(peer)])
 
     def result(self, attempt: Attempt) -> tuple[bool, tuple[str, Mapping[str, float]] | None]:
         """(True if the attempt is witnessed, its result as this peer summed it: digest and sums of squares).
@@ -110,7 +130,8 @@ class WitnessedReduces:
             elif account.summed and peer not in prepared and (others or tries >= TRIES_LATE):
                 late[peer] = f"it was sent the whole gradient of iteration {current.t} and reported no result"
         self._late = {peer: t for peer, t in self._late.items() if t >= current.t}
-        first = [] if current.retries.get(stage) else sorted(late.keys() - self._late.keys())
+        again = current.hurried.get(stage, late.keys()) if current.retries.get(stage) else frozenset[str]()
+        first = sorted(late.keys() - self._late.keys() - again)
         self._late.update(dict.fromkeys(first, current.t + WITNESSED_FOR))
         return gone | {peer: why for peer, why in late.items() if peer not in first}, first
 

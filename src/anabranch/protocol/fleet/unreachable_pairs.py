@@ -9,6 +9,7 @@ join again once it reaches every replica of its stage that the leader reaches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from anabranch.protocol.context.peer_context import PeerContext
@@ -24,18 +25,45 @@ class UnreachablePairs:
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
         self._apart: dict[str, frozenset[str]] = {}
+        """Replica -> others of its stage that it cannot reach, if there are any."""
+        self._since: dict[str, float] = {}
+        """Such a replica -> time (s) since which it has said so of some."""
 
     def told(self, peer: str, apart: Collection[str]) -> None:
         """Enter the report of `peer` in place of its last one. apart: replicas of its stage that it cannot
         reach; empty: it reaches all."""
-        self._apart[peer] = frozenset(apart)
+        if others := frozenset(apart) - {peer}:
+            self._apart[peer] = others
+            self._since.setdefault(peer, self.ctx.clock.now)
+        else:
+            self.removed(peer)
 
     def removed(self, peer: str) -> None:
         self._apart.pop(peer, None)
+        self._since.pop(peer, None)
 
-    def among(self, members: Sequence[str]) -> bool:
+    @property
+    def reported(self) -> bool:
+        """True if any member reports that it cannot reach another."""
+        return bool(self._apart)
+
+    def among(self, members: Collection[str]) -> bool:
         """True if one of `members` reports that it cannot reach another of them."""
-        return any(self._apart_from(peer, members, ()) for peer in members)
+        return self.since(members) < math.inf
+
+    def since(self, members: Collection[str]) -> float:
+        """Earliest time (s) since which one of `members` reports without a break that it cannot reach another
+        of them; infinite if none does."""
+        here = set(members) if self._apart else set()
+        reporters = [peer for peer, others in self._apart.items() if peer in here and others & here]
+        return min((self._since[peer] for peer in reporters), default=math.inf)
+
+    def unconfirmed(self, members: Collection[str]) -> frozenset[str]:
+        """Those of `members` that report others of them as unreachable, none of which says so of them. Two
+        that have lost each other both say so, sooner or later."""
+        told = {peer: self._apart.get(peer, frozenset()).intersection(members) for peer in members}
+        alone = (p for p, others in told.items() if others and not any(p in told[other] for other in others))
+        return frozenset(alone)
 
     def take_out(
         self,

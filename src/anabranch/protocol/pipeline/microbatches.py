@@ -183,6 +183,11 @@ class Iteration:
             self.credits.release(peer)
             self.ctx.outbox.refuse(peer, "Forward", f"{UNUSABLE_MAX} of its activations could not be used")
             return None
+        if self.ctx.links.is_forger(peer):
+            self.credits.release(peer)
+            self.ctx.outbox.refuse(peer, "Forward", "its sender sent false inputs before")
+            self.replies.lack(peer, message.index, message.way, refused=True)
+            return None
         known = self.units.get(message.index)
         if known is not None and known.spoilt and peer != known.sender:
             self._refuse(known, "another peer sends its input")
@@ -206,9 +211,6 @@ class Iteration:
         if unit.train:
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
-        if self.ctx.links.is_forger(peer):
-            self._refuse(unit, "its sender sent false inputs before")
-            return None
         self._sampling.acknowledge(peer, message.index, backward=False)
         if self.ctx.run.stage and message.repair:
             self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
@@ -483,6 +485,8 @@ class Iteration:
             return refusal
         known = self.units.get(message.index)
         if known is not None and known.spoilt and peer != known.sender:
+            known = None
+        if self.ctx.links.is_forger(peer):
             known = None
         self.replies.on_want(known, peer, message)
         return None
