@@ -27,16 +27,16 @@ from torch import Tensor
 from anabranch.config import BatchSection, ComputeSection, RunConfig, RunSection
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
+from anabranch.protocol.audit.contribution_monitor import Contribution, ContributionMonitor
 from anabranch.protocol.audit.draw import chance
 from anabranch.protocol.interface.tasks import part_bounds
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics.exact import UNIT_EXPONENT
+from anabranch.train.numerics.moments import moments
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.reference.reference import Reference, Share
 from benchmarks import harness
 from benchmarks.byzantine.attacks import ATTACKS, View
-from benchmarks.byzantine.contribution_monitor import Contribution, ContributionMonitor
-from benchmarks.byzantine.moments import moments
 from benchmarks.byzantine.robust import centred_clip, coordinate_median
 
 OWNERS, LIAR = 6, 0
@@ -153,12 +153,11 @@ class Trainer:
             for begin, end in part_bounds(len(sent[0]), OWNERS)
         ]
         reports[LIAR][LIAR] = reports[LIAR][1]
-        contributions = {
-            str(owner): Contribution(
-                1, tuple(part[owner][0] for part in reports), tuple(part[owner][1] for part in reports)
-            )
-            for owner in range(OWNERS)
-        }
+        owners = tuple(map(str, range(OWNERS)))
+        contributions = {}
+        for owner, name in enumerate(owners):
+            squares, dots = zip(*(part[owner] for part in reports), strict=True)
+            contributions[name] = Contribution(1, squares, dots, owners)
         held = [int(owner) for owner in self.monitors[stage].judge(contributions)]
         lies = self.job.attack != "none" and LIAR in held
         self.held += lies

@@ -1,8 +1,8 @@
 """Relay process that lies: its worker gives false results in one kind of task.
 
 A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process, with "withholds":
-["Claim"] to send no such messages from then on, or "dies_with": "Prepared" to die instead of sending the
-first one.
+["Claim"] to send no such messages from then on, "dies_with": "Prepared" to die instead of sending the
+first one, or "factor": -50 by which the results are multiplied (-1 if it is left out).
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ def plan_a_lie(directory: RunDirectory, name: str = LIAR, task: str = "Freeze", 
 
 
 class LiePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Kind of task whose outputs are false, in the first iteration from `since` on that has such a task."""
+    """Kind of task whose outputs are false, in the first iteration from `since` on that has such a task.
+    factor: of the false outputs to the right ones."""
 
     task: str
     since: int
     withholds: tuple[str, ...] = ()
     dies_with: str = ""
+    factor: int = -1
 
 
 def run_lying_peer(
@@ -77,7 +79,7 @@ def run_lying_peer(
             if not of_plan or result.error or lied - {task.t}:
                 return result
             lied.add(task.t)
-            outputs = tuple(-cast(Tensor, output) for output in result.outputs)
+            outputs = tuple(plan.factor * cast(Tensor, output) for output in result.outputs)
             hashes = [payload_hash(cast(Tensor, tensor)) for tensor in (*inputs, *outputs)]
             return msgspec.structs.replace(result, outputs=outputs, hashes=tuple(hashes))
 

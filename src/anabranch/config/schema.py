@@ -418,8 +418,8 @@ class AuditSection:
     share: Fraction = 0.0
     """Probability that a relay's microbatch is computed again by another replica of its stage; 0 = no audits.
     All of a relay's microbatches in a step are drawn together, a little more often if they are several (0.059
-    for four, 0.073 for eight or more, at a share of 0.05). Needs numerics = "strict" and reduction =
-    "exact"."""
+    for four, 0.073 for eight or more, at a share of 0.05). Above 0, work that is far off the others' is
+    computed again too, whatever is drawn. Needs numerics = "strict" and reduction = "exact"."""
 
 
 @dataclass(frozen=True)

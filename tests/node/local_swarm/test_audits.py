@@ -131,3 +131,22 @@ def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
     assert {event.subject for event in swarm.of(PeerRemoved)} == {liar, vanished}, swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
+
+
+@pytest.mark.slow
+def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The relay sends its gradient sum times -50 in one step. Two others of its stage are honest."""
+    changes = {"run__steps": 8, "audit__share": 1e-6, "routing__policy": "static", "fleet__minimum": 3}
+    run = small_run(texts, **changes, fleet__relays_per_stage=[3, 3])
+    directory = created(tmp_path / "run", run)
+    plan_a_lie(directory, factor=-50)
+    with swarm_of(directory, run, supervisor, target=run_lying_peer) as swarm:
+        swarm.to_the_end()
+    liar = swarm.peer_id(LIAR)
+    assert [note for note in swarm.of(Note) if f"the work of {liar[:8]}" in note.text and "norm" in note.text]
+    assert {audit.subject for audit in swarm.of(Audit) if audit.verdict == "different"} == {liar}
+    assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()

@@ -14,6 +14,7 @@ from support.swarms.mutants import (
     Patch,
     budget_by_key,
     caught,
+    far_off_by_one_word,
     lost_contribution_merged,
     predictable_draw,
     workers_alone_decide,
@@ -138,6 +139,17 @@ def test_a_draw_that_can_be_foreseen_is_caught_by_its_test() -> None:
     with pytest.MonkeyPatch.context() as patch:
         predictable_draw(patch)
         assert not any(test_audit.a_foreseer_is_found(seed) for seed in (1, 2, 3))
+
+
+def test_a_norm_that_is_far_off_by_one_word_is_caught_by_its_test() -> None:
+    """Seeds have workers whose sums have no moments."""
+    from protocol.audit import test_contribution_monitor
+
+    test_contribution_monitor.test_one_false_report_decides_nothing()
+    with pytest.MonkeyPatch.context() as patch:
+        far_off_by_one_word(patch)
+        with pytest.raises(AssertionError):
+            test_contribution_monitor.test_one_false_report_decides_nothing()
 
 
 @pytest.mark.soak

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.protocol import messages as msg
+from anabranch.protocol.audit import contribution_monitor
 from anabranch.protocol.audit.auditor import Auditor, _Job
+from anabranch.protocol.audit.contribution_monitor import residuals
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.consensus.raft_node import SavedVoterState
@@ -628,6 +630,19 @@ def predictable_draw(patch: Patch) -> None:
 
     patch.setattr(audit_cases, "drawn", early)
     patch.setattr(iterations, "drawn", early)
+
+
+def far_off_by_one_word(patch: Patch) -> None:
+    """A norm is far off by the word of any peer that sums a part."""
+
+    def widest(values: Mapping[str, tuple[list[float], ...]]) -> dict[str, float]:
+        found = []
+        for part in range(len(next(iter(values.values()))[0])):
+            of_part = {peer: tuple([each[part]] for each in lists) for peer, lists in values.items()}
+            found.append(residuals(of_part))
+        return {peer: max((each[peer] for each in found), key=abs) for peer in values}
+
+    patch.setattr(contribution_monitor, "residuals", widest)
 
 
 def overdue_stays(patch: Patch) -> None:

@@ -145,6 +145,17 @@ def test_a_receipt_with_garbage_is_refused(change: dict[str, Any]) -> None:
     assert cases.consistent(current)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 2000])
+def test_moments_of_other_contributions_are_refused(count: int) -> None:
+    """A relay has to report moments of all contributions to its part, or none (an IndexError at the
+    leader, or work without end)."""
+    cases, _ = leader()
+    current = Round(1, "base", 0.0, attempts={1: ATTEMPT}, served={(0, "d0")})
+    for given in (((1.0, 1.0),) * count, ()):
+        report = msgspec.structs.replace(prepared(HONEST), moments=given)
+        assert (cases.refused("a", report, ATTEMPT, current) is None) == (not given)
+
+
 ODD: tuple[Any, ...] = ("", "h", "d0", "false", "x" * 128, 0, 1, 2, 1 << 31, b"", b"s" * 64)
 
 

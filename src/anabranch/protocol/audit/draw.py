@@ -9,6 +9,9 @@ drawn by itself.
 
 An auditor of the stage, which the owner trusts (`protocol.fleet.auditors`), comes before all replicas.
 
+The leader can name one contribution of each stage and step that is audited although the draw spares it: one
+that is far off the others' (`contribution_monitor`).
+
 Nobody answers for a walk-in (`protocol.fleet.walk_ins`): while it is on probation all of its contributions
 are audited, and walk-ins audit only what no invited replica can.
 """
@@ -106,10 +109,10 @@ def drawn(
     walk_ins: Mapping[str, int] = _NONE,
     auditors: Mapping[str, Member] = _NOBODY,
 ) -> list[Drawn]:
-    """Contributions to a step that are audited: a random draw, all with a disputed result, and all of
-    walk-ins on probation. base: hash of the commit's log entry, which seeds the draw. share: probability that
-    a contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with which its probation
-    begins. auditors: members that only audit, by id."""
+    """Contributions to a step that are audited: a random draw, all with a disputed result, those far off the
+    others', and all of walk-ins on probation. base: hash of the commit's log entry, which seeds the draw.
+    share: probability that a contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with
+    which its probation begins. auditors: members that only audit, by id."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
@@ -117,7 +120,8 @@ def drawn(
             proven = record.t >= walk_ins.get(subject, -PROBATION_STEPS) + PROBATION_STEPS
             disputed = tuple(each for each in commit.disputed if each.position == position)
             spared = _number(base, stage, position) >= chance(share, commit.owners.count(position)) * 2.0**64
-            if not receipt or (not disputed and proven and spared):
+            chosen = bool(disputed) or position == commit.far_off or not proven
+            if not receipt or (spared and not chosen):
                 continue
             others = [peer for peer in commit.members if peer != subject]
             others.sort(key=lambda peer: (peer in walk_ins, _number(base, stage, position, peer)))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from anabranch.protocol.audit.auditor import WAIT_S
+from anabranch.protocol.audit.contribution_monitor import Contribution, FarOff
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import (
     Receipt,
@@ -40,7 +41,7 @@ from anabranch.protocol.log.records import Commit, Dispute
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
 from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import FLAT
-from anabranch.protocol.reduce.partial_sums import PARTS, witnessed
+from anabranch.protocol.reduce.partial_sums import PARTS, contributors, witnessed
 from anabranch.protocol.reduce.work_receipt import refused_sums
 
 #: Finding that the leader notes for an audit whose auditor did not report in time.
@@ -89,6 +90,7 @@ class AuditCases:
     returns: str = ""
     returns_before: int = 0
     settled: bool = False
+    _far_off: FarOff = field(default_factory=FarOff)
     _cases: dict[tuple[int, str], Case] = field(default_factory=dict)
     _tickets: dict[str, set[str]] = field(default_factory=dict)
     """Ticket -> its convicted peers."""
@@ -116,6 +118,8 @@ class AuditCases:
             return wrong
         if wrong := refused_sums(receipt, attempt, FLAT * run.settings.neighbours):
             return wrong
+        if message.moments and (not receipt.sums or len(message.moments) != len(receipt.sums[0].inputs)):
+            return "moments of other contributions than it added up"
         came = [part for unit in receipt.units for part in (unit.activation_in, unit.gradient_in)]
         came += [part for other in receipt.others for _, part in inputs_of(other)]
         came += [end.came for end in receipt.ends]
@@ -189,6 +193,20 @@ class AuditCases:
             for each in current.disputed
             if each.stage == attempt.stage
         )
+
+    def far_off(self, current: Round, attempt: Attempt) -> int:
+        """For the commit, position of the member whose contribution to the attempt's stage is far off the
+        others', so that it is audited; it is told as a note. -1: none, as at stage 0 and without audits. To
+        be called once, when the step is proposed."""
+        if not self.on or not attempt.stage:
+            return -1
+        contributions = contributions_of(attempt, current.prepared[attempt.stage])
+        peer, reason = self._far_off.choose(current.t, attempt.stage, contributions)
+        if not peer:
+            return -1
+        about = f"the work of {peer[:8]} at stage {attempt.stage} in step {current.t}"
+        self.ctx.outbox.note("note", text=f"{about} is audited, as {reason}")
+        return attempt.members.index(peer)
 
     def consistent(self, current: Round) -> bool:
         """True if the step may be committed: nothing is audited, all stages' receipts agree, or the results
@@ -373,6 +391,7 @@ class AuditCases:
             if case.drawn.t <= t:
                 self._expired(case)
         self._cases.clear()
+        self._far_off = FarOff()
         self.returns, self.settled, self._checked = "", False, ()
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
@@ -411,6 +430,7 @@ class AuditCases:
         """Go on without a peer that left or moved to another stage, where it drops what it kept. Others of
         the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
         audited peer can hand nothing over any more, even if it comes back."""
+        self._far_off.removed(peer)
         for case in self._cases.values():
             jury = case.drawn.jury
             if peer == case.drawn.subject:
@@ -607,3 +627,19 @@ def unlinked(receipts: Sequence[Receipt]) -> str:
     for wrong in mismatches(receipts):
         return f"microbatch {wrong.index} between stages {wrong.came.stage} and {wrong.receiver.stage}"
     return ""
+
+
+def contributions_of(attempt: Attempt, reports: Mapping[str, Prepared]) -> dict[str, Contribution]:
+    """Contributions to a reduce attempt by owner, as the peers that summed its parts report them, each with
+    one word however many parts it summed. reports: member -> its report, whose moments are of as many
+    contributions as there are. Empty if no report has moments."""
+    by = tuple(peer for peer in attempt.members if peer in reports and reports[peer].moments)
+    if not by:
+        return {}
+    found = {}
+    for rank, position in enumerate(contributors(attempt)):
+        squares = tuple(reports[peer].moments[rank][0] for peer in by)
+        dots = tuple(reports[peer].moments[rank][1] for peer in by)
+        units = attempt.owners.count(position)
+        found[attempt.members[position]] = Contribution(units, squares, dots, by)
+    return found

@@ -54,6 +54,10 @@ def full_cover(stage: int, microbatches: int) -> frozenset[int]:
     return frozenset(range(unit_count(stage, microbatches)))
 
 
+Moments = tuple[float, float]
+"""Sum of squares of a contribution to a sum, and its inner product with that sum."""
+
+
 class _TaskOfIteration(msgspec.Struct, frozen=True):
     t: int
 
@@ -213,9 +217,11 @@ class Freeze(Task, frozen=True):
 class SumPart(Task, frozen=True):
     """Sum of one part of a gradient. inputs: that part from every member of a group (the stage or a cell of
     it) in order, or the sums of all groups -> outputs (reduced part in the master dtype,). whole: False for a
-    group that is not the whole stage, whose sum is not rounded."""
+    group that is not the whole stage, whose sum is not rounded. weighed: True if Result.moments is to have
+    the moments of each input, where the worker's numbers have any."""
 
     whole: bool = True
+    weighed: bool = False
 
 
 class Assemble(Task, frozen=True):
@@ -315,7 +321,7 @@ class Result(msgspec.Struct, frozen=True):
     """Result of a task. outputs, digest, squares, fingerprint: as the task says. loss_sum (nats), tokens: of
     Head. hashes: of a snapshot's pieces, or of the inputs and outputs of a task with `hashed`. overflow:
     tensor with a non-finite or out-of-range value ("": none; otherwise outputs is ()). error: why the task
-    could not be done ("": it was). seconds: duration of the task."""
+    could not be done ("": it was). seconds: duration of the task. moments: of SumPart."""
 
     outputs: tuple[Payload, ...] = ()
     loss_sum: float = 0.0
@@ -327,6 +333,7 @@ class Result(msgspec.Struct, frozen=True):
     overflow: str = ""
     error: str = ""
     seconds: float = 0.0
+    moments: tuple[Moments, ...] = ()
 
 
 def part_bounds(elements: int, parts: int) -> list[tuple[int, int]]:

@@ -137,7 +137,8 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     member. owners[k]: position in `members` of the replica whose gradient of unit k counted; -1 for a slot
     that does not count in a round. In runs that are audited, receipts: hash of the receipt of each member
     that owns a unit or has a disputed result ("": none); disputed: results of which the receipts contradict
-    each other."""
+    each other; far_off: position of a member whose contribution is audited as its norm or direction is far
+    off the others' (-1: none)."""
 
     fingerprint_before: str
     digest: str
@@ -147,6 +148,7 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     owners: tuple[int, ...]
     receipts: tuple[str, ...] = ()
     disputed: tuple[Dispute, ...] = ()
+    far_off: int = -1
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -92,13 +92,16 @@ class ReducedPart(FencedMessage, frozen=True, tag=23):
 class Prepared(FencedMessage, frozen=True, tag=24):
     """Report that the sender holds the reduced gradient of the whole batch, with its digest (R8) and the sum
     of squares of each tensor. receipt: the sender's signed receipt of its work, where runs are audited
-    (`protocol.audit.receipts`)."""
+    (`protocol.audit.receipts`). moments: sum of squares and inner product with the sum, also there, of the
+    contribution of each member that owns a unit, in the order of these members, over the parts that the
+    sender added up; () if it added up none, or computed no moments."""
 
     stage: StageNumber
     attempt: AttemptId
     digest: Hash
     squares: dict[str, float]
     receipt: Receipt = b""
+    moments: tuple[tuple[float, float], ...] = ()
 
 
 class Applied(FencedMessage, frozen=True, tag=25):

@@ -315,7 +315,7 @@ class AllReduce:
         reduce = self.reduce
         if reduce is None or reduce.summing is not summing:
             return
-        unsealed = reduce.receipt.summed(part, reduce.senders, inputs, result.hashes)
+        unsealed = reduce.receipt.summed(part, reduce.senders, inputs, result)
         if unsealed is not None:
             summing.unusable.add(reduce.positions[unsealed])
             self._unsealed(unsealed, "ReducePart")
@@ -383,8 +383,8 @@ class AllReduce:
             self._unsealed(unsealed, "ReducedPart")
             return
         receipt = reduce.receipt.signed(iteration.t, iteration.base, self._owned(message))
-        of_step = message.stage, message.attempt
-        self.prepared = Prepared(self._fence(), *of_step, result.digest, result.squares, receipt)
+        of_step, of_work = (message.stage, message.attempt), (receipt, reduce.receipt.moments)
+        self.prepared = Prepared(self._fence(), *of_step, result.digest, result.squares, *of_work)
         self.repeat_prepared()
         self._on_prepared()
 

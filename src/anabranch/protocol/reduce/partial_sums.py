@@ -44,7 +44,8 @@ class PartialSums:
     ) -> None:
         self.ctx = ctx
         self.mine = mine
-        self._task = SumPart(t, whole, hashed=ctx.run.settings.audits)
+        audits = ctx.run.settings.audits
+        self._task = SumPart(t, whole, weighed=audits and ctx.run.stage > 0, hashed=audits)
         self._positions = positions
         self._then = then
         self._contributions: dict[int, dict[int, Payload]] = {part: {} for part in mine}

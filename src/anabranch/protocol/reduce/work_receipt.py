@@ -17,7 +17,7 @@ from anabranch.protocol.audit.receipts import (
 )
 from anabranch.protocol.audit.seals import PART, REDUCED, Seals, part_name
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.interface.tasks import Moments, Payload, Result
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import cells_of
@@ -45,6 +45,7 @@ class WorkReceipt:
         """(kind, part, sender) -> seal of what came."""
         self._sums: dict[int, SumReceipt] = {}
         self._reduced: tuple[Transfer, ...] = ()
+        self._moments: dict[int, tuple[Moments, ...]] = {}
         self._made: dict[tuple[str, int], bytes] = {}
         self.sum_inputs: dict[int, tuple[Payload, ...]] = {}
 
@@ -77,6 +78,15 @@ class WorkReceipt:
         total = self._sums.get(part)
         return self._seal(REDUCED, part, total.output) if total is not None else b""
 
+    @property
+    def moments(self) -> tuple[Moments, ...]:
+        """Moments of the contributions, in the order of their members, over all parts that this replica
+        summed; () if there are none."""
+        return tuple(
+            (sum(square for square, _ in of), sum(dot for _, dot in of))
+            for of in zip(*self._moments.values(), strict=False)
+        )
+
     # --- receiving -----------------------------------------------------------------------------
 
     def came(self, kind: str, part: int, sender: str, seal: bytes) -> None:
@@ -94,11 +104,12 @@ class WorkReceipt:
         return Transfer(payload_hash, sender, self._message.stage, seal)
 
     def summed(
-        self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
+        self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], result: Result
     ) -> str | None:
         """Note what the sum of `part` was made of; return the first member (peer id) whose part does not have
         that member's seal, and then nothing is noted, or None. senders: positions of the members, in the
-        order of `inputs`. hashes: of the inputs, then of the sum; () if they were not made."""
+        order of `inputs`. result: of the sum; nothing is noted if its hashes were not made."""
+        hashes = result.hashes
         if not self.on or not self._flat or not hashes:
             return None
         transfers = []
@@ -109,6 +120,7 @@ class WorkReceipt:
                 return peer
             transfers.append((position, transfer))
         self._sums[part] = SumReceipt(part, tuple(transfers), hashes[-1])
+        self._moments[part] = result.moments
         self.sum_inputs[part] = inputs
         return None
 

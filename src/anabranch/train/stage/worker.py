@@ -28,6 +28,7 @@ from anabranch.train.model.partition import StageSpec, partition
 from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
+from anabranch.train.numerics.moments import moments
 from anabranch.train.numerics.numerics_class import devices_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
@@ -290,7 +291,8 @@ class Worker:
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
             raise Refused(f"the members' parts are not {kind} vectors of one length")
         whole = task.whole and not is_coarse(self._run)  # a coarse sum is sent as it is, and packs well
-        return Result(outputs=(exact.sum_part(inputs, self.master if whole else kind),))
+        total = exact.sum_part(inputs, self.master if whole else kind)
+        return Result(outputs=(total,), moments=moments(inputs) if task.weighed else ())
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         own = task.witness is None
