@@ -417,6 +417,8 @@ class ReduceAttempts:
         if not (ordered and self.admission.parted.reported):
             return math.inf
         left = [stage for stage in list(current.attempts) if self.prepared(current, stage) is None]
+        if not current.attempts.keys() >= set(left):
+            return math.inf  # its reports differ: the reduce was given up just now, and is ordered again
         return max((self.witnessing.parted_since(current, stage) for stage in left), default=math.inf)
 
     def claimed(self, current: Round) -> None:
