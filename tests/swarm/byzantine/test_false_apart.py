@@ -84,8 +84,8 @@ def test_a_false_claim_alone_costs_no_time() -> None:
 
 
 def test_the_leader_survives_two_reports_that_differ_while_the_last_step_is_not_released() -> None:
-    """One of two replicas claims not to reach the other, reports another gradient, late, and keeps its report
-    of the step before back for three seconds (a KeyError at the leader)."""
+    """A replica of two claims not to reach the other, reports another gradient, late, and keeps its report of
+    the step before back for three seconds (a KeyError at the leader)."""
     settings = Settings("false apart", 1, 1, 6, STEPS, min_replicas=2, policy="static")
     world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r1.1", 1)], seed=1)
     Invariants(world)
