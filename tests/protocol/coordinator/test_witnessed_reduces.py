@@ -146,6 +146,19 @@ def test_a_reduce_whose_members_cannot_reach_each_other_is_repeated_soon() -> No
     assert much_later.patience_s() == STALL_FLOOR_S
 
 
+def test_a_leader_that_saw_no_step_yet_gives_a_reduce_the_time_that_it_should_need() -> None:
+    """A quarter of that would end each reduce in which a member says that it cannot reach another, before it
+    could end by itself."""
+    waits = Waits()
+    waits.told("a", "b", 0.0)
+    waits.current.worked_s = 40.0
+    assert waits.patience_s() == 40.0
+    waits.current.worked_s = 2.0
+    assert waits.patience_s() == 2.0
+    waits.reduces.step_s = 40.0
+    assert waits.patience_s() == 40.0
+
+
 @pytest.mark.parametrize("case", ["unheard", "no member", "early", "repeated", "others lack", "too large"])
 def test_a_reduce_that_another_reason_may_hold_up_takes_its_time(case: str) -> None:
     waits = Waits()
