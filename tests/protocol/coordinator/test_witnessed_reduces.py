@@ -146,6 +146,19 @@ def test_a_reduce_whose_members_cannot_reach_each_other_is_repeated_soon() -> No
     assert much_later.patience_s() == STALL_FLOOR_S
 
 
+def test_a_leader_that_saw_no_step_yet_gives_a_reduce_the_time_that_it_should_need() -> None:
+    """A quarter of that would end each reduce in which a member says that it cannot reach another, before it
+    could end by itself."""
+    waits = Waits()
+    waits.told("a", "b", 0.0)
+    waits.current.worked_s = 40.0
+    assert waits.patience_s() == 40.0
+    waits.current.worked_s = 2.0
+    assert waits.patience_s() == 2.0
+    waits.reduces.step_s = 40.0
+    assert waits.patience_s() == 40.0
+
+
 @pytest.mark.parametrize("case", ["unheard", "no member", "early", "repeated", "others lack", "too large"])
 def test_a_reduce_that_another_reason_may_hold_up_takes_its_time(case: str) -> None:
     waits = Waits()
@@ -162,3 +175,13 @@ def test_a_reduce_that_another_reason_may_hold_up_takes_its_time(case: str) -> N
         run = waits.reduces.ctx.run
         run.settings = replace(run.settings, blocks=(1,), block_bytes=MOST_BYTES)
     assert waits.patience_s() == STALL_FLOOR_S * (2.0 if case == "repeated" else 1.0)
+
+
+def test_reports_that_differ_are_no_error_in_a_reduce_that_waits_for_nothing_else() -> None:
+    """Whoever asks how long to wait may be the first to compare the reports, and gives the reduce up (a
+    KeyError at the leader, by one replica of two that claims not to reach the other)."""
+    waits = Waits()
+    waits.told("a", "b", 0.0)
+    about = waits.attempt.fence, 1, waits.attempt.attempt
+    waits.current.prepared[1] = {peer: Prepared(*about, f"digest of {peer}", {}) for peer in ("a", "b", "c")}
+    assert waits.patience_s() == STALL_FLOOR_S and 1 not in waits.current.attempts

@@ -81,3 +81,27 @@ def test_a_false_claim_alone_costs_no_time() -> None:
     world.run(until_s=600.0)
     assert removed(world) == set() and world.history().t == STEPS and wrong_states(world) == {}
     assert max(after - before for before, after in pairwise(times)) < 1.5
+
+
+def test_the_leader_survives_two_reports_that_differ_while_the_last_step_is_not_released() -> None:
+    """A replica of two claims not to reach the other, reports another gradient, late, and keeps its report of
+    the step before back for three seconds (a KeyError at the leader)."""
+    settings = Settings("false apart", 1, 1, 6, STEPS, min_replicas=2, policy="static")
+    world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r1.1", 1)], seed=1)
+    Invariants(world)
+    carry = world.carry
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said, wait_s = msg.decode(message), 0.0
+        if sender.id == "r1.1" and isinstance(said, msg.Claim) and said.fence.t == FIRST:
+            message = msg.encode(structs.replace(said, apart=("r1.0",)))
+        if sender.id == "r1.1" and isinstance(said, msg.Prepared) and said.fence.t == FIRST:
+            message, wait_s = msg.encode(structs.replace(said, digest="another")), 0.5
+        if sender.id == "r1.1" and isinstance(said, msg.Applied) and said.fence.t == FIRST - 1:
+            wait_s = 3.0
+        world.clock.after(wait_s, partial(carry, sender, peer, message, payload))
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.run(until_s=600.0)
+    assert removed(world) == {"r1.1"}
+    assert world.history().t == STEPS and wrong_states(world).keys() <= {"r1.1"}

@@ -549,6 +549,32 @@ def test_a_source_that_was_waited_for_in_vain_is_asked_last_until_it_answers() -
     assert auditor._awaited == {sender, subject}
 
 
+def test_false_pieces_of_a_liar_are_fetched_from_their_sender_though_that_was_silent_before() -> None:
+    """The audited replica is asked first then. It gave other inputs, was asked once more, and its work
+    counted as withheld, which convicts nobody."""
+    under_test = AuditorUnderTest()
+    sender, subject = under_test.sent(FetchWork)[-1].peer, under_test.subject
+    job = under_test.auditor._job
+    assert job is not None
+    under_test.auditor._in_vain(sender)
+    under_test.auditor._fetch(job)
+    for source, hashes in ((subject, ("x", "x")), (sender, ("h", "h", "x", "x"))):
+        assert under_test.sent(FetchWork)[-1].peer == source
+        under_test.inputs("inputs")
+        under_test.compute(Result(hashes=hashes))
+    assert [each.message.verdict for each in under_test.sent(Audited)] == ["different"]
+
+
+def test_work_is_withheld_once_no_source_is_left_that_did_not_give_false_pieces() -> None:
+    under_test = AuditorUnderTest()
+    sender, subject = under_test.sent(FetchWork)[-1].peer, under_test.subject
+    for source in (sender, subject):
+        assert not under_test.sent(Audited) and under_test.sent(FetchWork)[-1].peer == source
+        under_test.inputs("inputs")
+        under_test.compute(Result(hashes=("x", "x")))
+    assert [each.message.verdict for each in under_test.sent(Audited)] == ["withheld"]
+
+
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_work_that_was_lost_with_a_link_is_asked_for_once_more(breaks: int) -> None:
     """The auditor waited 30 s for it, called the work withheld, and the log went back. After a second break

@@ -97,9 +97,9 @@ class _Job:
     piece that were not asked yet; the first one is being asked. silent: sources that did not answer. broke:
     sources whose link broke while they were asked. linked_by: time by which a source that is being dialled
     must be linked; infinite if none is. apart: True if a source was out of reach. data: the signed receipt.
-    again: True while pieces are fetched again that their senders gave falsely. checks: computations to come.
-    got: all pieces so far. wanted: pieces of the present computation that are still missing. due_at: time
-    when the next source is asked."""
+    checks: computations to come. got: all pieces so far. gave: source of each piece. false: pieces that were
+    not those of the receipt, with the source that gave them. wanted: pieces of the present computation that
+    are still missing. due_at: time when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
@@ -109,9 +109,10 @@ class _Job:
     linked_by: float = math.inf
     apart: bool = False
     data: bytes = b""
-    again: bool = False
     checks: list[_Check] = field(default_factory=list)
     got: dict[WorkItem, Payload] = field(default_factory=dict)
+    gave: dict[WorkItem, str] = field(default_factory=dict)
+    false: set[tuple[WorkItem, str]] = field(default_factory=set)
     wanted: list[WorkItem] = field(default_factory=lambda: [RECEIPT])
     due_at: float = math.inf
 
@@ -257,17 +258,22 @@ class Auditor(Timer):
             also = self._ctx.log.leader
         else:
             also = job.checks[0].senders[job.checks[0].items.index(item)]
-        peers = dict.fromkeys(job.sources if job.again else (also, *job.sources))
-        members = self._ctx.run.membership.members
-        able = (peer for peer in peers if peer != self._ctx.me and peer in members)
+        me, members = self._ctx.me, self._ctx.run.membership.members
+        peers = (peer for peer in dict.fromkeys((also, *job.sources)) if (item, peer) not in job.false)
+        able = (peer for peer in peers if peer != me and peer in members)
         job.asked = sorted((peer for peer in able if peer not in job.silent), key=self._awaited.__contains__)
         job.linked_by = math.inf
-        own = self._kept.own(job.drawn.t, job.drawn.subject, item) if also == self._ctx.me else None
+        mine = also == me and (item, me) not in job.false
+        own = self._kept.own(job.drawn.t, job.drawn.subject, item) if mine else None
         if own is not None:
-            job.got[job.wanted.pop(0)] = own
-            self._go_on(job)
+            self._got(job, me, own)
         else:
             self._ask(job)
+
+    def _got(self, job: _Job, source: str, payload: Payload) -> None:
+        job.gave[job.wanted[0]] = source
+        job.got[job.wanted.pop(0)] = payload
+        self._go_on(job)
 
     def _ask(self, job: _Job) -> None:
         """Ask the next source for the present piece, once that source is linked. If no source is left, report
@@ -306,8 +312,7 @@ class Auditor(Timer):
         elif message.item == RECEIPT:
             self._take_receipt(job, message.receipt)
         else:
-            job.got[job.wanted.pop(0)] = payload
-            self._go_on(job)
+            self._got(job, peer, payload)
         return None
 
     def _take_receipt(self, job: _Job, data: bytes) -> None:
@@ -366,7 +371,6 @@ class Auditor(Timer):
             job.checks.pop(0)
             for part, payload in enumerate(result.outputs if isinstance(check.task, AuditSum) else ()):
                 job.got[WorkItem("part", part, job.drawn.position)] = payload
-            job.again = False
             self._next_check(job)
 
     def _overflowed(self, job: _Job, check: _Check, found: Result, result: Result) -> None:
@@ -380,16 +384,14 @@ class Auditor(Timer):
             self._fetch_again(job, check, result)
 
     def _fetch_again(self, job: _Job, check: _Check, result: Result) -> None:
-        """Fetch the inputs whose hashes are not those in the receipt once more, from other sources. If they
-        came from other sources already, report the work as withheld."""
+        """Fetch the inputs whose hashes are not those in the receipt from other sources than gave them. If
+        none is left, the work is reported as withheld."""
         pairs = zip(check.items, result.hashes or ("",) * len(check.items), check.expected, strict=False)
         job.wanted = [item for item, found, expected in pairs if found != expected]
         if not job.wanted:  # the worker failed: it dropped what the audit had computed
             self._report(job, "unable")
-        elif job.again:
-            self._withheld(job)
         else:
-            job.again = True
+            job.false |= {(item, job.gave.get(item, self._ctx.me)) for item in job.wanted}
             self._fetch(job)
 
     def _withheld(self, job: _Job) -> None:

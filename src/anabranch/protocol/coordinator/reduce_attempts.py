@@ -396,18 +396,18 @@ class ReduceAttempts:
         if current.retries:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
-        usual_s = STALL_FACTOR * max(self.step_s, self.expected_s)
+        usual_s, least_s = STALL_FACTOR * max(self.step_s, self.expected_s), 0.0
         if not usual_s and current.worked_s:
             # In the first step a reduce may take as long as the work before it, or as the largest stage's
             # sums need over links like this peer's.
             sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
-            usual_s = max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
+            usual_s = least_s = max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
         reduces = len(current.attempts) > self.ctx.run.settings.stages or any(
             self.prepared(current, stage) is None for stage in current.attempts
         )
         hurry = STALL_FACTOR if self._late >= LATE_STEPS and not reduces else 1.0
         wait_s = max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
-        soon_s = wait_s / STALL_FACTOR
+        soon_s = max(least_s, wait_s / STALL_FACTOR)
         return min(wait_s, max(soon_s, self._parted_since(current) + soon_s - current.progress_at))
 
     def _parted_since(self, current: Round) -> float:
@@ -417,6 +417,8 @@ class ReduceAttempts:
         if not (ordered and self.admission.parted.reported):
             return math.inf
         left = [stage for stage in list(current.attempts) if self.prepared(current, stage) is None]
+        if not current.attempts.keys() >= set(left):
+            return math.inf  # its reports differ: the reduce was given up just now, and is ordered again
         return max((self.witnessing.parted_since(current, stage) for stage in left), default=math.inf)
 
     def claimed(self, current: Round) -> None:
