@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from anabranch.protocol.messages import FencedMessage, ReducedPart, ReducePart, encode
 from anabranch.protocol.messages.table import PER_CONNECTION
@@ -37,7 +36,8 @@ Kept = tuple[str, FencedMessage, object, float]
 Part = ReducePart | ReducedPart
 
 
-class _Entry(NamedTuple):
+@dataclass(frozen=True)
+class _Entry:
     """Stored message. number: in order of arrival from all senders. share: memory of the payload, in largest
     ones. size_bytes: of the encoded message, without its payload."""
 
