@@ -137,3 +137,18 @@ def test_moments_that_are_no_numbers_decide_nothing_alone(
             for (peer, each), (square, dot) in zip(honest.items(), claims, strict=True)
         }
         assert monitor.judge(found) == {}
+
+
+@pytest.mark.parametrize(("owners", "growth"), [(3, 1.4), (5, 1.15)])
+def test_a_liar_that_lies_more_and_more_is_found(owners: int, growth: float) -> None:
+    """It widened the deviation with which it is measured: of three owners, one was at thousands of times the
+    others' norm after thirty steps, and not far off."""
+    draw, monitor, units = random.Random(8), ContributionMonitor(), [2] * owners
+    factors: list[float] = []
+    found: dict[str, str] = {}
+    while not found and len(factors) < 30:
+        factors.append(10.0 * growth ** len(factors))
+        vectors = gradients(draw, units, 1.0)
+        vectors[0] = [factors[-1] * value for value in vectors[0]]
+        found = monitor.judge(reported(vectors, units))
+    assert found.keys() == {"0"} and factors[-1] < 40.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.config.schema import AuditSection
+from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.draw import drawn
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Payload, Result, Task
@@ -25,7 +27,7 @@ from anabranch.protocol.log.records import (
     decode_entry,
     encode_entry,
 )
-from anabranch.sim.kernel.simulated_peer import TaskExecutor
+from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.stage.audit import payload_hash
 from support.swarms.small_swarm import check_equal, small_run, small_world
@@ -182,6 +184,29 @@ def test_a_liar_is_not_hidden_by_its_own_reports() -> None:
     world, _ = world_of(run, {"r1.1": change})
     world.run(until_s=900)
     assert {peer for _, peer in far_off(world)} == {"r1.1"} and ends_right(world, run, {"r1.1"})
+
+
+def test_a_liar_is_found_in_a_stage_whose_parts_the_leader_sums() -> None:
+    """It claims not to reach another replica, and holds its parts of one reduce back, so that the reduces of
+    the next 50 steps are witnessed. Then no member sums a part and reports moments."""
+    run = run_of(8)
+    world, _ = world_of(run, {"r1.1": times(-50)})
+    carry, witnessed = world.carry, set[int]()
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said, wait_s = msg.decode(message), 0.0
+        if sender.id == "r1.1" and isinstance(said, msg.Claim) and said.fence.t >= SINCE - 1:
+            message = msg.encode(msgspec.structs.replace(said, apart=("r1.0",)))
+        if sender.id == "r1.1" and isinstance(said, msg.ReducePart) and said.fence.t == SINCE - 1:
+            wait_s = 4.0 * (peer != "d0")
+        if isinstance(said, msg.Attempt) and said.helpers:
+            witnessed.add(said.fence.t)
+        world.clock.after(wait_s, partial(carry, sender, peer, message, payload))
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.run(until_s=900)
+    assert {SINCE - 1, SINCE} <= witnessed and {peer for _, peer in far_off(world)} == {"r1.1"}
+    assert ends_right(world, run, {"r1.1"})
 
 
 def test_a_commit_names_the_contribution_and_an_older_log_names_none() -> None:

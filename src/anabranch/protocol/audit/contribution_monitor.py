@@ -37,7 +37,7 @@ PRIOR_VALUES = 16.0
 #: Prior deviation of log norms. Plain choice, wider than what was measured (0.1 to 0.4).
 PRIOR_NORM = 0.4
 #: Values beyond so many deviations count as so many in the running variance, so that a liar that is not
-#: caught cannot widen it at will.
+#: caught widens it little. A choice.
 WINSOR = 3.0
 #: Steps for which a peer is not found far off again. A choice: if all were wrongly found far off all the
 #: time, a tenth of the contributions would be audited for it.
@@ -57,14 +57,15 @@ class Contribution:
 
 
 class Deviation:
-    """Running standard deviation of values with mean zero: exponentially weighted, with a prior."""
+    """Running standard deviation of values with mean zero: exponentially weighted, with a prior, which it
+    never exceeds. Else one owner of fewer than WINSOR² that lies more and more could widen it at will."""
 
     def __init__(self, prior: float) -> None:
-        self._weight, self._sum = PRIOR_VALUES, PRIOR_VALUES * prior * prior
+        self._weight, self._sum, self._most = PRIOR_VALUES, PRIOR_VALUES * prior * prior, prior
 
     @property
     def value(self) -> float:
-        return math.sqrt(self._sum / self._weight)
+        return min(self._most, math.sqrt(self._sum / self._weight))
 
     def learn(self, values: Sequence[float]) -> None:
         """Add values, those far outside as WINSOR deviations."""

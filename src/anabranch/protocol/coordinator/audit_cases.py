@@ -36,7 +36,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.interface.tasks import AUDIT_STEPS
+from anabranch.protocol.interface.tasks import AUDIT_STEPS, Moments
 from anabranch.protocol.log.records import Commit, Dispute
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
 from anabranch.protocol.messages.audit import Transfer
@@ -194,13 +194,15 @@ class AuditCases:
             if each.stage == attempt.stage
         )
 
-    def far_off(self, current: Round, attempt: Attempt) -> int:
+    def far_off(self, current: Round, attempt: Attempt, found: tuple[Moments, ...] = ()) -> int:
         """For the commit, position of the member whose contribution to the attempt's stage is far off the
         others', so that it is audited; it is told as a note. -1: none, as at stage 0 and without audits. To
-        be called once, when the step is proposed."""
+        be called once, when the step is proposed. found: moments of the contributions, if this peer summed
+        all parts; else those count that members report."""
         if not self.on or not attempt.stage:
             return -1
-        contributions = contributions_of(attempt, current.prepared[attempt.stage])
+        reports = {peer: each.moments for peer, each in current.prepared[attempt.stage].items()}
+        contributions = contributions_of(attempt, {self.ctx.me: found} if found else reports)
         peer, reason = self._far_off.choose(current.t, attempt.stage, contributions)
         if not peer:
             return -1
@@ -629,17 +631,19 @@ def unlinked(receipts: Sequence[Receipt]) -> str:
     return ""
 
 
-def contributions_of(attempt: Attempt, reports: Mapping[str, Prepared]) -> dict[str, Contribution]:
+def contributions_of(
+    attempt: Attempt, reports: Mapping[str, tuple[Moments, ...]]
+) -> dict[str, Contribution]:
     """Contributions to a reduce attempt by owner, as the peers that summed its parts report them, each with
-    one word however many parts it summed. reports: member -> its report, whose moments are of as many
-    contributions as there are. Empty if no report has moments."""
-    by = tuple(peer for peer in attempt.members if peer in reports and reports[peer].moments)
+    one word however many parts it summed. reports: peer -> moments of as many contributions as there are, or
+    (). Empty if nobody reports any."""
+    by = tuple(sorted(peer for peer, moments in reports.items() if moments))
     if not by:
         return {}
     found = {}
     for rank, position in enumerate(contributors(attempt)):
-        squares = tuple(reports[peer].moments[rank][0] for peer in by)
-        dots = tuple(reports[peer].moments[rank][1] for peer in by)
+        squares = tuple(reports[peer][rank][0] for peer in by)
+        dots = tuple(reports[peer][rank][1] for peer in by)
         units = attempt.owners.count(position)
         found[attempt.members[position]] = Contribution(units, squares, dots, by)
     return found

@@ -88,7 +88,7 @@ class Proposals:
                     owners=attempt.owners,
                     receipts=self.cases.hashes(current, attempt),
                     disputed=self.cases.disputed(current, attempt),
-                    far_off=self.cases.far_off(current, attempt),
+                    far_off=self.cases.far_off(current, attempt, self.reducing.witnessing.moments(attempt)),
                 )
             )
         norm = global_norm(message.squares for message in prepared)

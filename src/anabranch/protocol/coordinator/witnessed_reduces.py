@@ -25,6 +25,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.reduce_schedule import ReducePlan
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.interface.tasks import Moments
 from anabranch.protocol.messages import Attempt, Prepared
 from anabranch.protocol.reduce.partial_sums import PARTS, ReduceAccount, witnessed
 
@@ -102,6 +103,12 @@ class WitnessedReduces:
             return False, None
         account = self.account(attempt)
         return True, account.result if account is not None else None
+
+    def moments(self, attempt: Attempt) -> tuple[Moments, ...]:
+        """Moments of the contributions to a witnessed attempt, in the order of their members, as this peer
+        found them when it summed the parts for another stage; () for any other attempt."""
+        account = self.account(attempt) if witnessed(attempt, self.ctx.me) else None
+        return account.moments if account is not None else ()
 
     def at_fault(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]

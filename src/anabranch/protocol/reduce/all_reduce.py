@@ -193,7 +193,8 @@ class AllReduce:
         reduce.parts, whole = result.outputs, len(reduce.cells.bounds) == 1
         reduce.receipt.frozen(result.hashes)
         then = self._stage_summed if whole else self._cell_summed
-        reduce.summing = PartialSums(self.ctx, self.iteration.t, reduce.mine, reduce.senders, whole, then)
+        weighed, t = self.ctx.run.settings.audits and reduce.message.stage > 0, self.iteration.t
+        reduce.summing = PartialSums(self.ctx, t, reduce.mine, reduce.senders, whole, weighed, then)
         if witnessed(reduce.message, self.ctx.me):
             reduce.summing.keep()
         for part, collector in enumerate(reduce.collectors if reduce.position in reduce.senders else ()):

@@ -13,7 +13,7 @@ from functools import partial
 from anabranch.protocol.audit.seals import PART, REDUCED, part_name, seal_text
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
-from anabranch.protocol.interface.tasks import Assemble, Payload, Result
+from anabranch.protocol.interface.tasks import Assemble, Moments, Payload, Result
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
 from anabranch.protocol.reduce.partial_sums import (
     TOO_LARGE,
@@ -25,6 +25,7 @@ from anabranch.protocol.reduce.partial_sums import (
     collectors,
     contributors,
     misdealt,
+    over_parts,
     witnessed,
 )
 
@@ -33,8 +34,8 @@ from anabranch.protocol.reduce.partial_sums import (
 class _Help:
     """Attempt that this peer helps with. summing: its sums of the parts. reduced: part -> reduced part.
     memory: of the parts that came. came, seals: seals of the parts that came, by (part, position), and of the
-    reduced parts, where runs are audited. result: digest and sums of squares of the gradient, if this peer
-    sums all parts; None until they are known."""
+    reduced parts, where runs are audited. moments: of the contributions, by part. result: digest and sums of
+    squares of the gradient, if this peer sums all parts; None until they are known."""
 
     message: Attempt
     summing: PartialSums
@@ -42,6 +43,7 @@ class _Help:
     memory: PartMemory = field(default_factory=PartMemory)
     came: dict[tuple[int, int], bytes] = field(default_factory=dict)
     seals: dict[int, bytes] = field(default_factory=dict)
+    moments: dict[int, tuple[Moments, ...]] = field(default_factory=dict)
     result: tuple[str, dict[str, float]] | None = None
 
 
@@ -94,7 +96,9 @@ class ReduceHelper:
         if (wrong := misdealt(message)) is not None:
             return wrong
         mine = [part for part, peer in enumerate(collectors(message)) if peer == ctx.me]
-        summing = PartialSums(ctx, message.fence.t, mine, contributors(message), True, self._summed)
+        weighed = ctx.run.settings.audits and message.stage > 0
+        senders = contributors(message)
+        summing = PartialSums(ctx, message.fence.t, mine, senders, True, weighed, self._summed)
         if witnessed(message, ctx.me):
             summing.keep()
         self._helps[message.stage] = _Help(message, summing)
@@ -153,7 +157,7 @@ class ReduceHelper:
             return  # the leader orders the reduce again, without helpers
         if self._unsealed(help, part, result.hashes):
             return  # the leader orders the reduce again, without who sent it
-        help.reduced[part] = result.outputs[0]
+        help.reduced[part], help.moments[part] = result.outputs[0], result.moments
         text = self._text(message, REDUCED, part, result.hashes[-1]) if result.hashes else b""
         help.seals[part] = self.ctx.signer.sign(text) if text else b""
         for member in message.members:
@@ -182,7 +186,8 @@ class ReduceHelper:
         help = self._helps.get(message.stage)
         if help is None or help.message.attempt != message.attempt:
             return None
-        return account_of(message, help.summing, len(help.reduced), help.result)
+        account = account_of(message, help.summing, len(help.reduced), help.result)
+        return account._replace(moments=over_parts(help.moments.values()))
 
     def _send(self, help: _Help, part: int, member: str) -> None:
         message = help.message

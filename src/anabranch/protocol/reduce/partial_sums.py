@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
-from anabranch.protocol.interface.tasks import Assemble, Payload, Result, SumPart
+from anabranch.protocol.interface.tasks import Assemble, Moments, Payload, Result, SumPart
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
 from anabranch.protocol.reduce.coverage import refused_cover
 
@@ -29,8 +29,9 @@ class PartialSums:
     """Sums of the parts that this peer adds up in one attempt; each is computed once all members contributed.
 
     mine: parts that this peer adds up. positions: positions of the members that contribute. whole: True if
-    the result is the sum of the whole stage, which is rounded; False for the sum of a cell. then: called with
-    this object, the part, the inputs and the result, which may be an error.
+    the result is the sum of the whole stage, which is rounded; False for the sum of a cell. weighed: True if
+    the results are to have the moments of the contributions. then: called with this object, the part, the
+    inputs and the result, which may be an error.
     """
 
     def __init__(
@@ -40,12 +41,12 @@ class PartialSums:
         mine: Collection[int],
         positions: Collection[int],
         whole: bool,
+        weighed: bool,
         then: Callable[[PartialSums, int, tuple[Payload, ...], Result], None],
     ) -> None:
         self.ctx = ctx
         self.mine = mine
-        audits = ctx.run.settings.audits
-        self._task = SumPart(t, whole, weighed=audits and ctx.run.stage > 0, hashed=audits)
+        self._task = SumPart(t, whole, weighed=weighed, hashed=ctx.run.settings.audits)
         self._positions = positions
         self._then = then
         self._contributions: dict[int, dict[int, Payload]] = {part: {} for part in mine}
@@ -135,13 +136,15 @@ class ReduceAccount(NamedTuple):
 
     lacking: members that have not sent all their parts -> number of parts that came. unusable: members whose
     parts alone make no gradient (wrong size, overflow). summed: True if all parts are summed and sent to the
-    members. result: digest and sums of squares of the gradient; None: not known (yet).
+    members. result: digest and sums of squares of the gradient; None: not known (yet). moments: of the
+    contributions, in the order of their members; () if they are not known.
     """
 
     lacking: Mapping[str, int]
     unusable: Collection[str]
     summed: bool
     result: tuple[str, Mapping[str, float]] | None
+    moments: tuple[Moments, ...] = ()
 
 
 def witnessed(message: Attempt, peer: str) -> bool:
@@ -160,6 +163,12 @@ def contributors(message: Attempt) -> tuple[int, ...]:
     """Positions, in order, of the members that own a unit, and so have a sum to send. The others only receive
     the result."""
     return tuple(sorted(set(message.owners) - {-1}))
+
+
+def over_parts(moments: Collection[tuple[Moments, ...]]) -> tuple[Moments, ...]:
+    """Moments of the contributions over several parts, from those of each part; () if a part has none."""
+    by_contribution = zip(*moments, strict=False)
+    return tuple((sum(square for square, _ in of), sum(dot for _, dot in of)) for of in by_contribution)
 
 
 class AttemptSets:

@@ -21,7 +21,7 @@ from anabranch.protocol.interface.tasks import Moments, Payload, Result
 from anabranch.protocol.messages import Attempt
 from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import cells_of
-from anabranch.protocol.reduce.partial_sums import collectors, contributors
+from anabranch.protocol.reduce.partial_sums import collectors, contributors, over_parts
 
 
 class WorkReceipt:
@@ -82,10 +82,7 @@ class WorkReceipt:
     def moments(self) -> tuple[Moments, ...]:
         """Moments of the contributions, in the order of their members, over all parts that this replica
         summed; () if there are none."""
-        return tuple(
-            (sum(square for square, _ in of), sum(dot for _, dot in of))
-            for of in zip(*self._moments.values(), strict=False)
-        )
+        return over_parts(self._moments.values())
 
     # --- receiving -----------------------------------------------------------------------------
 
