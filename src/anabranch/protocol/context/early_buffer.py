@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import FencedMessage, ReducedPart, ReducePart, encode
 from anabranch.protocol.messages.table import PER_CONNECTION
 
@@ -43,7 +44,7 @@ class _Entry:
 
     number: int
     message: FencedMessage
-    payload: object
+    payload: Payload
     share: float
     size_bytes: int
 
