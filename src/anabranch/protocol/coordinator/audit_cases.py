@@ -429,9 +429,9 @@ class AuditCases:
         return None
 
     def removed(self, peer: str) -> None:
-        """Go on without a peer that left or moved to another stage, where it drops what it kept. Others of
+        """Go on without a peer that left, or moved to another stage and has its weights no more. Others of
         the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
-        audited peer can hand nothing over any more, even if it comes back."""
+        audited peer may hand nothing over any more, even if it comes back."""
         self._far_off.removed(peer)
         for case in self._cases.values():
             jury = case.drawn.jury

@@ -199,10 +199,12 @@ class Iterations(Timer):
                 self.kept_work.keep(record.t, each.subject, receipt, items)
 
     def forget(self, t: int) -> None:
-        """Drop the open iterations, tasks of iterations after `t`, data kept for audits, and the replica's
-        state: before a rollback or a move to another stage (t = -1)."""
+        """Drop the open iterations, tasks of iterations after `t`, audits, and the replica's state: before a
+        rollback or a move to another stage (t = -1). What it kept for audits is void after a rollback only:
+        who moved still hands over what it sent before."""
         self.auditor.clear()
-        self.kept_work.clear()
+        if t >= 0:
+            self.kept_work.clear()
         self.close()
         self.applied, self.retained = None, []
         self._ctx.tasks.drop_after(t)
