@@ -278,6 +278,31 @@ def test_an_accomplice_at_the_stage_before_gives_away_its_own_work_alone(claims_
     assert ("r1.0" in removed(world)) == claims_too and removed(world).keys() <= {"r1.0", "r2.0"}
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_some_of_the_stage_before_and_an_accomplice_have_no_honest_relay_removed(stage: int) -> None:
+    """They send honest relays of the next stage their work, and say that the accomplice, which claims all of
+    it, gave it back: one data node of two, or two relays of four, had all honest relays removed, and the
+    accomplice was alone in its stage."""
+    settings = Settings("frame", 1, 2, 12, 24, min_replicas=2)
+    before = [["d0", "w0"], ["w0", "w1", "r1.0", "r1.1"]][stage - 1]
+    machines = [Machine("d0", 0), *(Machine(peer, stage - 1) for peer in before if peer != "d0")]
+    machines += [Machine(peer, stage) for peer in ("a", f"r{stage}.0", f"r{stage}.1")]
+    machines += [Machine(f"r{3 - stage}.{k}", 3 - stage) for k in (2, 3) if stage == 1]
+    world = counting_world(settings, machines, 1)
+    world.strict = False
+    lies(world, "a", stage)
+
+    def frame(message: msg.AnyMessage) -> msg.AnyMessage:
+        if not isinstance(message, msg.Claim) or not message.holders:
+            return message
+        given = {index for first, _ in message.holders.values() for index in first}
+        return msgspec.structs.replace(message, holders={"a": (tuple(sorted(given)), ())})
+
+    world.mouths.update({"w0": frame, "w1": frame})
+    world.run(until_s=600.0)
+    assert world.history().t == 24 and not [peer for peer in removed(world) if peer.startswith("r")]
+
+
 def test_a_data_node_gets_no_heads_and_no_embeddings_of_others() -> None:
     """It claims all of stage 0, and is the first by id."""
     settings = Settings("steal", 1, 1, 8, STEPS, min_replicas=2)

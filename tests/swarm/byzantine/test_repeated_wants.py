@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import pytest
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
@@ -43,3 +45,34 @@ def test_a_gradient_is_sent_to_one_peer_twice_at_most() -> None:
     world.run(until_s=2000.0)
     assert world.history().t == STEPS and wrong_states(world) == {}
     assert len(asked_at) > 20 and max(sent.values()) <= 2
+
+
+@pytest.mark.xfail(strict=True, reason="who asks for a microbatch may be its new holder")
+def test_a_relay_that_asks_for_what_it_never_sent_does_not_double_the_gradients() -> None:
+    """A relay without work of its own asks for all microbatches: each gradient goes to it twice."""
+    settings = Settings("want", 1, 2, 12, STEPS, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(2))]
+    world = counting_world(settings, [*machines, Machine("g", 1)], 1)
+    ways, asked_at, sent = itertools.count(1000), [-EVERY_S], [0]
+
+    def ask(node: Node, event: ev.Event) -> None:
+        iteration, now = node.peer.iterations.current, world.clock.now
+        if node.id != "g" or iteration is None or now < asked_at[-1] + EVERY_S / 2:
+            return
+        asked_at.append(now)
+        fence = node.peer.ctx.fence(iteration.t, iteration.base)
+        for index, peer in itertools.product(range(12), ("r2.0", "r2.1")):
+            world.carry(node, peer, msg.encode(msg.Want(fence, index, True, next(ways))), None)
+
+    carry = world.carry
+
+    def count(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        gradient = payload is not None and isinstance(msg.decode(message), msg.Backward)
+        sent[0] += gradient and sender.id.startswith("r2")
+        carry(sender, peer, message, payload)
+
+    world.carry = count  # type: ignore[method-assign]
+    world.watchers.append(ask)
+    world.run(until_s=2000.0)
+    assert world.history().t == STEPS and wrong_states(world) == {}
+    assert sent[0] < 1.5 * 12 * STEPS

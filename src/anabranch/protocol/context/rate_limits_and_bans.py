@@ -37,6 +37,10 @@ ALL_NOTED = 32
 #: Allowances of refused messages and of event-log lines, far above the need of honest peers in the fuzzed
 #: runs.
 REFUSALS, LINES = Allowance(256.0, 2.0), Allowance(8192.0, 256.0)
+#: Allowance of bytes of the commit log that a peer asks for. A question of 30 bytes has up to half a megabyte
+#: for an answer. Plain choice: a peer that was away for long gets thousands of lines at once, the others at
+#: the rate of a slow line.
+LOG_BYTES = Allowance(4.0 * (1 << 20), 64.0 * (1 << 10))
 
 
 @dataclass(slots=True)

@@ -163,9 +163,10 @@ class DoubleClaims:
         skipped. Returns peers other than this one that did so in FALSE_CLAIMS doubted iterations running ->
         reason to remove them. Iterations in which its stage is not doubted do not count either way.
 
-        The witnesses who say whose the work was must be two relays of the stage before, one data node, or the
-        log: one relay could send work twice and accuse one of the two. A peer of the stage before that says
-        it sent the peer the work, and claims that microbatch too, excuses it.
+        The witnesses who say whose the work was must be more than half of the stage before, and at least two
+        relays, or the log: fewer could send an honest peer their work, and say that an accomplice gave it
+        back. A peer of the stage before that says it sent the peer the work, and claims that microbatch too,
+        excuses it.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:
@@ -179,7 +180,7 @@ class DoubleClaims:
                 witness: {_unit(stage, k) for each, _ in holders.values() for k in own[witness] & {*each}}
                 for witness, holders in said.items()
             }
-            needed = 2 if before else 1
+            needed = max(2 if before else 1, 1 + self.ctx.run.membership.count(before, current.t) // 2)
             for peer, units in current.claims.get(stage, {}).items():
                 false = {unit for unit in units if self._others(attempt, unit, named, peer)}
                 for witness, holders in said.items():

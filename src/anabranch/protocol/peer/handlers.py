@@ -11,7 +11,7 @@ from typing import Any
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.kept_work import RECEIPT
-from anabranch.protocol.context.rate_limits_and_bans import LINES
+from anabranch.protocol.context.rate_limits_and_bans import LINES, LOG_BYTES
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import REVOKE
 from anabranch.protocol.interface import events as ev
@@ -282,9 +282,10 @@ class MessageHandlers:
     # --- log and state -------------------------------------------------------------------------
 
     def _fetch_log(self, peer: str, message: msg.FetchLog, payload: Payload | None) -> None:
-        lines = self.leadership.voter.entries_from(message.start)
-        if lines:
-            self._ctx.outbox.send(peer, msg.Announce(lines))
+        """Send log lines, within the asker's budget of their bytes; beyond it no answer, as it asks again."""
+        ctx, lines = self._ctx, self.leadership.voter.entries_from(message.start)
+        if lines and ctx.rate_limits.charge(peer, LOG_BYTES, ctx.clock.now, sum(map(len, lines))):
+            ctx.outbox.send(peer, msg.Announce(lines))
 
     def _elsewhere(self, peer: str, message: msg.Elsewhere, payload: Payload | None) -> str | None:
         if peer != self._ctx.log.leader:
