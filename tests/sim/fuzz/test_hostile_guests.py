@@ -163,7 +163,7 @@ def test_seeds_with_auditors_hold(seed: int) -> None:
         6200334,  # two liars of three that worked removed the third, which two honest standbys agreed with
         6200475,  # a joiner's proof from before a return of the log was compared with a later one
         5400240,  # the only neighbour at the next stage of a large swarm was a black hole
-        22000315,  # who had sent a liar its inputs was moved, and dropped what the audit needed
+        22000315,  # a peer that had sent a liar its inputs was moved, and dropped what the audit needed
         20004054,  # an auditor saw a link that it had dialled a second late, and the liar's audit expired
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
         # Smaller tests hold these: test_sender.py, and of the last two swarm/byzantine/test_review_audits.py
