@@ -63,13 +63,13 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26, 15: 2.1
 #: Clocks of what all runs do.
 SPENT = (PASSES, PROCESS)
 #: tiny: no work but that of the protocol. small: microbatches of about 0.1 s. batch: the same model with
-#: four times the tokens in each: most of the time is that of its passes. wide: twice the width and tokens,
+#: four times the tokens in each: most of the time is that of its passes. wide: twice the width,
 #: with which passes grow faster than what is hashed, as in the models that are worth a swarm.
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"dim": 64, "ffn": 128, "rows": 1, "sequence": 64, "steps": 44},
     "small": {"dim": 256, "ffn": 704, "rows": 2, "sequence": 128, "steps": 34},
     "batch": {"dim": 256, "ffn": 704, "rows": 4, "sequence": 256, "steps": 18},
-    "wide": {"dim": 512, "ffn": 1408, "rows": 8, "sequence": 256, "steps": 16},
+    "wide": {"dim": 512, "ffn": 1408, "rows": 4, "sequence": 256, "steps": 12},
 }
 TITLES = {
     "tiny": "Cost of audits with a tiny model",

@@ -217,8 +217,8 @@ def shake(world: World, seed: int, tally: Tally) -> None:
 
 
 def nameless(reason: str) -> str:
-    """Reason of a removal without names and numbers."""
-    return re.sub(r"\b[rjd]?\d[\w.]*", "#", reason)
+    """Reason of a removal without names, numbers and the answers of those that were asked."""
+    return re.sub(r"; asked: .*", "", re.sub(r"\b[rjd]?\d[\w.]*", "#", reason))
 
 
 def follow(world: World, tally: Tally) -> None:
@@ -422,6 +422,9 @@ def kept() -> tuple[dict[str, dict[str, Tally]], list[str]]:
             tally = Tally()
             for key, value in msgspec.json.decode(path.read_bytes()).items():
                 setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
+            kept_reasons, tally.removed = tally.removed, Counter[str]()
+            for reason, times in kept_reasons.items():
+                tally.removed[nameless(reason)] += times
             added(parts[workers][kind], tally)
             commits.add(path.name.partition("-")[0])
     return parts, sorted(commits)
