@@ -28,7 +28,6 @@ from anabranch.config import BatchSection, ComputeSection, RunConfig, RunSection
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
 from anabranch.protocol.audit.contribution_monitor import Contribution, ContributionMonitor
-from anabranch.protocol.audit.draw import chance
 from anabranch.protocol.interface.tasks import part_bounds
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics.exact import UNIT_EXPONENT
@@ -135,7 +134,7 @@ class Trainer:
 
     def _is_out(self, stage: int) -> bool:
         """True if the stage's liar is out, or is found in this step, as its contribution is drawn."""
-        if self.job.defence == "audit" and self.draw.random() < chance(AUDITED, 1):
+        if self.job.defence == "audit" and self.draw.random() < AUDITED:
             self.out.add(stage)
         return stage in self.out
 
@@ -210,7 +209,8 @@ def written(cells: Sequence[Cell]) -> str:
     if rows:
         tables.append(harness.table(head, rows))
     if lies:
-        tables.append(harness.table(["attack, `audit`", "seed", "lies that counted, of 1,200"], lies))
+        head = ["attack, `audit`", "seed", f"lies that counted, of {cells[0].of // OWNERS:,}"]
+        tables.append(harness.table(head, lies))
     return "\n\n".join(tables)
 
 

@@ -422,9 +422,8 @@ def kept() -> tuple[dict[str, dict[str, Tally]], list[str]]:
             tally = Tally()
             for key, value in msgspec.json.decode(path.read_bytes()).items():
                 setattr(tally, key, Counter(value) if isinstance(value, dict) else value)
-            kept_reasons, tally.removed = tally.removed, Counter[str]()
-            for reason, times in kept_reasons.items():
-                tally.removed[nameless(reason)] += times
+            # Older tallies name in a reason whoever was asked.
+            tally.removed = merged(Counter({nameless(why): n}) for why, n in tally.removed.items())
             added(parts[workers][kind], tally)
             commits.add(path.name.partition("-")[0])
     return parts, sorted(commits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,65 +15,53 @@ from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
-STEPS, EVERY_S = 4, 0.05
+MICROBATCHES, STEPS, EVERY_S = 12, 4, 0.05
 
 
-def test_a_gradient_is_sent_to_one_peer_twice_at_most() -> None:
-    settings = Settings("want", 1, 2, 12, STEPS, min_replicas=2)
+def gradients_sent(
+    asker: str, every_s: float, more: Sequence[Machine] = ()
+) -> tuple[int, Counter[tuple[str, ...]]]:
+    """Run in which `asker`, a relay of stage 1, asks both replicas of stage 2 for all gradients every
+    `every_s`: how often it asked, and gradients sent by (sender, receiver, gradient). more: machines beside
+    two relays of each stage."""
+    settings = Settings("want", 1, 2, MICROBATCHES, STEPS, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(2))]
-    world = counting_world(settings, machines, 1)
-    ways, asked_at, sent = itertools.count(1000), list[float](), Counter[tuple[object, ...]]()
+    world = counting_world(settings, [*machines, *more], 1)
+    ways, asked_at, sent = itertools.count(1000), [-every_s], Counter[tuple[str, ...]]()
 
     def ask(node: Node, event: ev.Event) -> None:
         iteration, now = node.peer.iterations.current, world.clock.now
-        if node.id != "r1.0" or iteration is None or (asked_at and now < asked_at[-1] + EVERY_S):
+        if node.id != asker or iteration is None or now < asked_at[-1] + every_s:
             return
         asked_at.append(now)
         fence = node.peer.ctx.fence(iteration.t, iteration.base)
-        for index, peer in itertools.product(range(12), ("r2.0", "r2.1")):
+        for index, peer in itertools.product(range(MICROBATCHES), ("r2.0", "r2.1")):
             world.carry(node, peer, msg.encode(msg.Want(fence, index, True, next(ways))), None)
 
     carry = world.carry
 
     def count(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
         said = msg.decode(message)
-        if isinstance(said, msg.Backward) and payload is not None and peer == "r1.0":
-            sent[sender.id, said.fence.t, said.fence.base, said.index] += 1
+        if isinstance(said, msg.Backward) and payload is not None:
+            sent[sender.id, peer, f"{said.fence.t} {said.fence.base} {said.index}"] += 1
         carry(sender, peer, message, payload)
 
     world.carry = count  # type: ignore[method-assign]
     world.bookkeepers.append(ask)
     world.run(until_s=2000.0)
     assert world.history().t == STEPS and wrong_states(world) == {}
-    assert len(asked_at) > 20 and max(sent.values()) <= 2
+    return len(asked_at) - 1, sent
+
+
+def test_a_gradient_is_sent_to_one_peer_twice_at_most() -> None:
+    asked, sent = gradients_sent("r1.0", EVERY_S)
+    assert asked > 20
+    assert max(times for (_, peer, _), times in sent.items() if peer == "r1.0") <= 2
 
 
 @pytest.mark.xfail(strict=True, reason="who asks for a microbatch may be its new holder")
 def test_a_relay_that_asks_for_what_it_never_sent_does_not_double_the_gradients() -> None:
     """A relay without work of its own asks for all microbatches: each gradient goes to it twice."""
-    settings = Settings("want", 1, 2, 12, STEPS, min_replicas=2)
-    machines = [Machine("d0", 0), *(Machine(f"r{s}.{k}", s) for s in (1, 2) for k in range(2))]
-    world = counting_world(settings, [*machines, Machine("g", 1)], 1)
-    ways, asked_at, sent = itertools.count(1000), [-EVERY_S], [0]
-
-    def ask(node: Node, event: ev.Event) -> None:
-        iteration, now = node.peer.iterations.current, world.clock.now
-        if node.id != "g" or iteration is None or now < asked_at[-1] + EVERY_S / 2:
-            return
-        asked_at.append(now)
-        fence = node.peer.ctx.fence(iteration.t, iteration.base)
-        for index, peer in itertools.product(range(12), ("r2.0", "r2.1")):
-            world.carry(node, peer, msg.encode(msg.Want(fence, index, True, next(ways))), None)
-
-    carry = world.carry
-
-    def count(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        gradient = payload is not None and isinstance(msg.decode(message), msg.Backward)
-        sent[0] += gradient and sender.id.startswith("r2")
-        carry(sender, peer, message, payload)
-
-    world.carry = count  # type: ignore[method-assign]
-    world.watchers.append(ask)
-    world.run(until_s=2000.0)
-    assert world.history().t == STEPS and wrong_states(world) == {}
-    assert sent[0] < 1.5 * 12 * STEPS
+    _, sent = gradients_sent("g", EVERY_S / 2, [Machine("g", 1)])
+    of_stage = sum(times for (sender, *_), times in sent.items() if sender.startswith("r2"))
+    assert of_stage < 1.5 * MICROBATCHES * STEPS
