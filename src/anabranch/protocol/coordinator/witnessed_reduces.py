@@ -88,13 +88,12 @@ class WitnessedReduces:
         """Time (s) since which members of the stage's reduce in progress say that they cannot reach each
         other, although this peer hears both. Infinite if none say so, and if this peer sums the parts
         already, or cannot."""
-        attempt, parted = current.attempts[stage], self.admission.parted
-        if current.retries.get(stage) or not parted.among(attempt.members):
-            return math.inf
+        attempt = current.attempts[stage]
         can = self._can_sum(stage, current.t, attempt.members, attempt.owners)
-        if not can or witnessed(attempt, self.ctx.me):
+        if current.retries.get(stage) or not can or witnessed(attempt, self.ctx.me):
             return math.inf
-        return parted.since([peer for peer in attempt.members if peer == self.ctx.me or self._linked(peer)])
+        heard = [peer for peer in attempt.members if peer == self.ctx.me or self._linked(peer)]
+        return self.admission.parted.since(heard)
 
     def result(self, attempt: Attempt) -> tuple[bool, tuple[str, Mapping[str, float]] | None]:
         """(True if the attempt is witnessed, its result as this peer summed it: digest and sums of squares).

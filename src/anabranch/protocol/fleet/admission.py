@@ -601,11 +601,12 @@ class Admission:
         iteration from which ready members with the stage's state after t serve; None: not yet."""
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
-        removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
-        now = _fitting(list(removed.items()), REMOVALS_BYTES)
-        self._removals, self._going = dict(list(removed.items())[now:]), set(list(removed)[:now])
+        planned = [(peer, reason) for peer, reason in self._removals.items() if peer in members]
+        now = _fitting(planned, REMOVALS_BYTES)
+        removed, self._removals = dict(planned[:now]), dict(planned[now:])
+        self._going = set(removed)
         if removed:
-            return Members(number, removed=dict(list(removed.items())[:now]))
+            return Members(number, removed=removed)
         # A joiner may repeat its request before it knows of the record that admits it.
         known = {(peer, member.incarnation) for peer, member in members.items()}
         joined = [m for m in self._joining.values() if (m.id, m.incarnation) not in known]
