@@ -42,10 +42,13 @@ def _want_again(guest: Guest) -> Iterator[Send]:
 
 
 def _tell_gradients(guest: Guest, event: Received) -> bool:
-    """Print each gradient of a microbatch that comes."""
-    message = event.message
+    """Print each gradient of a microbatch that comes, and if the guest sent that microbatch."""
+    message, iteration = event.message, guest.peer.iteration
     if isinstance(message, msg.Backward) and event.payload is not None:
         print("came", event.peer, message.fence.t, message.fence.base, message.index, flush=True)
+        if iteration is not None and iteration.t == message.fence.t:
+            whose = "own" if message.index in iteration.units else "foreign"
+            print(whose, message.fence.t, message.index, flush=True)
     return True
 
 

@@ -45,8 +45,9 @@ def units(guest: LiveGuest, word: str) -> dict[int, set[int]]:
 def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """Both at once. However often one asks for a gradient, it gets it twice; however often the other names
-    another owner of a microbatch, the reduce of its stage begins anew once."""
+    """Both at once. However often one asks for a gradient, it gets it twice, and of microbatches that others
+    sent few; however often the other names another owner of a microbatch, the reduce of its stage begins anew
+    once."""
     run = small_run(texts, **ENDLESS, routing__policy="static")
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
@@ -62,6 +63,10 @@ def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
         hostile.until(lambda: len(often()) > 3 and len(wants.words("wanted")) > 20)
         came = Counter(wants.words("came"))
         assert max(came.values()) <= 2, came.most_common(3)
+        own, foreign = set(wants.words("own")), Counter(wants.words("foreign"))
+        asked = {what.split()[0] for what in foreign}
+        # Each of two replicas grants one, and half as many as the guest had in the step before.
+        assert 0 < foreign.total() <= 2 * len(asked) + len(own) + run.batch.microbatches, (own, foreign)
         orders = {tuple(map(int, line.split())) for line in hostile.printed("data-0", "ordered")}
         attempts = Counter(t for stage, t, _ in orders if stage == 2 and t in often())
         assert max(attempts.values()) <= 2, (attempts, often())

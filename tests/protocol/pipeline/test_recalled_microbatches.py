@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 
 from anabranch.protocol.audit.seals import Seals
@@ -10,7 +13,7 @@ from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Result
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.messages import Backward, CallBack, Forward, Lack, Want
+from anabranch.protocol.messages import Backward, CallBack, Forward, Have, Lack, Want
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
@@ -20,12 +23,12 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 class Relay:
     """`a`, alone at stage 1, with the data nodes `d` and `e`. The worker is busy with the first unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, computed: Mapping[str, int] = MappingProxyType({})) -> None:
         self.ctx = make_context("a", 1, 1, Settings("r", 1, 1, 8, 1), "d")
         members = tuple(Member(name, int(name == "a"), 1, "", 8, name=name) for name in "ade")
         self.ctx.run.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("ade", 1)))
         self.ctx.links.up = {peer: AdaptiveTimeout(0.0, 1.0) for peer in "de"}
-        self.iteration = Iteration(self.ctx, 1, "base", 8, 0, True)
+        self.iteration = Iteration(self.ctx, 1, "base", 8, 0, True, computed=computed)
 
     def forward(self, peer: str, index: int, way: int, needed: bool = True) -> None:
         fence = self.ctx.fence(1, "base")
@@ -56,6 +59,24 @@ def test_what_waits_is_let_go_of_and_can_come_again() -> None:
     relay.forward("d", 1, 9)
     assert relay.call_back("d", {0: 1, 1: 9, 2: 3}, most=1) == [2]
     assert sorted(relay.iteration.units) == [0, 1]
+
+
+@pytest.mark.parametrize("case", ["sender heard", "sender lost", "sent whole", "worked"])
+def test_who_may_ask_for_what_another_sent(case: str) -> None:
+    """`e` asks for four microbatches of `d`: it finds one, and one more for each two that it computed in the
+    last step; all if `d` is not heard any more, or if it sends them itself."""
+    relay = Relay({"e": 2 if case == "worked" else 0})
+    for index in range(4):
+        relay.forward("d", index, index + 1)
+    if case == "sender lost":
+        del relay.ctx.links.up["d"]
+    for index in range(4):
+        if case == "sent whole":
+            relay.forward("e", index, 2 * index + 1)
+        relay.want("e", index, 2 * index + 2)
+    sent = [each.message for each in relay.ctx.outbox.effects if isinstance(each, Send) and each.peer == "e"]
+    found = [message.index for message in sent if isinstance(message, Have)]
+    assert found == {"sender heard": [0], "worked": [0, 1]}.get(case, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("needed", [True, False])
@@ -98,9 +119,9 @@ def test_a_gradient_is_sent_anew_to_a_peer_that_gave_the_microbatch_up() -> None
     """It was called back from `d`, and it overflowed there: each time `d` sends a whole Forward. Where that
     comes while the gradient may be under way, the question after it is answered."""
     ctx, sent = Relay().ctx, list[str]()
-    replies = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base"))
+    replies = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base"), {})
     ctx.outbox.send = lambda peer, message, payload=None: sent.append(peer)  # type: ignore[method-assign]
-    unit = IncomingMicrobatch(0, True, "d", ("d",), b"a", True, None, 1)
+    unit = IncomingMicrobatch(0, True, "d", ("d",), b"a", True, None, 1, sender="d")
     unit.returned, unit.gradient_out = True, b"g"
     replies.send_back(unit)
     fence = ctx.fence(1, "base")
@@ -162,8 +183,10 @@ def test_a_gradient_is_lost_only_if_it_is_asked_for_and_was_never_acknowledged(c
     """A second Forward follows a recall or an overflow, whatever became of the gradient."""
     ctx = Relay().ctx
     ctx.links.carriers["d"] = "carrier"
-    replies, fence = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base")), ctx.fence(1, "base")
-    units = [IncomingMicrobatch(index, True, "d", ("d",), b"a", True, None, 1) for index in range(2)]
+    replies, fence = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base"), {}), ctx.fence(1, "base")
+    units = [
+        IncomingMicrobatch(index, True, "d", ("d",), b"a", True, None, 1, sender="d") for index in range(2)
+    ]
     for unit in units:
         unit.returned, unit.gradient_out = True, b"g"
         replies.send_back(unit)

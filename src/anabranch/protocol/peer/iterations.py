@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 from anabranch.protocol import messages as msg
@@ -61,6 +62,8 @@ class Iterations(Timer):
         self.retained: list[Iteration] = []
         self.applied: msg.Applied | None = None
         self._repeat_at = math.inf
+        self._computed: Counter[str] = Counter()
+        """Peer of the stage before -> its units in the last step that was taken."""
         self.replica = StepApply(ctx, self._step_applied, self._fell_behind)
         self.helping = ReduceHelper(ctx)
         self.kept_work = KeptWork(ctx)
@@ -133,7 +136,7 @@ class Iterations(Timer):
         base = self._progress.base_of(t, True) if settings.delay.has(t) else self.replica.base
         self._repeat_at = ctx.clock.now + self._repeat_s()
         windows, trains, planned = self._windows(t), t <= run.steps, self._router.onward
-        return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed)
+        return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed, self._computed)
 
     def _follow(self) -> None:
         """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now. If
@@ -161,6 +164,9 @@ class Iterations(Timer):
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):
                 self.replica.keeps.add(record.t)
+        if record.verdict == "step":
+            before = record.stages[self._ctx.run.previous_stage()]
+            self._computed = Counter(before.members[owner] for owner in before.owners if owner >= 0)
         self._separate(record)
         self.replica.commit(record, base)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
 from anabranch.protocol.context.peer_context import PeerContext
@@ -75,6 +76,7 @@ class Iteration:
         plan: Mapping[str, int] | None = None,
         planned: Callable[[], Mapping[str, int]] = dict,
         delayed: bool = False,
+        computed: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
         admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
@@ -87,7 +89,7 @@ class Iteration:
         self.claims = Claims(ctx, t, base, lambda: self.sender.holders())
         self.islands = IslandSteps(ctx, t, base, self.claims)
         self.seals = Seals(ctx, base)
-        self.replies = UpstreamReplies(ctx, t, base, self.seals)
+        self.replies = UpstreamReplies(ctx, t, base, self.seals, computed)
         self._sampling = LinkSampling(ctx, t, base)
         self._received_transmissions: dict[tuple[str, int], deque[int]] = defaultdict(
             lambda: deque(maxlen=TRANSMISSIONS_KEPT)

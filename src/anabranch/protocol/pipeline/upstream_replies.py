@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 from anabranch.protocol.audit.seals import GRADIENT, Seals
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Backward, Forward, Have, Lack, Want
@@ -14,14 +17,25 @@ MOST_SENT = 2
 #: peer gives a microbatch with its gradient up, and sends it anew, at most once for an overflow and once when
 #: it is called back.
 MOST_AGAIN = 2
+#: Microbatches that a peer may ask for although it did not send them and their sender is heard: one, and this
+#: share of those that it computed in the last step. A choice: a replica that takes over the work of a slow
+#: fellow asks all replicas of this stage, and gets a part of it from each; who computes nothing cannot live
+#: on what others send. Who is told that a microbatch is not here sends it whole.
+MAY_ASK = 0.5
 
 
 class UpstreamReplies:
-    """Replies to upstream peers about the incoming microbatches of iteration t."""
+    """Replies to upstream peers about the incoming microbatches of iteration t. computed: upstream peer ->
+    microbatches that it computed in the last step that was taken."""
 
-    def __init__(self, ctx: PeerContext, t: int, base: str, seals: Seals) -> None:
+    def __init__(
+        self, ctx: PeerContext, t: int, base: str, seals: Seals, computed: Mapping[str, int]
+    ) -> None:
         self.ctx = ctx
         self._seals = seals
+        self._computed = computed
+        self._asked: dict[str, set[int]] = defaultdict(set)
+        """Peer -> microbatches that it asked for, that others sent and are there to ask for themselves."""
         self.t = t
         self.base = base
 
@@ -66,20 +80,40 @@ class UpstreamReplies:
             if asked and unit.sent_back_at is not None:
                 name = ("gradient", self.t, unit.index, back.tensors)
                 self.ctx.links.payload_late(unit.upstream, name, late_s)
-            if back.tensors >= MOST_SENT + min(unit.again[unit.upstream], MOST_AGAIN):
+            most = MOST_SENT if self._sent(unit, unit.upstream) else 1
+            if back.tensors >= most + min(unit.again[unit.upstream], MOST_AGAIN):
                 return True
         elif back.transmission != unit.transmission:
             return False
         return late_s < 0.0
 
     def on_want(self, unit: IncomingMicrobatch | None, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None), else Have; then
-        that peer becomes its upstream peer."""
-        if unit is None:
+        """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None) or the peer asks
+        for more than it may (MAY_ASK), else Have; then that peer becomes its upstream peer."""
+        if unit is None or not self._may_ask(unit, peer):
             self.lack(peer, message.index, message.way, refused=False)
             return
         self.ctx.outbox.send(peer, Have(self.ctx.fence(self.t, self.base), message.index, message.way))
         self.adopt(unit, peer, message)
+
+    def _heard(self, sender: str) -> bool:
+        run = self.ctx.run
+        return self.ctx.reachable(sender) and run.membership.is_live(sender, run.previous_stage(), self.t)
+
+    @staticmethod
+    def _sent(unit: IncomingMicrobatch, peer: str) -> bool:
+        return peer == unit.sender or unit.again[peer] > 0
+
+    def _may_ask(self, unit: IncomingMicrobatch, peer: str) -> bool:
+        """True if a peer gets the gradient of a microbatch for the asking: it sent that here, or its sender
+        is not heard any more, or the peer asked for few such (MAY_ASK)."""
+        if not unit.train or self._sent(unit, peer) or not self._heard(unit.sender):
+            return True
+        asked = self._asked[peer]
+        if unit.index not in asked and len(asked) > MAY_ASK * self._computed.get(peer, 0):
+            return False
+        asked.add(unit.index)
+        return True
 
     def delivered(self, unit: IncomingMicrobatch | None, peer: str) -> None:
         """Measure the link to `peer` by its acknowledgement of a gradient; ignored unless it is awaited from
