@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Generator
 
@@ -36,3 +37,22 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests for several processes, each of which begins with an equal part of the list, and takes
+    from the end of another's part when its own is done (`--dist worksteal`): modules with slow tests come
+    first in each part, so that none of them is the last to begin while other processes have nothing left."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1:
+        return
+    modules = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+    slow = [tests for tests in modules if any(item.get_closest_marker("slow") for item in tests)]
+    quick = [item for tests in modules if tests not in slow for item in tests]
+    ordered, size = list[pytest.Item](), len(items)
+    for part in range(count):
+        ordered += itertools.chain.from_iterable(slow[part::count])
+        room = size * (part + 1) // count - len(ordered)
+        ordered, quick = ordered + quick[:room], quick[max(room, 0):]
+    items[:] = ordered + quick

@@ -1,6 +1,6 @@
 """Power of audits: share of lying relays that are out within 200 of their units, beside the formula.
 
-    nice python -m benchmarks.recovery.audit_power [--liars 20000] [--convictions 400] [--runs 100]
+    nice python -m benchmarks.recovery.audit_power [--liars 20000] [--convictions 480] [--runs 100]
 
 One of three replicas of a simulated stage computes one unit of ten falsely: its weight gradient in half of
 the runs, its activation in the other half. The seed decides which units. It signs what it sends, so only an
@@ -10,10 +10,11 @@ that grows with their number (`draw.chance`). So runs differ in the number of un
 step. A run ends when the liar's key is revoked, or with its 200th unit in a committed step.
 
 Whether a liar is out depends on two things that are independent of each other: when a false contribution of
-it is drawn, and whether, and how many of its units later, it is out then. The first is tried with many liars
-and made-up commits, by the function that draws in a run; the second with runs in which each contribution is
-drawn. Both together give the probability. Some whole runs with the share itself stand beside it. Four units a
-step are what the swarm of `audit_cost` has; the other numbers get a quarter of the runs.
+it is drawn, and whether, and how many of its units later, it is out then. The probability of the first is
+computed exactly, and tried with many liars and made-up commits by the function that draws in a run; the
+second is measured in runs in which each contribution is drawn. Both together give the probability, and the
+interval is that of the measured part. Some whole runs with the share itself stand beside it. Four units a
+step are what the swarm of `audit_cost` has.
 
 Each outcome is kept in build/audit-power/, so a run that was stopped goes on where it was.
 """
@@ -46,8 +47,9 @@ from benchmarks.harness import Goal, table
 #: that are to be out by then: the acceptance of issue 22.
 SHARE, FALSE, UNITS, ASKED = 0.05, 0.1, 200, 0.63
 #: Units that each relay has in a step (the capacity of a relay, and a third of the batch) -> part of `--runs`
-#: and `--convictions` that have so many.
-PER_STEP = {1: 0.25, 2: 0.25, 4: 1.0, 8: 0.25}
+#: and of `--convictions` that have so many. The nearer the exact probability of the draws is to ASKED, the
+#: more convictions it takes to tell them apart.
+PER_STEP = {1: (0.25, 5.0), 2: (0.25, 2.0), 4: (1.0, 1.0), 8: (0.25, 0.75)}
 REPLICAS = 3
 KEPT = harness.CACHE / "audit-power"
 LIAR = "r1.1"
@@ -262,14 +264,22 @@ def row(outcomes: Sequence[Outcome], label: str) -> tuple[list[object], dict[str
     return [*cells], figures
 
 
+def in_time(units: int, of: int) -> float:
+    """Probability that a false contribution of a liar with so many units a step is among the drawn ones of
+    its first `of` units."""
+    hit = chance(SHARE, units) * (1.0 - (1.0 - FALSE) ** units)
+    return float(1.0 - (1.0 - hit) ** (of // units))
+
+
 @dataclass(frozen=True)
 class Power:
-    """Probability that a liar is out within UNITS units, from draws and convictions. hits: liars of `liars`
-    of which a false contribution was drawn in time. convicted: runs of `runs` in which the liar was out after
-    such a draw. later: units of it in steps committed in between -> runs. low, high: 95 % interval of the
-    share, with the lower end of both parts, and the upper end of the draws."""
+    """Probability that a liar is out within UNITS units, from draws and convictions. exact: that a false
+    contribution of it is drawn in time. hits: liars of `liars` of which that was so. convicted: runs of
+    `runs` in which the liar was out after such a draw. later: units of it in steps committed in between ->
+    runs. low, high: 95 % interval of the share, from that of the convictions."""
 
     liars: int
+    exact: float
     hits: int
     runs: int
     convicted: int
@@ -281,16 +291,13 @@ class Power:
 
 def power_of(units: int, liars: int, convictions: Sequence[Outcome]) -> Power:
     """Join the draws of so many liars with the outcomes of runs in which each contribution was drawn."""
-    hits, out = 0, 0
-    for seed in range(liars):
-        hit, conviction = first_hit(seed, units), convictions[seed % len(convictions)]
-        hits += hit <= UNITS
-        out += conviction.out and hit + conviction.later <= UNITS
-    convicted = sum(each.out for each in convictions)
-    low, high = wilson(out, liars)
-    sure = wilson(convicted, len(convictions))[0] / (convicted / len(convictions))
-    later = dict(sorted(Counter(each.later for each in convictions if each.out).items()))
-    return Power(liars, hits, len(convictions), convicted, later, out / liars, low * sure, high)
+    hits = sum(first_hit(seed, units) <= UNITS for seed in range(liars))
+    later = Counter(each.later for each in convictions if each.out)
+    runs, convicted = len(convictions), later.total()
+    after = sum(count * in_time(units, UNITS - more) for more, count in later.items()) / convicted
+    low, high = wilson(convicted, runs)
+    share, exact, lags = after * convicted / runs, in_time(units, UNITS), dict(sorted(later.items()))
+    return Power(liars, exact, hits, runs, convicted, lags, share, after * low, after * min(high, 1.0))
 
 
 HEAD = [
@@ -302,7 +309,8 @@ HEAD = [
 
 
 PARTS = [
-    "units a step", "contributions drawn", "liars with a false one drawn", "convicted then",
+    "units a step", "contributions drawn", "a false one is drawn (exact)", "of sampled liars (interval)",
+    "convicted then",
     "units later, greatest", f"out within {UNITS} units", "95 % interval", "formula",
 ]  # fmt: skip
 
@@ -319,13 +327,15 @@ def report(
             harness.goal(
                 f"liars in one unit of ten out within {UNITS} units, {units} units a step, share {SHARE:g}",
                 f"at least {ASKED:.0%}",
-                f"{power.share:.1%} ({low:.1%} to {high:.1%}), formula {per_unit(UNITS):.1%}",
+                f"{power.share:.2%} ({low:.2%} to {high:.2%}), formula {per_unit(UNITS):.1%}",
                 True if low >= ASKED else False if high < ASKED else None,
             )
         )
-        cells = [units, f"{chance(SHARE, units):.2%}", f"{power.hits:,} of {power.liars:,}"]
-        cells += [f"{power.convicted} of {power.runs}", max(power.later, default=0), f"{power.share:.1%}"]
-        parts.append([*cells, f"{low:.1%} to {high:.1%}", f"{per_unit(UNITS):.1%}"])
+        sampled = wilson(power.hits, power.liars)
+        cells = [units, f"{chance(SHARE, units):.2%}", f"{power.exact:.2%}"]
+        cells += [f"{power.hits / power.liars:.1%} of {power.liars:,} ({sampled[0]:.1%} to {sampled[1]:.1%})"]
+        cells += [f"{power.convicted} of {power.runs}", max(power.later, default=0), f"{power.share:.2%}"]
+        parts.append([*cells, f"{low:.2%} to {high:.2%}", f"{per_unit(UNITS):.1%}"])
     for units in PER_STEP:
         of_units = [each for each in outcomes if each.job.units == units]
         if not of_units:
@@ -344,8 +354,9 @@ def report(
         *(part.replace("\n", " ") + "\n" for part in __doc__.split("\n\n")[2:4]),
         table(PARTS, parts),
         "",
-        f"Formula: 1 - (1 - pq)^n with p = {SHARE:g}, q = {FALSE:g}, n = {UNITS}. The interval is that of",
-        "the draws, its lower end with the lower end of that of the convictions.",
+        f"Formula: 1 - (1 - pq)^n with p = {SHARE:g}, q = {FALSE:g}, n = {UNITS}. The probability is",
+        "the exact one of the draws, less the units until the liar is out; its interval is that of the",
+        "convictions.",
         "",
         "Whole runs with the share itself. *Units audited*: share of the liar's units that were in drawn",
         "contributions. The formula is computed from the numbers of units that occurred.",
@@ -371,14 +382,14 @@ def kept_or_simulated(job: Job, commit: str) -> Outcome:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--liars", type=int, default=20_000, help="liars for whom draws are made")
-    parser.add_argument("--convictions", type=int, default=400, help="runs of four units, all drawn")
+    parser.add_argument("--convictions", type=int, default=480, help="runs of four units, all drawn")
     parser.add_argument("--runs", type=int, default=100, help="whole runs of four units")
     arguments = parser.parse_args()
     commit = harness.program()
 
     def outcomes(share: float, runs: int) -> Iterator[Outcome]:
-        for units, part in PER_STEP.items():
-            for seed in range(round(part * runs)):
+        for units, parts in PER_STEP.items():
+            for seed in range(round(parts[share == 1.0] * runs)):
                 yield kept_or_simulated(Job(seed, units, KINDS[seed % 2], share), commit)
             print(f"share {share}, {units} units a step: done", file=sys.stderr, flush=True)
 

@@ -19,3 +19,4 @@ def test_draws_find_liars_as_the_formula_says() -> None:
     in_time = [audit_power.first_hit(seed, 4) <= UNITS for seed in range(600)]
     low, high = audit_power.wilson(sum(in_time), len(in_time))
     assert low < audit_power.per_unit(UNITS) < high
+    assert low < audit_power.in_time(4, UNITS) < high
