@@ -36,7 +36,8 @@ class Wire:
     def step(self) -> None:
         peer = self.draw.choice(sorted(self.credits))
         credit = self.credits[peer]
-        action = self.draw.choice(["hear", "send", "arrive", "release", "ask", "return", "heard", "break"])
+        actions = ["hear", "send", "arrive", "release", "ask", "return", "heard", "break", "withdraw"]
+        action = self.draw.choice(actions)
         if action == "hear" and self.to_sender[peer]:
             credit.told(self.to_sender[peer].pop(0), 0.0)
         elif action == "send" and self.up[peer] and credit.free > 0:
@@ -44,10 +45,13 @@ class Wire:
             self.forwards[peer].append(1)
         elif action == "arrive" and self.forwards[peer]:
             self.forwards[peer].pop()
-            assert self.ledger.receive(peer), "a forward within its credit was refused"
-            self.held.append(peer)
-            if self.draw.random() < 0.8:  # it may be what came another way already
-                self.tell(self.ledger.use(peer))
+            withdrawn = self.ledger.grants[peer].withdrawn
+            if self.ledger.receive(peer):
+                self.held.append(peer)
+                if self.draw.random() < 0.8:  # it may be what came another way already
+                    self.tell(self.ledger.use(peer))
+            else:
+                assert withdrawn, "a forward within its credit was refused"
         elif action == "release" and self.held:
             self.tell(self.ledger.release(self.held.pop(self.draw.randrange(len(self.held)))))
         elif action == "ask" and self.up[peer]:
@@ -57,6 +61,8 @@ class Wire:
             self.returns[peer].append(credit.returned)
         elif action == "heard" and self.returns[peer]:
             self.tell(self.ledger.give_back(peer, self.returns[peer].pop(0)))
+        elif action == "withdraw":
+            self.tell(self.ledger.withdraw())
         elif action == "break" and self.draw.random() < 0.2:
             self.break_link(peer)
         self.check()
@@ -81,7 +87,8 @@ class Wire:
         for peer, credit in self.credits.items():
             if not credit.stale:
                 grant = ledger.grants[peer]
-                assert credit.used + credit.returned <= grant.total
+                assert credit.used + credit.returned <= grant.granted
+                assert credit.total <= grant.granted
 
 
 @settings(max_examples=60, deadline=None)
@@ -256,6 +263,34 @@ def test_a_slot_that_nobody_uses_is_called_in_for_one_that_waits() -> None:
     assert ledger.receive("a")
     assert ledger.ask("c", 1, repair=False) == []
     assert ledger.release("c") == ["c"], "the lowest index first"
+
+
+def test_who_does_not_return_what_is_called_in_loses_it_when_the_step_lacks_units() -> None:
+    """A black hole holds the only credit, and asks for more. It gets no further one until it sends something
+    on the lost one, which is refused, or returns it."""
+    ledger = SlotLedger(1)
+    ledger.deal([])
+    assert ledger.ask("hole", 0, repair=False) == ["hole"]
+    assert ledger.ask("a", 3, repair=False) == []
+    assert ledger.ask("hole", 1, repair=False) == []
+    assert ledger.withdraw() == ["a"]
+    assert ledger.receive("a")
+    assert ledger.release("a") == [], "the hole's request comes first, but it is bound"
+    assert not ledger.receive("hole")
+    assert ledger.ask("a", 4, repair=False) == ["hole"], "it may have a credit again"
+    assert ledger.withdraw() == ["a"]
+    assert ledger.give_back("hole", 1) == [], "there is no credit to give back"
+    assert ledger.grants["hole"].held == 0 and not ledger.grants["hole"].withdrawn
+
+
+def test_nobody_loses_a_credit_to_its_own_request_or_if_it_was_not_asked_to_return_it() -> None:
+    ledger = SlotLedger(2)
+    ledger.deal(["a"])
+    assert ledger.ask("a", 0, repair=False) == ["a"]
+    assert ledger.withdraw() == []
+    ledger.deal(["a", "b"])
+    assert ledger.ask("a", 1, repair=False) == ["a"]
+    assert ledger.withdraw() == [] and ledger.grants["b"].held == 1
 
 
 def hoard(ledger: SlotLedger, hoarder: str, honest: str, repair: bool = False) -> dict[str, int]:

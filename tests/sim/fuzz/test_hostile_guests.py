@@ -165,6 +165,8 @@ def test_seeds_with_auditors_hold(seed: int) -> None:
         5400240,  # the only neighbour at the next stage of a large swarm was a black hole
         22000315,  # a peer that had sent a liar its inputs was moved, and dropped what the audit needed
         20004054,  # an auditor saw a link that it had dialled a second late, and the liar's audit expired
+        23003223,  # a relay that was moved in an iteration gave no receipt of what it had sent there
+        23001729,  # the only relay that was no standby held all credits of the next stage, and used none
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
         # Smaller tests hold these: test_sender.py, and of the last two swarm/byzantine/test_review_audits.py
         # and test_audit.py.

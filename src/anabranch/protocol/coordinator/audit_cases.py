@@ -241,13 +241,13 @@ class AuditCases:
         sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
         that it gave. One that gave none may lack a sum that another withholds: the reduce is repeated once,
         so that it gets the sums from this peer, before it loses its seat, and the log goes back. In any other
-        case the log goes back and nobody is convicted."""
+        case, and if the relay left the stage, the log goes back and nobody is convicted."""
         found, t = traced(receipts, self.ctx.signer), current.t
         for peer, liar in found.liars.items():
             self._convict(peer, f"in iteration {t} {liar}", t)
         if found.liars:
             return
-        waits = [key for key in found.unlisted if key[1] in self.ctx.run.membership.members]
+        waits = [key for key in found.unlisted if self.ctx.run.membership.stage_of(key[1]) == key[0]]
         if waits and not late:
             current.unlisted_since = min(current.unlisted_since, self.ctx.clock.now)
             return

@@ -101,7 +101,9 @@ class MessageHandlers:
             repairs.recheck(list(units))
         if self._ctx.run.stage == 0:
             repairs.recheck([unit // 2 for unit in message.units.get(0, ()) if unit % 2 == 1])
-        if not message.units:
+        if message.units:
+            iteration.credits.lacking()
+        else:
             self.iterations.repeat()
 
     # --- messages from the log's leader ----------------------------------------------------------

@@ -89,6 +89,11 @@ class CreditReports:
         """If a peer waits for its first credit, ask peers again to return one."""
         self.tell(self.ledger.insist())
 
+    def lacking(self) -> None:
+        """Take unused credits back for peers that wait for one, as the leader says that the step lacks
+        units."""
+        self.tell(self.ledger.withdraw())
+
     def use(self, peer: str) -> None:
         """Count a new microbatch that was received from `peer` (`SlotLedger.receive`), and report the credits
         and the load that changed by it."""

@@ -7,7 +7,8 @@ credit per peer is beyond the capacity and serves repairs only, so that new micr
 
 A peer that asks for credits and does not use them must not get them all. A microbatch may arrive long after a
 later request, so recent arrivals say little about a peer. The number of credits that a peer may hold unused
-therefore grows with the credits that it has used here.
+therefore grows with the credits that it has used here. What it was asked to return and keeps unused is
+withdrawn once the step lacks units.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Grant:
     credits handed back so far. own: credits that the upstream peer may hold unused in any case. calls: times
     that another peer was asked to return a credit for this one. linked: True while its link is up. at_work:
     its microbatches at this receiver whose gradient is not ready. told_others: microbatches of other upstream
-    peers here, as this peer was last told.
+    peers here, as this peer was last told. withdrawn: unused credits that went to others, although the
+    upstream peer may not know.
     """
 
     standing: int
@@ -54,11 +56,17 @@ class Grant:
     linked: bool = True
     at_work: int = 0
     told_others: int = 0
+    withdrawn: int = 0
 
     @property
     def held(self) -> int:
         """Credits that the upstream peer holds, used or not."""
         return self.total - self.released - self.returned
+
+    @property
+    def granted(self) -> int:
+        """Credits granted so far, withdrawn ones that the upstream peer may count as its own included."""
+        return self.total + self.withdrawn
 
     @property
     def lacks(self) -> bool:
@@ -137,13 +145,20 @@ class SlotLedger:
         return list(slots)
 
     def receive(self, peer: str) -> bool:
-        """Count a microbatch received from `peer`, and use one of its credits; False, and nothing is counted,
-        if it had none."""
+        """Count a microbatch received from `peer`, and use one of its credits; False if it had none. A
+        withdrawn one counts as used and freed then, as its peer did not know."""
         grant = self.grants.get(peer)
-        if grant is None or grant.unused <= 0:
+        if grant is None:
             return False
-        grant.received += 1
-        return True
+        if grant.unused > 0:
+            grant.received += 1
+            return True
+        if grant.withdrawn:
+            grant.withdrawn -= 1
+            grant.total += 1
+            grant.received += 1
+            grant.released += 1
+        return False
 
     def use(self, peer: str) -> list[str]:
         """Count a microbatch of `peer` that was received and is new here, which by that may get another
@@ -162,7 +177,8 @@ class SlotLedger:
         self.uses[peer] = self.uses.get(peer, 0.0) - 1.0
 
     def _bound(self, peer: str) -> bool:
-        """True if a peer with a grant may get no further credit now, as it holds too many unused ones.
+        """True if a peer with a grant may get no further credit now, as it holds too many unused ones, or one
+        was withdrawn from it that it neither used nor returned since.
 
         Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
         one for each that it has used, while all peers together hold less than a quarter of the capacity
@@ -170,6 +186,8 @@ class SlotLedger:
         none.
         """
         grant = self.grants[peer]
+        if grant.withdrawn:
+            return True
         if grant.unused < grant.own:
             return False
         if grant.unused >= 1 + self.uses.get(peer, 0.0):
@@ -205,6 +223,10 @@ class SlotLedger:
         for _ in range(min(total - grant.returned, grant.unused)):
             grant.returned += 1
             notified += self._reuse(grant, peer)
+        for _ in range(min(total - grant.returned, grant.withdrawn)):
+            grant.withdrawn -= 1
+            grant.total += 1
+            grant.returned += 1
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
@@ -260,6 +282,24 @@ class SlotLedger:
         late = [peer for peer, grant in linked.items() if grant.held > grant.standing]
         return [*late, *self._take_back(linked.keys() - late)]
 
+    def withdraw(self) -> list[str]:
+        """Take unused credits from peers that were asked to return them, for requests that wait; to be called
+        when a step lacks units. Who sends a microbatch on such a credit is refused. Returns the peers to tell
+        their credits."""
+        notified = self._serve()
+        idle = {p: min(g.called, g.unused) for p, g in self.grants.items() if g.called > 0 and g.unused > 0}
+        while (at := self._next()) is not None:
+            others = [peer for peer, count in idle.items() if count > 0 and peer != self.asks[at][2]]
+            if not others:
+                break
+            richest = max(others, key=lambda peer: (idle[peer], peer))
+            idle[richest] -= 1
+            grant = self.grants[richest]
+            grant.total, grant.withdrawn = grant.total - 1, grant.withdrawn + 1
+            self._put_back(1)
+            notified += self._serve()
+        return notified
+
     def _take_back(self, peers: Collection[str]) -> list[str]:
         """Lower the largest number of guaranteed credits among `peers` (which have grants) by one, so that
         its holder returns a credit; returns a list with that peer, to be told; [] if none has any."""
@@ -276,7 +316,7 @@ class SlotLedger:
         self.asks = [ask for ask in self.asks if ask[2] != peer]
         grant = self.grants.get(peer)
         if grant is not None:
-            grant.linked = False
+            grant.linked, grant.withdrawn = False, 0
             unused = grant.unused
             grant.total -= unused
             self._put_back(unused)

@@ -85,8 +85,8 @@ def check_account(world: World, sender: Node, receiver: str) -> None:
         if granting is None or granting.base != here.base:
             continue
         credit, grant = here.sender.credits.get(receiver), granting.credits.ledger.grants.get(sender.id)
-        if credit is not None and grant is not None and not credit.stale and credit.total > grant.total:
-            text = f"{sender.id} counts {credit.total} slots of {receiver}, which granted {grant.total}"
+        if credit is not None and grant is not None and not credit.stale and credit.total > grant.granted:
+            text = f"{sender.id} counts {credit.total} slots of {receiver}, which granted {grant.granted}"
             raise Violation("I5", text)
 
 

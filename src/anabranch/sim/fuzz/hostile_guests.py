@@ -229,11 +229,11 @@ class HostileGuests:
 
     def check_end(self) -> None:
         """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3); one
-        that computes falsely only if all work is audited. Or if a pair takes a harmful carrier again and
-        again (G5)."""
+        that computes falsely only if all work is audited. Or if a pair of honest peers takes a harmful
+        carrier again and again (G5)."""
         for name, (_, before) in self._carries_since.items():
             for (carrier, pair), made in (self.world.circuits_made - before).items():
-                if carrier == name and made > TAKEN:
+                if carrier == name and made > TAKEN and self.world.liars.isdisjoint(pair):
                     raise Violation("G5", f"{' and '.join(sorted(pair))} meet at {name} {made} times")
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
