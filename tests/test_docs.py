@@ -12,6 +12,7 @@ import pytest
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.cli.main import build_parser
+from anabranch.net.handshake import WIRE_VERSION
 from anabranch.observe.metrics.prometheus import METRICS
 from anabranch.observe.metrics.writers import EXPORTED
 from anabranch.protocol.messages.table import ROWS
@@ -52,6 +53,7 @@ def table_cells(words: str) -> list[str]:
 def test_the_protocol_page_has_the_version_of_the_code() -> None:
     versions = re.findall(r"^\| (\d+) \|", text("reference/protocol.md"), flags=re.MULTILINE)
     assert int(versions[0]) == PROTOCOL_VERSION == max(map(int, versions))
+    assert f"the version of the *wire*, which is {WIRE_VERSION}:" in text("reference/protocol.md")
 
 
 def test_the_protocol_page_lists_every_message_and_no_other() -> None:

@@ -19,6 +19,9 @@ PARTS_FILE = "parts.json"
 PASSES = "microbatches computed"
 #: Part of the microbatches that audits compute again.
 AGAIN = "units computed again"
+#: Part of the hashes of received sums, on the thread that unpacks them. Frames hash all other payloads that
+#: come, with audits or without.
+CAME = "sums hashed as they come"
 #: CPU seconds of the process, all threads, when its clocks were written.
 PROCESS = "process"
 _PASSES = tasks.Embed | tasks.Forward | tasks.Head | tasks.InputGradient | tasks.WeightGradient
@@ -63,7 +66,8 @@ class Clocks:
 
 
 def hashed(payload: Any) -> str:
-    """Part of the hash of a payload: those of a gradient are vectors."""
+    """Part of the hash of a payload that a worker makes: those of a gradient are vectors. With audits the
+    frame that sends the payload does not hash it again."""
     return "hashes of gradients" if payload.dim() == 1 else "hashes of activations"
 
 
@@ -72,6 +76,7 @@ def run_clocked_peer(
 ) -> NoReturn:
     """As `run_peer`, with clocks around the parts of an audit."""
     from anabranch.net.identity import IdentitySigner
+    from anabranch.node.driver import tensor_codec
     from anabranch.protocol.audit.auditor import Auditor
     from anabranch.protocol.audit.kept_work import KeptWork
     from anabranch.protocol.coordinator import audit_cases
@@ -81,6 +86,7 @@ def run_clocked_peer(
 
     clocks = Clocks(Path(log).with_name(PARTS_FILE))
     clocks.wrap(hashed, worker, "payload_hash")
+    clocks.wrap(CAME, tensor_codec, "payload_hash")
     clocks.wrap("signatures made", IdentitySigner, "sign")
     clocks.wrap("signatures checked", IdentitySigner, "verify")
     clocks.wrap("receipts encoded (with 1 signature)", work_receipt, "signed")

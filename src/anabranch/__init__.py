@@ -12,8 +12,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. Peers of another
-#: version are refused in the handshake.
+#: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. A run keeps
+#: the version that it began with; the handshake refuses peers of another one (`net.handshake.WIRE_VERSION`).
 PROTOCOL_VERSION = 10
 
 #: Version of the layout of a run directory. A run directory of another version is refused.

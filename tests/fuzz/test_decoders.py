@@ -12,7 +12,7 @@ import random
 import pytest
 
 from support.coverage_fuzzer import Failure, Fuzzer, run
-from support.decoders import decoders
+from support.decoders import decoders, read_frames
 
 DECODERS = decoders()
 RUNS = 200
@@ -25,6 +25,12 @@ def test_returns_or_raises_what_it_documents(name: str) -> None:
     before = len(fuzzer.arcs)
     fuzzer.fuzz(random.Random(name), RUNS)
     assert fuzzer.runs >= RUNS and len(fuzzer.arcs) >= before > 0
+
+
+def test_the_frames_to_begin_with_are_whole() -> None:
+    """A mutation of a payload with a wrong checksum would never reach what unpacks it."""
+    for seed in DECODERS["frames"].seeds:
+        read_frames(seed, 1 << 16)
 
 
 @pytest.mark.soak

@@ -153,8 +153,8 @@ def test_nothing_is_sent_to_another_key() -> None:
 
 
 def test_another_version_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    greeting, hello, ours = server().greeting(), hello_for(server()), handshake.PROTOCOL_VERSION
-    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", ours + 1)
+    greeting, hello, ours = server().greeting(), hello_for(server()), handshake.WIRE_VERSION
+    monkeypatch.setattr(handshake, "WIRE_VERSION", ours + 1)
     with pytest.raises(Refused, match=f"version {ours}, the other {ours + 1}") as caught:
         client().receive(greeting)
     assert caught.value.kind == errors.VERSION

@@ -15,6 +15,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 import torch
+from blake3 import blake3
 
 from anabranch.checkpoint.directory import CHECKPOINT_VERSION, CheckpointManifest, RunDirectory, StageFile
 from anabranch.checkpoint.proof_files import PROOF_VERSION, ProofFile, read_proof
@@ -25,15 +26,17 @@ from anabranch.flow.graph.instance_file import InstanceError, parse_instance
 from anabranch.net import scaled_packing
 from anabranch.net.errors import FrameError, Refused, TicketError
 from anabranch.net.framing import (
-    PACKED,
     Blob,
     FrameReader,
+    checksum_of,
     chunk_header,
     close_frame,
     done_frame,
+    hash_text,
     message_frame,
     open_frame,
     pause_frame,
+    payload_hasher,
 )
 from anabranch.net.handshake import Gate, ServerHandshake
 from anabranch.net.identity import Identity, IdentitySigner
@@ -41,7 +44,7 @@ from anabranch.net.packing import pack, unpack
 from anabranch.net.ticket import check_certificate, check_grant, issue_certificate, issue_ticket, parse_ticket
 from anabranch.net.wan.profile import WanError, parse_profile
 from anabranch.node.driver.raft_storage import RaftStorage
-from anabranch.node.driver.tensor_codec import from_blob
+from anabranch.node.driver.tensor_codec import from_blob, to_blob
 from anabranch.node.lifecycle.training_machine import run_of
 from anabranch.observe.events import KINDS, Note, Suspected, decode_event, encode_event
 from anabranch.protocol import messages as msg
@@ -73,6 +76,7 @@ from anabranch.protocol.messages.commit import AttemptId
 from anabranch.sim.cluster.churn_trace import parse_trace
 from anabranch.sim.cluster.scenario import load_scenario
 from anabranch.train.model.layout import Layout
+from anabranch.train.stage.audit import payload_hash
 from anabranch.train.stage.state import SnapshotError, StageState, parse_pieces
 from benchmarks.flow.families import Family
 from support.instance_writer import format_instance
@@ -94,13 +98,18 @@ def _messages() -> tuple[bytes, ...]:
     return tuple(msg.encode(fabricator.message(kind)) for kind in get_args(msg.AnyMessage))
 
 
+def read_frames(data: bytes, payload_bytes: int) -> None:
+    """Read the bytes of a lane with payloads of at most `payload_bytes`; whole ones become tensors."""
+    reader = FrameReader(max_payload_bytes=payload_bytes, max_message_bytes=1 << 12)
+    for item in reader.feed(data):
+        if isinstance(item, tuple) and item[1] is not None:
+            from_blob(item[1])
+
+
 def _frames(data: bytes) -> None:
-    """Control and bulk lane; what arrives whole becomes a message and a tensor."""
-    for payload_bytes in (0, 1 << 16):
-        reader = FrameReader(max_payload_bytes=payload_bytes, max_message_bytes=1 << 12)
-        for item in reader.feed(data):
-            if isinstance(item, tuple) and item[1] is not None:
-                from_blob(item[1])
+    """Bulk lane, and control lane, which refuses payloads."""
+    for payload_bytes in (1 << 16, 0):
+        read_frames(data, payload_bytes)
 
 
 def _packed(data: bytes) -> None:
@@ -162,19 +171,23 @@ def _receipt_seeds() -> tuple[bytes, ...]:
     return (b"\x00" + whole, *(b"\x01" + body for body in bodies))
 
 
-def _frame_seeds() -> tuple[bytes, ...]:
-    from blake3 import blake3
+def _payload(stream: int, message: bytes, blob: Blob) -> bytes:
+    """All frames of a payload, with the right checksum."""
+    size_bytes = len(blob.view())
+    header, body = open_frame(stream, message, blob, size_bytes)
+    found = blob.hash or hash_text(payload_hasher(blob.dtype, blob.shape).update(blob.view()))
+    done = done_frame(stream, checksum_of(blake3(body), found))
+    return header + body + chunk_header(stream, size_bytes) + bytes(blob.view()) + done
 
-    blob = Blob("float32", (2, 3), bytes(24))
-    header, body = open_frame(3, b"message", blob, 24)
-    digest = blake3(body + bytes(24)).digest(length=16)
-    whole = header + body + chunk_header(3, 24) + bytes(24) + done_frame(3, digest)
-    packed = pack(np.array([1, -300], dtype=np.int64)).tobytes()
-    header, body = open_frame(4, b"sums", Blob(PACKED, (2,), packed), len(packed))
-    digest = blake3(body + packed).digest(length=16)
-    sums = header + body + chunk_header(4, len(packed)) + packed + done_frame(4, digest)
+
+def _frame_seeds() -> tuple[bytes, ...]:
+    whole = _payload(3, b"message", Blob("float32", (2, 3), bytes(24)))
+    values = torch.tensor([1, -300])
+    packed = to_blob(values)
+    payload_hash(values)
+    sums = [_payload(4, b"sums", blob) for blob in (packed, to_blob(values))]  # form 0, form 1
     paused = pause_frame() + whole + pause_frame() * 2
-    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3], sums, paused)
+    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3], *sums, paused)
 
 
 def _tickets(data: bytes) -> None:

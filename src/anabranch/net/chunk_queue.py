@@ -12,12 +12,14 @@ from collections import deque
 from blake3 import blake3
 
 from anabranch.net.framing import (
-    CHECKSUM_BYTES,
     MAX_OPEN_STREAMS,
     Blob,
+    checksum_of,
     chunk_header,
     done_frame,
+    hash_text,
     open_frame,
+    payload_hasher,
 )
 
 #: Number of priorities, from 0 (most urgent). Two payloads of each can be open at once.
@@ -27,7 +29,7 @@ Pieces = list[bytes | memoryview]
 
 
 class _Outgoing:
-    __slots__ = ("blob", "hasher", "message", "sent", "stream", "view")
+    __slots__ = ("blob", "hasher", "message", "opened", "sent", "stream", "view")
 
     def __init__(self, message: bytes, blob: Blob) -> None:
         self.message = message
@@ -35,7 +37,8 @@ class _Outgoing:
         self.view = blob.view()
         self.sent = 0
         self.stream = -1  # assigned when its first chunk is sent
-        self.hasher = blake3()
+        self.opened = blake3()  # hasher of the OPEN frame's body
+        self.hasher = None if blob.hash else payload_hasher(blob.dtype, blob.shape)
 
     @property
     def left(self) -> int:
@@ -102,17 +105,19 @@ class ChunkQueue:
             # There are far more numbers than open streams, so no open one is reused.
             self._next_stream = (self._next_stream + 1) & 0xFFFF
             header, body = open_frame(outgoing.stream, outgoing.message, outgoing.blob, len(outgoing.view))
-            outgoing.hasher.update(body)
+            outgoing.opened.update(body)
             pieces += (header, body)
             self.queued_bytes -= len(outgoing.message) + 1
         if outgoing.left:
             piece = outgoing.view[outgoing.sent : outgoing.sent + self._chunk_bytes]
-            outgoing.hasher.update(piece)
+            if outgoing.hasher is not None:
+                outgoing.hasher.update(piece)
             outgoing.sent += len(piece)
             self.queued_bytes -= len(piece)
             pieces += (chunk_header(outgoing.stream, len(piece)), piece)
         if not outgoing.left:
-            pieces.append(done_frame(outgoing.stream, outgoing.hasher.digest(length=CHECKSUM_BYTES)))
+            payload_hash = outgoing.blob.hash if outgoing.hasher is None else hash_text(outgoing.hasher)
+            pieces.append(done_frame(outgoing.stream, checksum_of(outgoing.opened, payload_hash)))
             queue.remove(outgoing)
             if self._quick[priority] is outgoing:
                 self._quick[priority] = None

@@ -3,13 +3,19 @@
 A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-endian), and `length` bytes:
 
     MESSAGE  the message
-    OPEN     dtype u8 | dims u8 | 0 u16 | message length u32 | payload bytes u64 | shape u64 x dims | message
+    OPEN     dtype u8 | dims u8 | form u16 | message length u32 | payload bytes u64 | shape u64 x dims |
+             message
              (a packed payload, `net.packing`, has fewer bytes than its shape implies)
     CHUNK    the next bytes of the payload of `stream`
-    DONE     checksum of the whole payload (16 bytes of BLAKE3 over the OPEN frame's body and the payload)
+    DONE     checksum of the whole payload: 16 bytes of BLAKE3 over the OPEN frame's body and the payload's
+             hash as text
     CLOSE    the reason as UTF-8; nothing follows
     OFFER    token of a circuit (`net.circuit`) that waits for the receiver; control connections only
     PAUSE    nothing: keeps TCP's rate between two payloads; bulk connections only
+
+The hash of a payload (`payload_hasher`) is the one in receipts of audited runs, so each end hashes it once.
+With form 0 it is of the bytes that travel. With form 1 (`OF_VALUES`) it is of the tensor that packed bytes
+unpack to, and whoever unpacks them compares the checksum (`Blob.check`).
 
 A message with a payload is delivered once its DONE has arrived with the right checksum. Chunks of several
 streams may interleave. Announced sizes are checked, and their memory reserved (`net.resource_manager`),
@@ -20,8 +26,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from blake3 import blake3
@@ -39,6 +45,8 @@ DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloa
 PACKED = "packed"
 #: Dtype of packed 64-bit integers with a power of two for each block (`net.scaled_packing`).
 SCALED = "scaled"
+#: Form of a packed payload whose checksum is over the hash of its values.
+OF_VALUES = 1
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DIMS = 4
 MAX_CHUNK_BYTES = 1 << 20
@@ -46,6 +54,8 @@ MAX_REASON_BYTES = 512
 #: Most payloads that can be open at once on one connection: two of each priority of the sender's queue.
 MAX_OPEN_STREAMS = 16
 CHECKSUM_BYTES = 16
+#: Bytes of a payload's hash.
+HASH_BYTES = 16
 #: Size of a circuit's token: not to be guessed while the circuit waits.
 TOKEN_BYTES = 16
 #: Most PAUSE frames between two payloads. A link sends five a second (`net.link`), so they bridge 20 seconds;
@@ -63,11 +73,16 @@ class Blob:
     """Payload of a message: bytes of a tensor, little-endian and row-major, with its dtype and shape.
 
     With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
-    any contiguous buffer; a received one is writable. It must not change until it is sent."""
+    any contiguous buffer; a received one is writable. It must not change until it is sent. hash: of the
+    tensor (`payload_hasher`), "" if it is not known; of a received payload this end computed it. check: of a
+    received payload of form OF_VALUES, to be called with the hash of its tensor before anything uses it;
+    raises FrameError if the sender's checksum is another."""
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview | bytearray | bytes
+    hash: str = ""
+    check: Callable[[str], None] | None = None
 
     def view(self) -> memoryview:
         """View of `data` as flat bytes, not a copy. Raises ValueError if dtype or shape do not match."""
@@ -96,6 +111,21 @@ def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
     return size_bytes == count * DTYPES[dtype]
 
 
+def payload_hasher(dtype: str, shape: Sequence[int]) -> blake3:
+    """Hasher of a payload, to be updated with its bytes; `hash_text` reads it. The hash is that of the tensor
+    in receipts (`train.stage.audit.payload_hash`)."""
+    return blake3(f"torch.{dtype} {tuple(shape)}".encode())
+
+
+def hash_text(hasher: blake3) -> str:
+    return hasher.hexdigest(length=HASH_BYTES)
+
+
+def checksum_of(opened: blake3, payload_hash: str) -> bytes:
+    """Checksum of a payload, from the hasher of its OPEN frame's body, and from its hash."""
+    return opened.copy().update(payload_hash.encode()).digest(length=CHECKSUM_BYTES)
+
+
 @dataclass(frozen=True)
 class Goodbye:
     """Last frame of a connection (CLOSE), with the other side's reason."""
@@ -122,9 +152,10 @@ def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tupl
     """Header and body of the frame that announces a payload, whose `size_bytes` bytes follow as chunks of
     `stream`. The payload's checksum also covers this body."""
     shape = blob.shape
+    form = OF_VALUES if blob.hash and blob.dtype in (PACKED, SCALED) else 0
     body = b"".join(
         (
-            _TENSOR.pack(_CODES[blob.dtype], len(shape), 0, len(message), size_bytes),
+            _TENSOR.pack(_CODES[blob.dtype], len(shape), form, len(message), size_bytes),
             struct.pack(f"!{len(shape)}Q", *shape),
             message,
         )
@@ -155,16 +186,20 @@ def offer_frame(token: bytes) -> bytes:
 
 
 class _Incoming:
-    """Payload that is being received, and the checksum of its bytes so far."""
+    """Payload that is being received. opened: hasher of its OPEN frame's body. hasher: of the payload's bytes
+    so far; None if its hash is of its values."""
 
-    __slots__ = ("blob", "hasher", "message", "received", "target")
+    __slots__ = ("blob", "hasher", "message", "opened", "received", "target")
 
-    def __init__(self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
+    def __init__(
+        self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int, form: int, opened: blake3
+    ) -> None:
         self.message = message
         # Not a bytearray, which would write zeros to all of it at once.
         self.target = np.empty(size_bytes, dtype=np.uint8).data
         self.blob = Blob(dtype, shape, self.target)
-        self.hasher = blake3()
+        self.opened = opened
+        self.hasher = None if form == OF_VALUES else payload_hasher(dtype, shape)
         self.received = 0
 
 
@@ -287,7 +322,8 @@ class FrameReader:
 
     def _take_chunk(self, incoming: _Incoming, count: int) -> None:
         start = incoming.received
-        incoming.hasher.update(incoming.target[start : start + count])
+        if incoming.hasher is not None:
+            incoming.hasher.update(incoming.target[start : start + count])
         incoming.received = start + count
         self._chunk_left -= count
         self._current = incoming if self._chunk_left else None
@@ -361,13 +397,13 @@ class FrameReader:
     def _open(self, body: bytes) -> _Incoming:
         if len(body) < _TENSOR.size:
             raise FrameError("a tensor header is cut short")
-        code, dims, zero, message_bytes, size_bytes = _TENSOR.unpack_from(body)
+        code, dims, form, message_bytes, size_bytes = _TENSOR.unpack_from(body)
         if code >= len(_NAMES):
             raise FrameError(f"there is no dtype of code {code}")
         if dims > MAX_DIMS:
             raise FrameError(f"{dims} dimensions exceed {MAX_DIMS}")
-        if zero:
-            raise FrameError("a reserved field is not zero")
+        if form > (OF_VALUES if _NAMES[code] in (PACKED, SCALED) else 0):
+            raise FrameError(f"a {_NAMES[code]} tensor has no form {form}")
         if message_bytes > self._max_message_bytes:
             raise FrameError(f"a message of {message_bytes} bytes exceeds {self._max_message_bytes}")
         message_at = _TENSOR.size + 8 * dims
@@ -386,18 +422,24 @@ class FrameReader:
             raise FrameError(f"the shape {shape} is too large")
         if self._reservation is not None:
             self._reservation.reserve(memory_bytes=size_bytes, streams=1)
-        incoming = _Incoming(body[message_at:], dtype, shape, size_bytes)
-        incoming.hasher.update(body)
-        return incoming
+        return _Incoming(body[message_at:], dtype, shape, size_bytes, form, blake3(body))
 
     def _finish(self, stream: int, checksum: bytes) -> Received:
         incoming = self._streams.pop(stream)
         self._release(incoming)
         if incoming.received != len(incoming.target):
             raise FrameError(f"stream {stream} ended {len(incoming.target) - incoming.received} bytes early")
-        if incoming.hasher.digest(length=CHECKSUM_BYTES) != checksum:
-            raise FrameError("a payload's checksum is wrong: it was damaged or altered on its way")
-        return incoming.message, incoming.blob
+
+        def check(payload_hash: str) -> None:
+            if checksum_of(incoming.opened, payload_hash) != checksum:
+                raise FrameError("a payload's checksum is wrong: it was damaged or altered on its way")
+
+        if incoming.hasher is None:
+            return incoming.message, replace(incoming.blob, check=check)
+        found = hash_text(incoming.hasher)
+        check(found)
+        packed = incoming.blob.dtype in (PACKED, SCALED)
+        return incoming.message, replace(incoming.blob, hash="" if packed else found)
 
     def _release(self, incoming: _Incoming) -> None:
         if self._reservation is not None:

@@ -47,6 +47,11 @@ from anabranch.net.ticket import (
     check_grant,
 )
 
+#: Version of the wire, which both ends of a connection must speak. It rises with PROTOCOL_VERSION, which the
+#: log states too, and alone where only handshake or frames change: runs then go on with their logs. That
+#: happened once: the checksum of a payload is over its hash.
+WIRE_VERSION = PROTOCOL_VERSION + 1
+
 CONTROL = "control"
 BULK = "bulk"
 #: Connections to a carrier (`net.circuit`): of a peer that opens a circuit, and of the peer that it reaches.
@@ -182,7 +187,7 @@ class _Reader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> tuple[int, bytes] | None:
-        """Add received bytes. Returns the sender's protocol version and the message's body once the message
+        """Add received bytes. Returns the sender's wire version and the message's body once the message
         is complete (the body is empty for another version), else None. Raises Refused for bytes of another
         protocol, and for too long a message."""
         buffer = self._buffer
@@ -192,7 +197,7 @@ class _Reader:
         if len(buffer) < _PREFIX.size:
             return None
         _, version, length = _PREFIX.unpack_from(buffer)
-        if version != PROTOCOL_VERSION:
+        if version != WIRE_VERSION:
             return version, b""
         if length > MAX_BODY_BYTES:
             raise Refused(errors.OVERSIZED, f"a handshake message of {length} bytes exceeds {MAX_BODY_BYTES}")
@@ -247,7 +252,7 @@ class ServerHandshake:
             return None
         self._state = _NEXT[self._state]
         version, encoded = message
-        if version != PROTOCOL_VERSION:
+        if version != WIRE_VERSION:
             raise _version_refusal(version)
         if self._reader.rest():
             raise Refused(errors.MALFORMED, "bytes after the hello, before it was answered")
@@ -401,7 +406,7 @@ class ClientHandshake:
         if message is None:
             return b""
         version, encoded = message
-        if version != PROTOCOL_VERSION:
+        if version != WIRE_VERSION:
             raise _version_refusal(version)
         reply = b""
         if self._state is _State.AWAIT_CHALLENGE:
@@ -415,7 +420,7 @@ class ClientHandshake:
 
     def farewell(self) -> bytes:
         """Message after a version mismatch: without a body, it tells the server this side's version."""
-        return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, 0)
+        return _PREFIX.pack(_MAGIC, WIRE_VERSION, 0)
 
     def rest(self) -> bytes:
         """Received bytes that follow the handshake, and belong to the first frames."""
@@ -470,7 +475,7 @@ def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, bindi
     the bytes `binding` that only its two ends know."""
     return msgspec.msgpack.encode(
         (
-            PROTOCOL_VERSION,
+            WIRE_VERSION,
             hello.run,
             server,
             server_incarnation,
@@ -489,14 +494,14 @@ def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, bindi
 def _version_refusal(theirs: int) -> Refused:
     return Refused(
         errors.VERSION,
-        f"one peer speaks protocol version {theirs}, the other {PROTOCOL_VERSION}: "
+        f"one peer speaks wire version {theirs}, the other {WIRE_VERSION}: "
         "install the same anabranch on both",
     )
 
 
 def _encode(body: msgspec.Struct) -> bytes:
     encoded = msgspec.msgpack.encode(body)
-    return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, len(encoded)) + encoded
+    return _PREFIX.pack(_MAGIC, WIRE_VERSION, len(encoded)) + encoded
 
 
 def _decode(kind: type[_Body], encoded: bytes) -> _Body:

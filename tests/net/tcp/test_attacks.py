@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from anabranch import PROTOCOL_VERSION
 from anabranch.addresses import parse_address
 from anabranch.net import errors
 from anabranch.net.connection_limits import Limits
@@ -26,7 +25,7 @@ from anabranch.net.framing import (
     open_frame,
     pause_frame,
 )
-from anabranch.net.handshake import BULK, CONTROL, ClientHandshake, ServerHandshake
+from anabranch.net.handshake import BULK, CONTROL, WIRE_VERSION, ClientHandshake, ServerHandshake
 from anabranch.net.identity import peer_id_of_certificate
 from support.network.net_world import (
     NOW_S,
@@ -189,11 +188,11 @@ def test_an_older_tls(backend: Backend) -> None:
     ("sent", "kind"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", errors.MALFORMED),
-        (struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION, 5) + b"\xc1\xff\x00\x01\x02", errors.MALFORMED),
-        (struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION, 1 << 31) + bytes(10_000), errors.OVERSIZED),
-        (struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION + 1, 0), errors.VERSION),
+        (struct.pack("!4sHI", b"anbr", WIRE_VERSION, 5) + b"\xc1\xff\x00\x01\x02", errors.MALFORMED),
+        (struct.pack("!4sHI", b"anbr", WIRE_VERSION, 1 << 31) + bytes(10_000), errors.OVERSIZED),
+        (struct.pack("!4sHI", b"anbr", WIRE_VERSION + 1, 0), errors.VERSION),
     ],
-    ids=["no handshake", "no hello", "an endless hello", "another protocol version"],
+    ids=["no handshake", "no hello", "an endless hello", "another wire version"],
 )
 def test_garbage_inside_tls(backend: Backend, sent: bytes, kind: str) -> None:
     async def attack(server: Peer) -> None:
@@ -208,8 +207,8 @@ def test_the_reason_is_told_to_another_version(backend: Backend) -> None:
     async def attack(server: Peer) -> None:
         caller = await RawCaller.connect(server)
         handshake, _ = await caller.hello()
-        caller.writer.write(struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION + 1, 0))
-        with pytest.raises(Refused, match=f"version {PROTOCOL_VERSION + 1}, the other {PROTOCOL_VERSION}"):
+        caller.writer.write(struct.pack("!4sHI", b"anbr", WIRE_VERSION + 1, 0))
+        with pytest.raises(Refused, match=f"version {WIRE_VERSION + 1}, the other {WIRE_VERSION}"):
             await caller.answer(handshake)
 
     attacked(backend, attack, errors.VERSION)
@@ -223,7 +222,7 @@ def test_a_server_of_another_version(backend: Backend) -> None:
         heard: list[bytes] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION + 1, 3) + b"new")
+            writer.write(struct.pack("!4sHI", b"anbr", WIRE_VERSION + 1, 3) + b"new")
             heard.append(await reader.read())
             writer.close()
 
@@ -231,12 +230,12 @@ def test_a_server_of_another_version(backend: Backend) -> None:
         identity("future").load_into(context)
         server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
         host, port = server.sockets[0].getsockname()
-        with pytest.raises(Refused, match="protocol version") as caught:
+        with pytest.raises(Refused, match="wire version") as caught:
             future = identity("future").peer_id
             await soon(anna.transport.dial(future, host, port, certificate(anna.identity)))
         assert caught.value.kind == errors.VERSION
         await until(lambda: bool(heard))
-        assert heard == [struct.pack("!4sHI", b"anbr", PROTOCOL_VERSION, 0)]
+        assert heard == [struct.pack("!4sHI", b"anbr", WIRE_VERSION, 0)]
         server.close()
         await server.wait_closed()
 

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,6 +165,23 @@ def test_a_payload_that_is_not_packed_breaks_the_link() -> None:
         assert garbled.peer == OWNER.peer_id
         assert garbled.reason == "broken payload: packed values of 9 to 9 bytes each"
         await here.until(lambda event: isinstance(event, ev.LinkDown))
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
+def test_packed_values_with_another_hash_than_stated_break_the_link() -> None:
+    """The frame's checksum is compared after the values were unpacked, before anybody gets them."""
+
+    async def scenario() -> None:
+        here, there = await linked()
+        false = replace(payloads.to_blob(SUMS), hash="0" * 32)
+        here.link(OTHER).send(encode(part(0)), false)
+        garbled = await there.until(lambda event: isinstance(event, ev.Garbled))
+        assert isinstance(garbled, ev.Garbled) and garbled.peer == OWNER.peer_id
+        assert garbled.reason.startswith("broken payload: a payload's checksum is wrong")
+        assert not any(isinstance(event, ev.Received) for event in there.got)
         for end in (here, there):
             await end.close()
 

@@ -17,6 +17,7 @@ from anabranch.node.lifecycle.tickets import history_of, new_ticket
 from anabranch.node.local_swarm.local_swarm import processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Audit, Note, PeerJoined, PeerRemoved, Rollback
+from support.hash_counts import hash_counts, run_hash_counting_peer
 from support.local_swarms import Swarm, created, small_run, swarm_of
 from support.lying_relays import LIAR, plan_a_lie, run_lying_peer, swarm_with_a_liar
 
@@ -34,10 +35,13 @@ def convicted(tmp_path_factory: pytest.TempPathFactory, texts: Path, supervisor:
 def test_honest_relays_pass_every_audit_and_the_ledger_has_all_their_work(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
+    """Each payload is hashed once at each end, for its receipt and for its frame."""
     run = small_run(texts, audit__share=1.0)
     directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
+    with swarm_of(directory, run, supervisor, target=run_hash_counting_peer) as swarm:
         swarm.to_the_end()
+    hashed, needed = hash_counts(swarm)
+    assert 300 < hashed <= 1.05 * needed, (hashed, needed)
     audits = [audit for audit in swarm.of(Audit) if audit.verdict != "expired"]  # before a second one served
     assert len(audits) >= 3 and {audit.verdict for audit in audits} == {"same"}, swarm.story()
     report = verify(directory.path)

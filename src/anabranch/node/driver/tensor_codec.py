@@ -20,6 +20,7 @@ from anabranch.net.errors import FrameError
 from anabranch.net.framing import DTYPES, PACKED, SCALED, Blob
 from anabranch.net.packing import pack, unpack
 from anabranch.protocol.interface.tasks import Payload
+from anabranch.train.stage.audit import known_hash, note_hash, payload_hash
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -38,24 +39,34 @@ def is_slow(payload: Payload | Blob) -> bool:
 
 def to_blob(payload: Payload) -> Blob:
     """Payload of a CPU tensor or of bytes. int64 tensors are packed; other contiguous tensors share their
-    memory. Raises TypeError for anything else, KeyError for a tensor of a dtype that is not in
-    `net.framing.DTYPES`."""
+    memory. A hash that is known goes along. Raises TypeError for anything else, KeyError for a tensor of a
+    dtype that is not in `net.framing.DTYPES`."""
     if isinstance(payload, bytes):
         return Blob("uint8", (len(payload),), payload)
     if not isinstance(payload, torch.Tensor):
         raise TypeError(f"a payload is a {type(payload).__name__}, not a tensor")
-    tensor = payload.detach().contiguous()
+    tensor, known = payload.detach().contiguous(), known_hash(payload)
     if tensor.dtype == torch.int64:
         values = tensor.reshape(-1).numpy()
         if scaled_packing.pays(values):
-            return Blob(SCALED, tuple(tensor.shape), scaled_packing.pack(values).data)
-        return Blob(PACKED, tuple(tensor.shape), pack(values).data)
-    flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
-    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data.cast("B"))
+            return Blob(SCALED, tuple(tensor.shape), scaled_packing.pack(values).data, known)
+        return Blob(PACKED, tuple(tensor.shape), pack(values).data, known)
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data.cast("B"), known)
 
 
 def from_blob(blob: Blob) -> torch.Tensor:
-    """Tensor over the received buffer, or unpacked from it. Raises FrameError for damaged packed values."""
+    """Tensor over the received buffer, or unpacked from it, whose hash is known where this end computed it.
+    Raises FrameError for damaged packed values."""
+    tensor = _tensor_of(blob)
+    if blob.check is not None:
+        blob.check(payload_hash(tensor))
+    elif blob.hash:
+        note_hash(tensor, blob.hash)
+    return tensor
+
+
+def _tensor_of(blob: Blob) -> torch.Tensor:
     if blob.dtype == PACKED:
         values = unpack(np.frombuffer(blob.data, dtype=np.uint8), math.prod(blob.shape))
         return torch.from_numpy(values).reshape(blob.shape)

@@ -20,17 +20,29 @@ from anabranch.train.stage.stage import Stage
 from anabranch.train.stage.state import StageState
 
 #: Tensor -> its version and hash. A replica's own part of a sum is hashed when it is frozen, and not again
-#: when it is summed or assembled. A tensor that was changed in between has another version.
+#: when it is summed, assembled or sent; a payload that came was hashed on arrival. A tensor that was changed
+#: in between has another version.
 _hashes: MutableMapping[Tensor, tuple[int, str]] = WeakIdKeyDictionary()
 
 
 def payload_hash(payload: Tensor) -> str:
     """BLAKE3 (32 hex characters) of a tensor's type, shape and bytes."""
+    found = known_hash(payload)
+    if not found:
+        found = _hash_of(payload)
+        note_hash(payload, found)
+    return found
+
+
+def known_hash(payload: Tensor) -> str:
+    """Hash of a tensor that was hashed, here or on its way in, and is unchanged since; "" for any other."""
     known = _hashes.get(payload)
-    if known is None or known[0] != payload._version:
-        known = payload._version, _hash_of(payload)
-        _hashes[payload] = known
-    return known[1]
+    return known[1] if known is not None and known[0] == payload._version else ""
+
+
+def note_hash(payload: Tensor, found: str) -> None:
+    """Keep the hash of a tensor, as this process computed it."""
+    _hashes[payload] = payload._version, found
 
 
 def _hash_of(payload: Tensor) -> str:
