@@ -82,6 +82,7 @@ class Reports:
             for index, loss in message.evaluations.items():
                 if index not in current.evaluations:
                     current.evaluations[index] = loss
+                    self.reducing.reported(current)
                     current.progress_at = self.ctx.clock.now
         return None
 
@@ -122,6 +123,7 @@ class Reports:
             if wrong := self.cases.refused(peer, message, attempt, current):
                 return wrong
             prepared[peer] = message
+            self.reducing.reported(current)
             current.progress_at, current.stalls = self.ctx.clock.now, 0
         return None
 

@@ -68,6 +68,8 @@ class Round:
     """Seconds from the opening until the units of a first stage were all claimed."""
     waited_s: float = 0.0
     """Seconds without news before the stalls of the round, and before late claims."""
+    reports_s: float = 0.0
+    """Seconds without news before PREPARED reports, held-out losses, and the step's record."""
     late: bool = False
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
