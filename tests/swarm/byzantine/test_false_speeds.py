@@ -21,10 +21,12 @@ from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_s
 ISLANDS, INNER, FIRST, LAST = 5, 8, 3, 42
 
 
-def island_world(islands: int = ISLANDS, stages: int = 1) -> World:
+def island_world(
+    islands: int = ISLANDS, stages: int = 1, drops: bool = True, last: int = LAST
+) -> World:
     """Whole models on machines of stage 1; with more stages, crews."""
-    rounds = Rounds(start=FIRST - 1, inner=INNER, slots=islands, pipeline=stages > 1)
-    settings = Settings("speeds", 1, stages, 2 * islands, LAST, min_replicas=1, rounds=rounds)
+    rounds = Rounds(start=FIRST - 1, inner=INNER, slots=islands, drops=drops, pipeline=stages > 1)
+    settings = Settings("speeds", 1, stages, 2 * islands, last, min_replicas=1, rounds=rounds)
     machines = [Machine("d0", 0), Machine("d1", 0)]
     machines += [Machine(f"r{stage}.{n}", stage) for stage in range(1, stages + 1) for n in range(islands)]
     world = counting_world(settings, machines, 1)
@@ -109,3 +111,42 @@ def test_a_machine_that_never_delivers_holds_up_few_rounds(stages: int, islands:
     assert LATE_ROUNDS <= len(late) <= LATE_ROUNDS + 3, took_s
     assert max(took_s.values()) < 4.0 * took_s[FIRST + 2], took_s
     assert world.history().t == LAST and wrong_states(world) == {} and world.history().removals == 0
+
+
+def test_machines_that_deliver_one_after_the_other_hold_up_no_round_for_hours() -> None:
+    """In a round that waits for late slots each of three had six times as long as the one before it: the
+    round took 150 times as long as the others needed."""
+    liars, last = ("r1.1", "r1.2", "r1.3"), FIRST + 3
+    world, took_s = island_world(8, drops=False, last=last), dict[int, float]()
+    carry = world.carry
+
+    def late(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        work = isinstance(said, msg.Forward | msg.Backward | msg.Claim)
+
+        def deliver() -> None:
+            lead = world.leading().peer.lead
+            current = lead.round if lead is not None else None
+            if lead is None or current is None or current.t != said.fence.t:  # type: ignore[attr-defined]
+                carry(sender, peer, message, payload)
+                return
+            after = liars[liars.index(sender.id) :]
+            before = {k for k, slot in enumerate(current.slots) if slot.peer not in after}
+            wait_s, spent_s = lead.rounds.deadline(current), world.clock.now - current.opened_at
+            due = before <= current.complete and spent_s >= 0.9 * (wait_s - current.opened_at)
+            if due or len(current.complete) == len(current.slots):
+                took_s[current.t] = spent_s
+                carry(sender, peer, message, payload)
+            else:
+                world.clock.after(max(0.02, 0.02 * spent_s), deliver)
+
+        if work and sender.id in liars and said.fence.t > FIRST:  # type: ignore[attr-defined]
+            deliver()
+        else:
+            carry(sender, peer, message, payload)
+
+    world.carry = late  # type: ignore[method-assign]
+    world.run(until_s=2000.0)
+    assert set(took_s) == set(range(FIRST + 1, last + 1))
+    assert max(took_s.values()) < 20.0, took_s
+    assert wrong_states(world) == {} and world.history().removals == 0

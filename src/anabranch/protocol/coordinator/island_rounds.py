@@ -29,6 +29,10 @@ READY = 0.75
 #: after which a run that waits for late slots removes the machine of one. Plain choice: a machine that became
 #: half as fast since it was measured, and computes, stays.
 OVERDUE = 6.0
+#: Share of the slots after which the last other slot counts with at most OVERDUE times the time so far. Of
+#: several machines that are ready just before they are overdue each would have OVERDUE times as long as the
+#: one before. Plain choice: fewer than half of the machines delay a round by no more than two of them do.
+HALF = 0.5
 #: Rounds for which a machine that was overdue is remembered. Plain choice: a machine that is overdue again
 #: and again then costs one wait in so many rounds; a second accident weeks later is no misconduct.
 REMEMBERED = 50
@@ -329,6 +333,8 @@ class IslandRounds:
         ready = self._ready(current)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
+            if share >= HALF:
+                current.half_at = min(current.half_at, self.ctx.clock.now)
         others = (peer for peer in self.ctx.run.membership.members if peer != self.ctx.me)
         if not any(map(self.ctx.reachable, others)):
             current.cut_off_at = self.ctx.clock.now
@@ -341,7 +347,7 @@ class IslandRounds:
             if self._is_late_source(current, source, late, holder):
                 reason = f"the slots of round {current.t} of this data node are overdue, and no others"
                 self._admission.remove(source, reason)
-                current.ready_at = self.ctx.clock.now  # the machines get the time anew
+                current.ready_at = current.half_at = self.ctx.clock.now  # the machines get the time anew
                 return
         for peer, slot in sorted(late.items()):
             over = f"{OVERDUE:g} times what a slot takes are over"
@@ -479,7 +485,8 @@ class IslandRounds:
             return math.inf
         if not rounds.drops:
             begun_at = max(current.opened_at, current.cut_off_at)
-            longest_s = max(self._longest_s(current), current.ready_at - begun_at)
+            most_s = OVERDUE * (current.half_at - current.opened_at)
+            longest_s = max(self._longest_s(current), min(current.ready_at - begun_at, most_s))
             return begun_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):

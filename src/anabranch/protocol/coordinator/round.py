@@ -81,6 +81,8 @@ class Round:
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
+    half_at: float = math.inf
+    """Time (s) at which half of the slots were ready, in a run that waits for late slots."""
     planned_s: Mapping[int, float] = field(default_factory=dict)
     """Slot of a round -> seconds that it should take (`IslandRounds.planned_s`)."""
     stretch: float = 1.0
