@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.context.rate_limits_and_bans import RECEIPT_BYTES
 from anabranch.protocol.interface.tasks import AUDIT_STEPS, Payload
 from anabranch.protocol.messages import FetchWork, Work, WorkItem
 
@@ -50,21 +51,26 @@ class KeptWork:
         self._early.clear()
         self._committed = -1
 
-    def on_fetch(self, peer: str, message: FetchWork) -> str | None:
+    def on_fetch(self, peer: str, message: FetchWork, known: bytes = b"") -> str | None:
         """Send the requester a piece of a contribution, or that this peer does not have it; a request about a
-        later step waits for its commit. Returns the reason if the request is refused."""
+        later step waits for its commit. Returns the reason if the request is refused. known: receipt of the
+        contribution, if the leader has it. A requester that took RECEIPT_BYTES is told that there is none."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"
-        if message.t > self._committed:
+        if message.t > self._committed and not known:
             self._early[peer] = message
             return None
         about = message.t, message.stage, message.subject, item
         receipt, items = self._kept.get((message.t, message.subject), (b"", {}))
-        if item == RECEIPT and receipt:
+        if item == RECEIPT and (receipt := known or receipt) and self._may_take(peer, receipt):
             ctx.outbox.send(peer, Work(*about, receipt=receipt))
         elif item in items:
             ctx.outbox.send(peer, Work(*about), items[item])
         else:
             ctx.outbox.send(peer, Work(*about, held=False))
         return None
+
+    def _may_take(self, peer: str, receipt: bytes) -> bool:
+        """True if a receipt is within the requester's budget, to which it is charged."""
+        return self._ctx.rate_limits.charge(peer, RECEIPT_BYTES, self._ctx.clock.now, len(receipt))

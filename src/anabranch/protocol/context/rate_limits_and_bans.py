@@ -41,6 +41,9 @@ REFUSALS, LINES = Allowance(256.0, 2.0), Allowance(8192.0, 256.0)
 #: for an answer. Plain choice: a peer that was away for long gets thousands of lines at once, the others at
 #: the rate of a slow line.
 LOG_BYTES = Allowance(4.0 * (1 << 20), 64.0 * (1 << 10))
+#: Allowance of bytes of receipts that an auditor asks for; beyond it the answer is that there is none. Plain
+#: choice: eight receipts of 32 KiB, of sixty units each, in a second; most steps take longer.
+RECEIPT_BYTES = Allowance(4.0 * (1 << 20), 256.0 * (1 << 10))
 
 
 @dataclass(slots=True)

@@ -485,9 +485,9 @@ class Coordinator:
             for peer, reason in found.items():
                 self.admission.remove(peer, reason)
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
-            took_s = self.ctx.clock.now - self.round.opened_at
-            # Else a wait makes the next one longer.
-            self.reducing.step_taken(took_s - self.round.waited_s, self.round.late)
+            self.reducing.reported(self.round)
+            # Without its waits: else a wait makes the next one longer.
+            self.reducing.step_taken(self.round, self.ctx.clock.now - self.round.opened_at)
             if not self.round.slots:
                 waited_s = self.round.waited_s if self.round.late else 0.0
                 silent = self.admission.absent.silent()

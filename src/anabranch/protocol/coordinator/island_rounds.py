@@ -16,7 +16,8 @@ from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.crew_planning import CrewPlanning
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Witness
+from anabranch.protocol.log.records import GIVEN_UP, STRANDED, Commit, Crew, Slot, Witness
+from anabranch.protocol.rounds.late_machines import LateMachines
 from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, sets_of
 from anabranch.protocol.telemetry.estimators import plausible
 
@@ -28,6 +29,10 @@ READY = 0.75
 #: after which a run that waits for late slots removes the machine of one. Plain choice: a machine that became
 #: half as fast since it was measured, and computes, stays.
 OVERDUE = 6.0
+#: Share of the slots after which the last other slot counts with at most OVERDUE times the time so far. Of
+#: several machines that are ready just before they are overdue each would have OVERDUE times as long as the
+#: one before. Plain choice: fewer than half of the machines delay a round by no more than two of them do.
+HALF = 0.5
 #: Rounds for which a machine that was overdue is remembered. Plain choice: a machine that is overdue again
 #: and again then costs one wait in so many rounds; a second accident weeks later is no misconduct.
 REMEMBERED = 50
@@ -56,9 +61,13 @@ class IslandRounds:
         self.ctx = ctx
         self._admission = admission
         self._has_last = has_last
-        self._crews = CrewPlanning(ctx, admission, self._rate)
+        self._late = LateMachines()
+        self._crews = CrewPlanning(ctx, admission, self._rate, self._late)
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        self._limits: dict[str, float] = {}
+        """Machine that was late with a slot -> its rate since, up to twice which the next measured one
+        counts."""
         self._measured = 0
         """Number of measurements so far."""
         self._longest_known: tuple[tuple[int, int, int], float] = (-1, -1, -1), 0.0
@@ -94,8 +103,9 @@ class IslandRounds:
                         units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
             self._units = units
             if plan and current is not None and current.t == record.t:
-                self._warn(current, counted(record.stages[1].owners))
-                self._slow_down(current)
+                accepted = counted(record.stages[1].owners)
+                self._warn(current, accepted)
+                self._slow_down(current, accepted)
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
@@ -109,30 +119,47 @@ class IslandRounds:
                 advice = "lower the learning rate, or take fewer round.steps"
                 self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
-    def _slow_down(self, current: Round) -> None:
+    def _slow_down(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
-        until they are in time: a speed is measured only where work counted. Not for crews, which
-        `CrewPlanning.measure` slows down."""
+        until they are in time: a speed is measured only where work counted. No more counts of that before
+        than `next_plan` believed. accepted: slots that counted. Not for crews, which `CrewPlanning.measure`
+        slows down."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         if settings.rounds.pipeline:
             return
+        rates = sorted(self._rate(slot.peer) for slot in current.slots if slot.steps and slot.peer in members)
         overflowed = {index for stage, index in current.witnesses if stage}
-        for slot in current.dropped - self._left(current) - overflowed:
+        late = current.dropped - self._left(current) - overflowed
+        peers = [{current.slots[slot].peer for slot in slots} - {""} for slots in (late, accepted)]
+        self._late.judged(current.t, *peers)
+        self._late.kept(members)
+        for slot in late:
             if (peer := current.slots[slot].peer) in members:
-                self._rates[peer] = self._rate(peer) * self._of_inner_step / 2.0
+                believed = min(self._rate(peer), MOST_RATE * rates[(len(rates) - 1) // 2])
+                self._keep(self._limits, peer, believed * self._of_inner_step / 2.0)
+                self._keep(self._rates, peer, self._limits[peer])
                 self._measured += 1
+
+    @staticmethod
+    def _keep(rates: dict[str, float], peer: str, rate: float) -> None:
+        """Enter a rate as the newest, and drop the oldest beyond RATES_KEPT."""
+        rates.pop(peer, None)
+        rates[peer] = rate
+        if len(rates) > RATES_KEPT:
+            del rates[next(iter(rates))]
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
         """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
         that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
-        plausible one."""
+        plausible one. A machine that was late is believed to have become at most twice as quick since: its
+        seconds are its own word, and the steps that it gets for them are lost if it is late again."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
-            self._rates.pop(peer, None)
-            self._rates[peer] = units / seconds
+            rate, most = units / seconds, 2.0 * self._limits.pop(peer, math.inf)
+            if rate > most:
+                self._keep(self._limits, peer, most)
+            self._keep(self._rates, peer, min(rate, most))
             self._measured += 1
-            if len(self._rates) > RATES_KEPT:
-                del self._rates[next(iter(self._rates))]
 
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
@@ -188,6 +215,7 @@ class IslandRounds:
             return next_plan(before, accepted, rounds, crews, current.t, lost)
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
+        live = self._late.able(live, t)
         here = [peer for peer in live if self._is_prompt(peer, current.t)]
         rates: dict[Crew, float] = {(peer,): self._rate(peer) for peer in here or live}
         sends_s: dict[Crew, float] = {(peer,): self._sends_s(peer) for peer in here or live}
@@ -210,10 +238,18 @@ class IslandRounds:
 
     def expected_s(self, current: Round) -> float:
         """Expected seconds of the round's longest slot, at the measured speed of the machine to which it is
-        bound; 0 in a synchronous iteration, and if no slot is bound to a machine."""
-        members = self.ctx.run.membership.members
+        bound; 0 in a synchronous iteration, and if no slot is bound to a machine. If there are others, slots
+        with the fewest steps do not count, and those of machines that were late with their last one do not:
+        each such time, they count as half as quick, and would hold up all rounds."""
+        rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
-        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in bound)
+        prompt = [slot for slot in bound if not self._was_late(slot)] or bound
+        usual = [slot for slot in prompt if slot.steps > rounds.least] or prompt
+        return self._longest(slot.steps / self._crews.slot_rate(slot) for slot in usual)
+
+    def _was_late(self, slot: Slot) -> bool:
+        """True if a machine to which a slot is bound was late with its last one."""
+        return not (self._limits.keys().isdisjoint(slot.crew) and self._crews.late.isdisjoint(slot.crew))
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
@@ -297,6 +333,8 @@ class IslandRounds:
         ready = self._ready(current)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
+            if share >= HALF:
+                current.half_at = min(current.half_at, self.ctx.clock.now)
         others = (peer for peer in self.ctx.run.membership.members if peer != self.ctx.me)
         if not any(map(self.ctx.reachable, others)):
             current.cut_off_at = self.ctx.clock.now
@@ -309,7 +347,7 @@ class IslandRounds:
             if self._is_late_source(current, source, late, holder):
                 reason = f"the slots of round {current.t} of this data node are overdue, and no others"
                 self._admission.remove(source, reason)
-                current.ready_at = self.ctx.clock.now  # the machines get the time anew
+                current.ready_at = current.half_at = self.ctx.clock.now  # the machines get the time anew
                 return
         for peer, slot in sorted(late.items()):
             over = f"{OVERDUE:g} times what a slot takes are over"
@@ -447,7 +485,8 @@ class IslandRounds:
             return math.inf
         if not rounds.drops:
             begun_at = max(current.opened_at, current.cut_off_at)
-            longest_s = max(self._longest_s(current), current.ready_at - begun_at)
+            most_s = OVERDUE * (current.half_at - current.opened_at)
+            longest_s = max(self._longest_s(current), min(current.ready_at - begun_at, most_s))
             return begun_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):

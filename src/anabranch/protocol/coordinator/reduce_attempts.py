@@ -31,6 +31,10 @@ STALL_FACTOR = 4.0
 #: relay that claims just before it is missed makes later waits at most a third longer, three of them four
 #: times. A plain choice.
 WAIT_COUNTED = 0.25
+#: Time (s) up to which a step's waits for reduces and reports always count in its duration: it changes no
+#: later wait, because of STALL_FLOOR_S. Share of the usual ones that stays usual after a step without them,
+#: so that one quick step does not make the next ones stall. Plain choices.
+REPORTS_S, REPORTS_FADE = STALL_FLOOR_S / STALL_FACTOR, 0.75
 #: Least time (s) without news after which a claim is late: above the repetition of lost reports' round trips.
 LATE_S = 1.0
 #: Steps with late claims after which units are missed STALL_FACTOR times earlier, the most of them that are
@@ -79,6 +83,8 @@ class ReduceAttempts:
         self.step_s = 0.0
         self._late = 0.0
         """Steps with late claims, less those forgiven."""
+        self._reports_s = 0.0
+        """Usual seconds of the waits of a step for reduces and reports (`_counted_s`); 0 before the first."""
         self.expected_s = 0.0
         """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
@@ -398,10 +404,7 @@ class ReduceAttempts:
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
         usual_s, least_s = STALL_FACTOR * max(self.step_s, self.expected_s), 0.0
         if not usual_s and current.worked_s:
-            # In the first step a reduce may take as long as the work before it, or as the largest stage's
-            # sums need over links like this peer's.
-            sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
-            usual_s = least_s = max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
+            usual_s = least_s = self._first_reduce_s(current)
         reduces = len(current.attempts) > self.ctx.run.settings.stages or any(
             self.prepared(current, stage) is None for stage in current.attempts
         )
@@ -409,6 +412,12 @@ class ReduceAttempts:
         wait_s = max(STALL_FLOOR_S, usual_s) / hurry * 2.0**doubled * current.spread
         soon_s = max(least_s, wait_s / STALL_FACTOR)
         return min(wait_s, max(soon_s, self._parted_since(current) + soon_s - current.progress_at))
+
+    def _first_reduce_s(self, current: Round) -> float:
+        """Seconds that reduces may take in a first step: as long as the work before them, or as the largest
+        stage's sums need over links like this peer's."""
+        sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
+        return max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
 
     def _parted_since(self, current: Round) -> float:
         """Time (s) since which the open step waits for nothing but reduces that cannot end, as members say
@@ -432,11 +441,28 @@ class ReduceAttempts:
         current.waited_s += max(0.0, gap_s - WAIT_COUNTED * usual_s)
         current.late |= gap_s > max(usual_s, LATE_S)
 
-    def step_taken(self, took_s: float, late: bool) -> None:
-        """Note a committed step, on whose duration the next waits depend. took_s: seconds without waits.
-        late: True if a claim was late."""
-        self.step_s = took_s
-        self._late = min(self._late + 1.0, LATE_KEPT) if late else max(0.0, self._late - FORGIVEN)
+    def reported(self, current: Round) -> None:
+        """Note the news of a report that is no claim, or the end of the step, before it is entered: the time
+        without news before it counts as `_counted_s` says in the step's duration."""
+        current.reports_s += self.ctx.clock.now - current.progress_at
+
+    def step_taken(self, current: Round, took_s: float) -> None:
+        """Note a committed step, on whose duration the next waits depend. took_s: seconds from its opening to
+        its record."""
+        counted_s = self._counted_s(current)
+        self.step_s = took_s - current.waited_s - (current.reports_s - counted_s)
+        self._reports_s = max(counted_s, REPORTS_FADE * self._reports_s)
+        self._late = min(self._late + 1.0, LATE_KEPT) if current.late else max(0.0, self._late - FORGIVEN)
+
+    def _counted_s(self, current: Round) -> float:
+        """Seconds of a step's waits for reduces and reports that count in its duration: no more than usual,
+        or than a quarter of the last step. One that sends its parts, or reports, just before the step stalls
+        would else make each step several times as long as the one before. Where a reduce was repeated, or
+        was given more time, they count in full: it may take so long, and who held it up was looked for."""
+        if current.retries or current.witnessed:
+            return current.reports_s
+        usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s) or self._first_reduce_s(current)
+        return min(current.reports_s, max(usual_s, REPORTS_S))
 
     def stalled(self, current: Round) -> None:
         """If no report came for too long (`patience_s`), tell all members which units are missing (none: they

@@ -25,6 +25,9 @@ ONE_SOURCE_STALLS = 4
 #: replica reports a loss that is not finite as an overflow), and as many of these as a log line holds have a
 #: finite sum. A plain choice.
 MOST_LOSS = 1e200
+#: Holders that a claim may name beyond the members and those removed in the iteration, as far as the leader
+#: knows: its sender may have heard of others. A plain choice.
+MORE_HOLDERS = 64
 #: Overflows reported by one peer and found by no other after which it is removed. Plain choice: one may be a
 #: fault of its hardware.
 FALSE_WITNESSES = 3
@@ -51,6 +54,8 @@ class Reports:
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
+        if self._is_too_long(current, message):
+            return "more units or holders than the iteration has"
         units = frozenset(message.units) & self.ctx.run.cover(message.stage, current.t)
         slots = {unit if message.stage else unit // 2 for unit in units}
         if current.of_crews and not all(current.has_seat(peer, message.stage, slot) for slot in slots):
@@ -82,8 +87,19 @@ class Reports:
             for index, loss in message.evaluations.items():
                 if index not in current.evaluations:
                     current.evaluations[index] = loss
+                    self.reducing.reported(current)
                     current.progress_at = self.ctx.clock.now
         return None
+
+    def _is_too_long(self, current: Round, message: Claim) -> bool:
+        """True if a claim lists more than it could: units repeatedly, microbatches of a holder repeatedly, or
+        holders that the run does not have. Each such megabyte would cost more than its decoding."""
+        membership, most = self.ctx.run.membership, self.ctx.run.settings.microbatches
+        return (
+            len(message.units) > len(self.ctx.run.cover(message.stage, current.t))
+            or len(message.holders) > len(membership.members) + len(membership.gone) + MORE_HOLDERS
+            or any(len(part) > most for each in message.holders.values() for part in each)
+        )
 
     def _contradiction(self, current: Round, message: Claim, units: frozenset[int]) -> str | None:
         """Reason why no honest replica would send this claim, or None. units: those of the claim that are in
@@ -122,6 +138,7 @@ class Reports:
             if wrong := self.cases.refused(peer, message, attempt, current):
                 return wrong
             prepared[peer] = message
+            self.reducing.reported(current)
             current.progress_at, current.stalls = self.ctx.clock.now, 0
         return None
 

@@ -68,6 +68,8 @@ class Round:
     """Seconds from the opening until the units of a first stage were all claimed."""
     waited_s: float = 0.0
     """Seconds without news before the stalls of the round, and before late claims."""
+    reports_s: float = 0.0
+    """Seconds without news before PREPARED reports, held-out losses, and the step's record."""
     late: bool = False
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
@@ -79,6 +81,8 @@ class Round:
     """Time (s) at which so many slots were ready as `ready_share` says."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
+    half_at: float = math.inf
+    """Time (s) at which half of the slots were ready, in a run that waits for late slots."""
     planned_s: Mapping[int, float] = field(default_factory=dict)
     """Slot of a round -> seconds that it should take (`IslandRounds.planned_s`)."""
     stretch: float = 1.0

@@ -9,6 +9,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.log.records import Crew, Slot
 from anabranch.protocol.placement.crew_search import CrewTimes, quicker
+from anabranch.protocol.rounds.late_machines import LateMachines
 from anabranch.protocol.rounds.plan import Plan, active, crews_of
 
 #: Shortest time (s) that a slot is believed to take; a plain choice.
@@ -17,12 +18,20 @@ SHORTEST_S = 1e-3
 
 class CrewPlanning:
     """Speeds of crews, and crews for the slots of the next round. rate: gives the inner steps per second of a
-    member by itself."""
+    member by itself. machines: those that were late."""
 
-    def __init__(self, ctx: PeerContext, admission: Admission, rate: Callable[[str], float]) -> None:
-        self.ctx, self._admission, self._rate = ctx, admission, rate
+    def __init__(
+        self,
+        ctx: PeerContext,
+        admission: Admission,
+        rate: Callable[[str], float],
+        machines: LateMachines,
+    ) -> None:
+        self.ctx, self._admission, self._rate, self._machines = ctx, admission, rate, machines
         self._rates: dict[Crew, float] = {}
         """Crew of the last round -> inner steps per second, as measured there."""
+        self.late: frozenset[str] = frozenset()
+        """Relays whose crew was late in the last round."""
         self._opened = 0
         """Iteration that this leader opened when it had committed the one before; 0: it took over since."""
         self._done_at: dict[int, float] = {}
@@ -48,13 +57,13 @@ class CrewPlanning:
     ) -> None:
         """Measure the speeds of the crews of round t by the time from its opening to their slots' claims,
         their lines included. One that was too late counts as half as quick as if it had been done now, so
-        that it gets fewer steps until it is in time; if none was in time, each counts as half as quick as it
-        did. A leader that took over within the round measures nothing. Crews of former rounds are forgotten.
-        accepted: slots that count. left: slots that lost a machine."""
+        that it gets fewer steps until it is in time, and its relays as late; if none was in time, each counts
+        as half as quick as it did. A leader that took over within the round measures nothing. Crews of former
+        rounds are forgotten. accepted: slots that count. left: slots that lost a machine."""
         done_at, self._done_at = self._done_at, {}
         if self._opened != t:
             return
-        before, self._rates = self._rates, {}
+        before, self._rates, late = self._rates, {}, set[str]()
         for number in active(plan):
             slot, at = plan[number], done_at.get(number, self.ctx.clock.now)
             rate = slot.steps / max(at - opened_at, SHORTEST_S)
@@ -63,6 +72,10 @@ class CrewPlanning:
             elif slot.crew and number not in left:
                 believed = before.get(slot.crew) or self.slot_rate(slot)
                 self._rates[slot.crew] = (min(rate, believed) if accepted else believed) / 2.0
+                late.update(slot.crew[:-1])
+        self.late = frozenset(late)
+        prompt = {peer for number in accepted for peer in plan[number].crew[:-1]}
+        self._machines.judged(t, late - prompt, prompt)
 
     def crews(
         self, plan: Plan, accepted: Collection[int], t: int, prompt: Callable[[str], bool]
@@ -76,6 +89,7 @@ class CrewPlanning:
         stages = []
         for stage in range(self.ctx.run.settings.stages + 1):
             live = [peer for peer in membership.live(stage, t) if peer not in going]
+            live = self._machines.able(live, t) if stage else live
             stages.append(list(filter(prompt, live)) or live)
         rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
         kept, new, failed = crews_of(plan, accepted, rates, stages[0], t)

@@ -296,14 +296,10 @@ class MessageHandlers:
         return None
 
     def _fetch_work(self, peer: str, message: msg.FetchWork, payload: Payload | None) -> str | None:
-        lead = self.shared.coordination.coordinator
+        lead, known = self.shared.coordination.coordinator, b""
         if message.item == RECEIPT and lead is not None:
-            receipt = lead.audits.receipt_of(message.t, message.subject)
-            if receipt:
-                about = message.t, message.stage, message.subject, message.item
-                self._ctx.outbox.send(peer, msg.Work(*about, receipt=receipt))
-                return None
-        return self.iterations.kept_work.on_fetch(peer, message)
+            known = lead.audits.receipt_of(message.t, message.subject)
+        return self.iterations.kept_work.on_fetch(peer, message, known)
 
     def _fetch_gradient(self, peer: str, message: msg.FetchGradient, payload: Payload | None) -> str | None:
         replica = self.iterations.replica

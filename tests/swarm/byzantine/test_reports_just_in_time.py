@@ -1,0 +1,82 @@
+"""Relays that send parts of sums, or reports, just before the step stalls, in each step (I4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface.tasks import Payload
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.integer_world import wrong_states
+from swarm.byzantine.test_review_stalls import go_on, removed, swarm
+
+STEPS = 16
+
+
+def just_in_time(world: World, liar: str, kind: type[msg.FencedMessage], until: int = STEPS) -> list[int]:
+    """From iteration 3 on, up to `until`, messages of this kind leave `liar` shortly before the leader would
+    count the step as stalled. Returns the iterations of those that were held back."""
+    carry, held = world.carry, list[int]()
+
+    def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id != liar or not isinstance(said, kind) or not 3 <= said.fence.t <= until:
+            carry(sender, peer, message, payload)
+            return
+
+        def deliver() -> None:
+            lead = world.leading().peer.lead
+            current = lead.round if lead is not None else None
+            due = -1.0
+            if lead is not None and current is not None and current.t - said.fence.t in (0, 1):
+                due = current.progress_at + 0.9 * lead.reducing.patience_s(current)
+            if world.clock.now >= due:
+                carry(sender, peer, message, payload)
+            else:
+                held.append(said.fence.t)
+                world.clock.after(due - world.clock.now + 1e-6, deliver)
+
+        deliver()
+
+    world.carry = on_its_way  # type: ignore[method-assign]
+    return held
+
+
+#: (message that comes late, replicas of the stage). With three the others' reports are enough.
+LATE = [(msg.ReducePart, 2), (msg.ReducePart, 3), (msg.ReducedPart, 3), (msg.Prepared, 2), (msg.Applied, 2)]
+
+
+@pytest.mark.parametrize(("kind", "replicas"), LATE)
+def test_what_comes_just_before_the_step_stalls_does_not_make_the_next_steps_longer(
+    kind: type[msg.FencedMessage], replicas: int
+) -> None:
+    """Such a wait was a part of the last step's duration, and the next one four times as long: a step of half
+    a second took 5, 19, 68, 244 and 879 s."""
+    world, at = swarm(replicas, stages=2, steps=STEPS), dict[int, float]()
+    held = just_in_time(world, "r1.1", kind)
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    assert go_on(world, 900.0) == STEPS
+    took_s = [at[t + 1] - at[t] for t in range(STEPS)]
+    assert len(set(held)) > 3 and max(took_s) < 8.0, took_s
+    assert wrong_states(world) == {} and not removed(world)
+
+
+def test_reduces_that_take_longer_for_good_are_waited_for() -> None:
+    """Each part of a sum takes a dozen times as long as the last steps did: the first such reduce is tried
+    twice, later ones once."""
+    world, slow_s = swarm(2, stages=2, steps=STEPS), 7.0
+    carry = world.carry
+
+    def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        slow = isinstance(said, msg.ReducePart) and said.fence.t >= 6 and sender.id == "r1.1"
+        world.clock.after(slow_s * slow, lambda: carry(sender, peer, message, payload))
+
+    world.carry = on_its_way  # type: ignore[method-assign]
+    assert go_on(world, 900.0) == STEPS
+    notes = (str(fields.get("text")) for _, _, _, fields in world.notes)
+    assert {text for text in notes if "stuck" in text} == {
+        "stage 1: the reduce of iteration 6 is stuck; once more"
+    }
+    assert not removed(world) and wrong_states(world) == {}
