@@ -41,6 +41,9 @@ UNPACK_BYTES = 256 << 20
 #: Payloads that a peer has asked for and that wait to be packed for it; more are dropped, and it asks again.
 #: A choice: honest peers ask for six at a time.
 ASKED_WAITING = 16
+#: Bytes of a link's payloads that may wait to be sent while the next one that its peer asked for is packed. A
+#: choice: four pieces of a state, so that a quick line never waits for the packing.
+ASKED_AHEAD_BYTES = 4 * PIECE_BYTES
 #: Bytes of an unpacked value.
 VALUE_BYTES = 8
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
@@ -219,15 +222,19 @@ class Connections:
 
     def _pack_asked(self, link: Link) -> None:
         """Pack the payloads that a peer asked for, one after the other: a request is cheap, and the parts of
-        a reduce must not wait behind thousands of answers."""
+        a reduce must not wait behind thousands of answers. The next is packed once the link has little left
+        to send (ASKED_AHEAD_BYTES): a peer that reads nothing holds little memory here."""
         from anabranch.node.driver.tensor_codec import deflated, to_blob
 
         message, payload = self._asked[link][0]
         of_state = isinstance(message, Piece)
 
         def packed(blob: Blob) -> None:
-            self._asked[link].popleft()
             self._packed(link, message, blob)
+            link.when_room(ASKED_AHEAD_BYTES, sent)
+
+        def sent() -> None:
+            self._asked[link].popleft()
             if self._asked[link] and self._is_current(link):
                 self._pack_asked(link)
             else:
