@@ -19,7 +19,15 @@ from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
 from anabranch.net.tcp.transport import SHUTDOWN, TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
-from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
+from anabranch.protocol.interface.events import (
+    Event,
+    Garbled,
+    LinkDown,
+    LinkUp,
+    PathChanged,
+    Received,
+    VerifiedCredential,
+)
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
 from anabranch.protocol.messages import (
     ASKED_FOR,
@@ -121,6 +129,9 @@ class Connections:
         self._made_at[link] = self._loop.time()
         via = link.way.via or ("iroh" if link.way.iroh else "")
         self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link), via))
+        engine = self.transport.engine
+        if link.way.iroh and engine is not None and link.peer_id in engine.paths:
+            self._handle(PathChanged(link.peer_id, engine.paths[link.peer_id]))
         link.start(
             lambda message, blob: self._received(link, message, blob),
             lambda reason: self._closed(link, reason),
