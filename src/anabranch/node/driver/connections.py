@@ -81,7 +81,8 @@ class Connections:
     """Links of this peer to other peers, by peer id.
 
     handle: gets the events of the links. credential: shown to every peer that this one dials. offload: runs
-    the packing and unpacking of payloads, which takes too long for an event loop.
+    the packing and unpacking of payloads, which takes too long for an event loop. seated(peer): True if the
+    peer is a member, whose payloads are unpacked before those of strangers.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Connections:
         handle: Callable[[Event], None],
         credential: Credential,
         offload: Offload = _at_once,
+        seated: Callable[[str], bool] = lambda peer: True,
     ) -> None:
         self.transport = transport
         self.credential = credential
         self._handle = handle
         self._offload = offload
+        self._seated = seated
         self._links: dict[str, Link] = {}
         self._made_at: weakref.WeakKeyDictionary[Link, float] = weakref.WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
@@ -103,6 +106,9 @@ class Connections:
         self._direct: dict[str, asyncio.Task[None]] = {}
         #: Received bytes that wait to be unpacked, by link.
         self._waiting: Counter[Link] = Counter()
+        #: Payloads that wait to be unpacked, by link, as (work, done); the link whose turn is next is first.
+        self._to_unpack: dict[Link, deque[tuple[Callable[[], Any], Callable[[Any], object]]]] = {}
+        self._unpacking = False
         #: Payloads that a peer asked for and that wait to be packed, by link; the first is being packed.
         self._asked: dict[Link, deque[tuple[Message, Payload]]] = {}
         #: Payload bytes sent, by message type.
@@ -182,7 +188,32 @@ class Connections:
             self._wait(link, -size_bytes)
             self._unpacked(link, message, payload, size_bytes)
 
-        self._offload(unpack, unpacked)
+        self._to_unpack.setdefault(link, deque()).append((unpack, unpacked))
+        self._unpack_next()
+
+    def _unpack_next(self) -> None:
+        """Unpack one payload, if none is being unpacked: of a member, before those of strangers; links take
+        turns. A payload of few bytes may take a second, and a stranger's is refused only afterwards, so a
+        flood would hold up the parts of a reduce. Those of links that are gone are dropped."""
+        for gone in [link for link in self._to_unpack if not self._is_current(link)]:
+            for _, drop in self._to_unpack.pop(gone):
+                drop(None)
+        if self._unpacking or not self._to_unpack:
+            return
+        members = (link for link in self._to_unpack if self._seated(link.peer_id))
+        link = next(members, None) or next(iter(self._to_unpack))
+        waiting = self._to_unpack.pop(link)
+        work, then = waiting.popleft()
+        if waiting:
+            self._to_unpack[link] = waiting
+        self._unpacking = True
+
+        def done(payload: Any) -> None:
+            self._unpacking = False
+            then(payload)
+            self._unpack_next()
+
+        self._offload(work, done)
 
     def _wait(self, link: Link, size_bytes: int) -> None:
         """Add `size_bytes` (negative: subtract) to the unpacked bytes of a link's payloads that wait to be
