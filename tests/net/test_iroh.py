@@ -19,6 +19,7 @@ from anabranch.net.errors import DialError, ListenError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.iroh import engine as iroh_engine
 from anabranch.net.iroh.engine import IrohEngine, installed
+from anabranch.node.driver.connections import _credential
 from anabranch.node.lifecycle.addresses import relay_address, relay_of, started_engine
 from support.network.iroh_relay import Relay
 from support.network.net_world import Backend, World, certificate, identity, iroh_backends, soon, until
@@ -134,6 +135,27 @@ def test_another_process_of_the_machine_cannot_speak_for_a_peer(backend: Backend
                 anna.transport.dial_any(identity("mallory").peer_id, where, certificate(anna.identity))
             )
         assert caught.value is not None and errors.SERVER_KEY
+
+    backend.run(scenario)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_peer_through_iroh_is_banned_with_its_address_block(backend: Backend) -> None:
+    """Its connection comes from this machine's process of iroh, so new keys of a banned stranger came in."""
+
+    async def scenario(world: World) -> None:
+        anna, bert = await world.peer("anna"), await world.peer("bert")
+        engine, take = bert.transport.engine, bert.transport.listener.take_iroh
+        assert engine is not None
+        engine.on_incoming = lambda connection, peer, path: take(connection, peer, "192.0.2.7:99")
+        await anna.dial(bert)
+        there = (await bert.incoming()).link
+        shown = _credential(there)
+        assert shown is not None and shown.block == "192.0.2.0/24"
+        engine.on_incoming = lambda connection, peer, path: take(connection, peer, "relay")
+        await anna.dial(bert)
+        shown = _credential((await bert.incoming(1)).link)
+        assert shown is not None and not shown.block
 
     backend.run(scenario)
 

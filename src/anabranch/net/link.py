@@ -52,12 +52,14 @@ class Way:
     """Path on which a link was made.
 
     address: address that this side dialled; None: the other side dialled. via: id of the carrier that
-    forwards the link's bytes; "": none. iroh: True if the bytes go through iroh.
+    forwards the link's bytes; "": none. iroh: True if the bytes go through iroh. host: of a link that the
+    other side dialled through iroh, whose connection ends on this machine: where it came from.
     """
 
     address: Address | None = None
     via: str = ""
     iroh: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)

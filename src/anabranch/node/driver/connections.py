@@ -73,7 +73,8 @@ def _credential(link: Link) -> VerifiedCredential | None:
     if shown is None:
         return None
     address = link.control.transport.get_extra_info("peername") or ("",)
-    block = foreign_block_of("" if link.way.via else str(address[0]))  # a carrier's address says nothing
+    # A carrier's address says nothing, nor does that of a connection from the process of iroh.
+    block = foreign_block_of("" if link.way.via else link.way.host or str(address[0]))
     return VerifiedCredential(shown.role, shown.expires_at_s, ticket_of(shown), shown.quota, block)
 
 
