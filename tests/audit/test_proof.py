@@ -175,6 +175,10 @@ def test_the_command_has_an_exit_status_for_each_outcome(
     path = run.proof(first_unit(lambda unit: replace(unit, activation_out=WRONG)))
     assert main(["verify", folder, "--proof", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outcome"] == "proved"
+    forged = doctored(path, subject="x\nproved", receipt="AAAA")
+    assert main(["verify", folder, "--proof", str(forged)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and not any(line.startswith("proved") for line in lines)
     path.write_text("{}")
     assert main(["verify", folder, "--proof", str(path)]) == 2
     assert main(["verify", folder, "--proof", "nowhere.json"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -390,6 +391,25 @@ def test_guests_give_way_to_members(backend: Backend) -> None:
         assert all(not circuit.opener.guest for circuit in circuits(carrier))
 
     backend.run(scenario)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=Refused, reason="circuits of members give way to nobody: a new key could end others'"
+)
+def test_eight_members_leave_a_place_for_a_ninth() -> None:
+    """They opened circuits to each other, 64 of each, which is all that a carrier forwards."""
+    relay = Carrier(CarryLimits(), lambda peer: cast(Link, SimpleNamespace()))
+    lane = SimpleNamespace(transport=SimpleNamespace(abort=lambda: None))
+    names = [f"member {number}" for number in range(8)]
+    for circuit in range(relay.limits.circuits):
+        near, step = circuit % 8, 1 + circuit // 8 % 7
+        wish = _Wish(Opener(names[near], False, "203.0.113.0/24"), lane, None)  # type: ignore[arg-type]
+        relay._check_opener(wish)
+        wish.target = names[(near + step) % 8]
+        asyncio.run(relay._check_target(wish))
+        relay._wishes.add(wish)
+    assert len(relay._wishes) == relay.limits.circuits
+    relay._check_opener(_Wish(Opener("ninth", False, "198.51.100.0/24"), lane, None))  # type: ignore[arg-type]
 
 
 def test_many_keys_of_one_address_block_are_worth_no_more_than_another_block() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from anabranch.net.errors import DialError, ListenError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.iroh import engine as iroh_engine
 from anabranch.net.iroh.engine import IrohEngine, installed
+from anabranch.node.driver.connections import _credential
 from anabranch.node.lifecycle.addresses import relay_address, relay_of, started_engine
 from support.network.iroh_relay import Relay
 from support.network.net_world import Backend, World, certificate, identity, iroh_backends, soon, until
@@ -132,6 +135,61 @@ def test_another_process_of_the_machine_cannot_speak_for_a_peer(backend: Backend
                 anna.transport.dial_any(identity("mallory").peer_id, where, certificate(anna.identity))
             )
         assert caught.value is not None and errors.SERVER_KEY
+
+    backend.run(scenario)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_peer_through_iroh_is_banned_with_its_address_block(backend: Backend) -> None:
+    """Its connection comes from this machine's process of iroh, so new keys of a banned stranger came in."""
+
+    async def scenario(world: World) -> None:
+        anna, bert = await world.peer("anna"), await world.peer("bert")
+        engine, take = bert.transport.engine, bert.transport.listener.take_iroh
+        assert engine is not None
+        engine.on_incoming = lambda connection, peer, path: take(connection, peer, "192.0.2.7:99")
+        await anna.dial(bert)
+        there = (await bert.incoming()).link
+        shown = _credential(there)
+        assert shown is not None and shown.block == "192.0.2.0/24"
+        engine.on_incoming = lambda connection, peer, path: take(connection, peer, "relay")
+        await anna.dial(bert)
+        shown = _credential((await bert.incoming(1)).link)
+        assert shown is not None and not shown.block
+
+    backend.run(scenario)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stranger_holds_neither_descriptors_nor_connections(backend: Backend) -> None:
+    """A thousand streams without a handshake, by eleven keys without a ticket, used up the descriptors of the
+    process of iroh: nobody came to the peer through iroh any more, nor the peer to others (I5)."""
+
+    async def scenario(world: World) -> None:
+        anna, bert = await world.peer("anna"), await world.peer("bert")
+        engine = bert.transport.engine
+        assert engine is not None and engine._process is not None
+        folder = Path(f"/proc/{engine._process.pid}/fd")
+        before = len(list(folder.iterdir()))
+        where = f"{bert.address.host}:{bert.address.port}"
+        command = (sys.executable, "-m", "support.network.iroh_stranger")
+        stranger = await asyncio.create_subprocess_exec(
+            *(*command, bert.identity.peer_id, where, "3", "100"),
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert stranger.stdout is not None
+        told: set[bytes] = set()
+        while {b"closed 3", b"closed 4", b"ready"} - told:  # a stream of one direction, no stream
+            told.add((await soon(stranger.stdout.readline())).strip())
+        await until(lambda: len(list(folder.iterdir())) <= before + 3)
+        link = await anna.dial(bert)
+        link.link.send(b"still there")
+        await (await bert.incoming()).count(1)
+        stranger.kill()
+        await stranger.wait()
 
     backend.run(scenario)
 

@@ -19,7 +19,14 @@ from anabranch.addresses import block_of
 from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.connection_limits import Limits, limits_of_run
 from anabranch.net.errors import NetError, Refused
-from anabranch.net.framing import Blob, FrameReader, chunk_header, open_frame
+from anabranch.net.framing import (
+    MAX_MESSAGE_BYTES,
+    Blob,
+    FrameReader,
+    chunk_header,
+    message_frame,
+    open_frame,
+)
 from anabranch.net.link import Link
 from anabranch.net.packing import size_bounds
 from anabranch.net.resource_manager import (
@@ -139,6 +146,21 @@ def test_unfinished_payloads_of_many_keys_stay_within_the_budget_and_expire(vict
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("victim", [SMALL], indirect=True)
+def test_a_long_message_without_room_ends_its_link(victim: Victim) -> None:
+    async def scenario() -> None:
+        guest = Guest("guest")
+        link = await guest.link(victim)
+        unfinished(link, 2, 4 * MIB)
+        await victim.until("memory_bytes", 8 * MIB)
+        link.send(bytes(MAX_MESSAGE_BYTES))
+        assert "this peer has 8388608 bytes" in await soon(guest.closed)
+        await soon(victim.until("memory_bytes", 0))
+        await guest.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("victim", [{"descriptors": 0, "max_connections": 64}], indirect=True)
 def test_one_address_block_leaves_connections_for_others(victim: Victim) -> None:
     async def scenario() -> None:
@@ -213,6 +235,31 @@ def test_a_reservation_is_charged_to_every_scope_or_to_none() -> None:
         link.release_all()
     assert (manager.system.memory_bytes, manager.system.streams, manager.system.users) == (0, 0, 0)
     assert len(manager._scopes) == 1
+
+
+def test_messages_of_unfinished_payloads_and_long_frames_are_charged() -> None:
+    """Sixteen payloads of one byte had sixteen messages of 1 MiB, which no budget counted: 17 MiB of each
+    link, however many (I5)."""
+    limits = limits_of_run(40_000, 0.5, activation_bytes=30_000, piece_bytes=50_000)
+    manager = ResourceManager(limits.budgets())
+    message, scope = bytes(MAX_MESSAGE_BYTES), manager.link("peer", "ticket", "10.0.0.1")
+    reader = FrameReader(max_payload_bytes=limits.max_payload_bytes, reservation=scope)
+    begun = [b"".join(open_frame(stream, message, Blob("uint8", (1,), b"0"), 1)) for stream in range(16)]
+    with pytest.raises(ResourceRefused, match="this peer has"):
+        for each in begun:
+            reader.feed(each)
+            assert manager.system.memory_bytes >= len(message)
+    assert scope.memory_bytes == scope.streams == 0
+    control = FrameReader(max_payload_bytes=0, scratch_bytes=64, reservation=scope)
+    long = b"".join(message_frame(message))
+    for begun_bytes in (100, len(long) - 100):
+        control.feed(long[:begun_bytes])
+        assert scope.memory_bytes == len(long)
+        assert control.feed(long[begun_bytes:]) == [(message, None)] and not scope.memory_bytes
+    control.feed(long[:100])
+    control.end()
+    scope.release_all()
+    assert not manager.system.memory_bytes
 
 
 def test_handshakes_of_an_address_block_are_limited_per_second() -> None:

@@ -400,7 +400,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}); name a folder made by save_pretrained "
             "or by `anabranch export`"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is damaged: it is not a JSON object; fetch or save it again")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from anabranch.cli.support.arguments import add_json, add_run_dir, check_range
 from anabranch.config import Range
-from anabranch.observe.wording import plain_lines
+from anabranch.observe.wording import plain, plain_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +70,6 @@ def _check_proof(args: argparse.Namespace) -> int:
     from anabranch.audit.proof import PROVED, verify_proof
 
     result = verify_proof(args.run_dir, args.proof, IdentitySigner(Identity.generate()), args.fetch)
-    text = "\n".join(result.lines())
-    print(json.dumps(result.as_dict(), allow_nan=False) if args.json else plain_lines(text))
+    lines = [plain(line, longest=len(line)) for line in result.lines()]  # names in the file may have ends
+    print(json.dumps(result.as_dict(), allow_nan=False) if args.json else "\n".join(lines))
     return 0 if result.outcome == PROVED else 1

@@ -242,7 +242,7 @@ def _jsonl(section: DataSection) -> Documents:
                     name = f"{path}, line {number}"
                     try:
                         record = json.loads(replace_undecodable(line))
-                    except json.JSONDecodeError as error:
+                    except (ValueError, RecursionError) as error:
                         raise ConfigError(f"{name} is not JSON ({error}); repair or remove it") from None
                     if not isinstance(record, dict):
                         raise ConfigError(f"{name} is not a JSON object; every line must be one record")
@@ -282,7 +282,7 @@ def _saved_dataset(section: DataSection) -> Documents:
     try:
         entries = json.loads(state.read_bytes())["_data_files"]
         files = [root / Path(entry["filename"]).name for entry in entries]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{state} is damaged; save the dataset again with Dataset.save_to_disk") from None
 
     def open_table(path: Path) -> tuple[list[str], Iterator[Any]]:

@@ -89,7 +89,7 @@ def _record(line: bytes, where: str) -> tuple[str, dict[str, Any]]:
     """(kind, value) of a line. Raises UserError if it is no JSON object with the keys of its kind."""
     try:
         record = json.loads(_decoded(line, where))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}); {FORMAT}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where} is not a JSON object; {FORMAT}")

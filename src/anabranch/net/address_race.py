@@ -4,7 +4,9 @@ RFC 8305)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +17,12 @@ from anabranch.net.errors import DialError, NetError, Refused
 #: carrier is tried later: a direct connection that takes long is still the better one.
 STAGGER_S, CARRIER_STAGGER_S = 0.25, 1.0
 
+#: Names that are looked up at one time, each in a thread. A choice: all that the joiners whose addresses are
+#: tried at a time can name (`protocol.fleet.dial_backs`), and as many of others.
+LOOK_UPS = 256
+
 _T = TypeVar("_T")
+_free = threading.BoundedSemaphore(LOOK_UPS)
 
 
 async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
@@ -26,9 +33,41 @@ async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
         try:
             return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
         except socket.gaierror:  # a name: the system asks others
-            return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=kind))
+            return await _looked_up(host, port, kind)
     except ValueError as error:  # such as "a..b", or a label of over 63 characters
         raise OSError("it is no name of a host") from error
+
+
+async def _looked_up(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
+    """Addresses of a name, looked up in a thread of its own: the few threads of an event loop would all wait
+    for names whose servers never answer. Raises as `socket.getaddrinfo`, and OSError beyond LOOK_UPS."""
+    free = _free
+    if not free.acquire(blocking=False):
+        raise OSError("too many names are being looked up")
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
+
+    def tell(answer: list[tuple[Any, ...]] | Exception) -> None:
+        if found.done():
+            return
+        if isinstance(answer, Exception):
+            found.set_exception(answer)
+        else:
+            found.set_result(answer)
+
+    def look_up() -> None:
+        answer: list[tuple[Any, ...]] | Exception
+        try:
+            answer = list(socket.getaddrinfo(host, port, type=kind))
+        except Exception as error:
+            answer = error
+        finally:
+            free.release()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, answer)
+
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    return await found
 
 
 async def first_of(

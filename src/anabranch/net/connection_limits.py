@@ -15,6 +15,8 @@ from anabranch.net.resource_manager import Budgets, make_budgets
 _LARGEST_OF_LINK = 4
 #: Allowance (bytes) beyond the computed size of payloads, for rounding.
 PAYLOAD_SLACK_BYTES = 1 << 20
+#: Most bytes of messages and long frames of one link that have not come whole: one on each connection.
+_MESSAGES_OF_LINK_BYTES = 2 * MAX_MESSAGE_BYTES
 #: Least bytes of an unfinished payload's connection in `Limits.stall_s`: a fiftieth of the slowest home link.
 STALL_BYTES = 60 << 10
 #: Checks for progress in `Limits.stall_s` that must all find none: a suspended process is late for one.
@@ -29,7 +31,7 @@ class Limits:
     max_payload_bytes: int = 256 << 20
     """Largest payload accepted. At most `framing.MAX_OPEN_STREAMS` arrive at once."""
     link_payload_bytes: int = 0
-    """Most bytes of unfinished payloads of one peer; 0: four of the largest."""
+    """Most bytes of unfinished payloads and long messages of one peer; 0: four of the largest payloads."""
     max_connections: int = 0
     """Most connections of this process; 0: what its descriptor limit allows (`resource_manager`)."""
     stall_s: float = 60.0
@@ -107,5 +109,7 @@ def limits_of_run(parameters: int, largest_share: float, activation_bytes: int, 
     sums_bytes = size_bounds(math.ceil(parameters * min(1.0, largest_share)))[1]
     return Limits(
         max_payload_bytes=max(sums_bytes, activation_bytes, piece_bytes) + PAYLOAD_SLACK_BYTES,
-        link_payload_bytes=4 * (sums_bytes + activation_bytes + piece_bytes) + PAYLOAD_SLACK_BYTES,
+        link_payload_bytes=4 * (sums_bytes + activation_bytes + piece_bytes)
+        + PAYLOAD_SLACK_BYTES
+        + _MESSAGES_OF_LINK_BYTES,
     )

@@ -194,6 +194,7 @@ class _Incoming:
     def __init__(
         self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int, form: int, opened: blake3
     ) -> None:
+        """message: that of the OPEN frame, which is kept until the payload is whole."""
         self.message = message
         # Not a bytearray, which would write zeros to all of it at once.
         self.target = np.empty(size_bytes, dtype=np.uint8).data
@@ -202,14 +203,20 @@ class _Incoming:
         self.hasher = None if form == OF_VALUES else payload_hasher(dtype, shape)
         self.received = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that are reserved for it."""
+        return len(self.target) + len(self.message)
+
 
 class FrameReader:
     """Parser of a connection's bytes into messages, payloads and a Goodbye. The caller writes received bytes
     into `get_buffer()` and calls `received(count)`, as asyncio.BufferedProtocol does, so that payload bytes
     are received in place. After a FrameError, a ResourceRefused or a Goodbye the reader accepts nothing more.
-    max_payload_bytes: 0 refuses payloads (control connection). reservation: charged with each payload from
-    its OPEN to its DONE; None: unbounded. scratch_bytes: of the buffer for all but the bytes of payloads.
-    offers: True if the other side may offer circuits."""
+    max_payload_bytes: 0 refuses payloads (control connection). reservation: charged with each payload and its
+    message from its OPEN to its DONE, and with each frame for which the buffer has to grow until it is whole;
+    None: unbounded. scratch_bytes: of the buffer for all but the bytes of payloads. offers: True if the other
+    side may offer circuits."""
 
     def __init__(
         self,
@@ -271,6 +278,7 @@ class FrameReader:
         for incoming in self._streams.values():
             self._release(incoming)
         self._streams.clear()
+        self._shrink()
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
         """Parse the bytes `data`, which lie in the caller's buffer and are copied into the reader's; returns
@@ -305,7 +313,7 @@ class FrameReader:
                 continue
             if end - body < length:
                 if _HEADER.size + length > len(scratch):
-                    self._scratch = memoryview(bytearray(_HEADER.size + length))
+                    self._grow(_HEADER.size + length)
                 break
             at = body + length
             self._take_frame(kind, stream, bytes(scratch[body:at]), out)
@@ -315,10 +323,24 @@ class FrameReader:
                 break
         self._filled = end - at
         if at == end:
-            self._scratch = self._small
+            self._shrink()
         elif at or self._scratch is not scratch:
             self._scratch[: end - at] = bytes(scratch[at:end])
         return out
+
+    def _grow(self, size_bytes: int) -> None:
+        """Use a buffer of `size_bytes` bytes, for one long frame. Raises ResourceRefused without room."""
+        self._shrink()
+        if self._reservation is not None:
+            self._reservation.reserve(memory_bytes=size_bytes)
+        self._scratch = memoryview(bytearray(size_bytes))
+
+    def _shrink(self) -> None:
+        """Use the small buffer again, and give back what a larger one took."""
+        if self._scratch is not self._small:
+            if self._reservation is not None:
+                self._reservation.release(memory_bytes=len(self._scratch))
+            self._scratch = self._small
 
     def _take_chunk(self, incoming: _Incoming, count: int) -> None:
         start = incoming.received
@@ -421,7 +443,7 @@ class FrameReader:
             # An empty tensor could have any shape, but libraries overflow on its strides.
             raise FrameError(f"the shape {shape} is too large")
         if self._reservation is not None:
-            self._reservation.reserve(memory_bytes=size_bytes, streams=1)
+            self._reservation.reserve(memory_bytes=size_bytes + message_bytes, streams=1)
         return _Incoming(body[message_at:], dtype, shape, size_bytes, form, blake3(body))
 
     def _finish(self, stream: int, checksum: bytes) -> Received:
@@ -443,4 +465,4 @@ class FrameReader:
 
     def _release(self, incoming: _Incoming) -> None:
         if self._reservation is not None:
-            self._reservation.release(memory_bytes=len(incoming.target), streams=1)
+            self._reservation.release(memory_bytes=incoming.held_bytes, streams=1)

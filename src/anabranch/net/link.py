@@ -52,12 +52,14 @@ class Way:
     """Path on which a link was made.
 
     address: address that this side dialled; None: the other side dialled. via: id of the carrier that
-    forwards the link's bytes; "": none. iroh: True if the bytes go through iroh.
+    forwards the link's bytes; "": none. iroh: True if the bytes go through iroh. host: of a link that the
+    other side dialled through iroh, whose connection ends on this machine: where it came from.
     """
 
     address: Address | None = None
     via: str = ""
     iroh: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Link:
         chunk_bytes = limits.chunk_bytes if line.up is None else max(LEAST_CHUNK_BYTES, line.up.second_bytes)
         self._queue = ChunkQueue(min(limits.chunk_bytes, chunk_bytes))
         self._bulk_scheduled = False
+        #: Callbacks that wait for a short queue of payloads, with the bytes that it may hold then.
+        self._awaiting_room: list[tuple[int, Callable[[], None]]] = []
         self._warming: asyncio.TimerHandle | None = None
         self._pauses = 0
         """PAUSE frames since the last payload."""
@@ -153,10 +157,10 @@ class Link:
         limits = self._limits
         self.control.rate = TokenBucket(limits.control_bytes_per_s, limits.control_burst_bytes)
         offers = self._on_offer is not None
+        self.control.on_refused = self.bulk.on_refused = self.close
         self.control.open(self._reader(0, _CONTROL_SCRATCH_BYTES, offers), self._received)
         if self.closed_reason is None:
             self._payloads = self._reader(self._limits.max_payload_bytes, _BULK_SCRATCH_BYTES)
-            self.bulk.on_refused = self.close
             self.bulk.rate = self._line.down
             self.bulk.open(self._payloads, self._received)
 
@@ -223,6 +227,20 @@ class Link:
             self._schedule_bulk()
             if self._queue.queued_bytes > self._limits.max_queued_bulk_bytes:
                 self._give_up("payloads", self._queue.queued_bytes)
+
+    def when_room(self, most_bytes: int, then: Callable[[], None]) -> None:
+        """Call `then` soon, once at most `most_bytes` bytes of payloads wait to be sent, or the link has
+        closed. A sender that waits so does not fill the queue of a peer that reads nothing."""
+        if self.closed_reason is not None or self._queue.queued_bytes <= most_bytes:
+            self._loop.call_soon(then)
+        else:
+            self._awaiting_room.append((most_bytes, then))
+
+    def _tell_room(self) -> None:
+        """Call those callbacks of `when_room` that wait no longer."""
+        waiting, self._awaiting_room = self._awaiting_room, []
+        for most_bytes, then in waiting:
+            self.when_room(most_bytes, then)
 
     def _queue_control(self, pieces: Sequence[bytes]) -> None:
         self._control_pieces += pieces
@@ -293,6 +311,7 @@ class Link:
                 up.pause_s(size_bytes, self._loop.time())
             if queue and lane.writable:
                 self._schedule_bulk()
+            self._tell_room()
             self._pauses = 0
             self._plan_warming()
 
@@ -343,6 +362,7 @@ class Link:
         if self._reservation is not None:
             self._reservation.release_all()
         self._queue.clear()
+        self._tell_room()
         if self._warming is not None:
             self._warming.cancel()
         self._control_pieces.clear()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from anabranch.addresses import MOST_ADDRESSES, Address
+from anabranch.net import address_race
+from anabranch.net.address_race import resolved
 from anabranch.net.errors import DialError
 from support.network.net_world import Backend, Inbox, Peer, World, backends, certificate, soon
 
@@ -125,3 +129,41 @@ def test_a_name_makes_this_machine_dial_few_addresses(
         assert str(caught.value).count("127.0.0.1:") == MOST_ADDRESSES
 
     backend.run(scenario)
+
+
+def test_names_whose_servers_never_answer_do_not_keep_others_waiting(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner names eight such addresses at a time, and an event loop looked up four or six (I4)."""
+    answers, honest = threading.Event(), socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(host).endswith(".slow"):
+            answers.wait(60.0)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return honest("127.0.0.1" if host == NAME else host, *args, **kwargs)
+
+    async def scenario(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: _as_name(found, *args, **kwargs))
+            slow = [asyncio.ensure_future(resolved(f"{k}.slow", 1, socket.SOCK_STREAM)) for k in range(128)]
+            await asyncio.sleep(0.01)
+            ends = await asyncio.wait_for(resolved(NAME, 1, socket.SOCK_STREAM), 20.0)
+            assert ends[0][4] == ("127.0.0.1", 1) and not any(each.done() for each in slow)
+            monkeypatch.setattr(address_race, "_free", threading.BoundedSemaphore(1))
+            more = asyncio.ensure_future(resolved("one.slow", 1, socket.SOCK_STREAM))
+            await asyncio.sleep(0.01)
+            with pytest.raises(OSError, match="too many names"):
+                await resolved(NAME, 1, socket.SOCK_STREAM)
+            answers.set()
+            told = await asyncio.gather(more, *slow, return_exceptions=True)
+            assert all(isinstance(each, socket.gaierror) for each in told)
+
+    backend.run(scenario)
+
+
+def _as_name(found: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
+    """Look-up of a name, which is no numeric address."""
+    if kwargs.get("flags") == socket.AI_NUMERICHOST:
+        raise socket.gaierror(-2, "Name or service not known")
+    return found(host, *args, **kwargs)

@@ -26,6 +26,9 @@ class FakeLink:
     def send(self, message: bytes, payload: object = None, *, priority: int = 0) -> None:
         self.sent += 1
 
+    def when_room(self, most_bytes: int, then: Callable[[], None]) -> None:
+        then()
+
 
 def test_a_part_of_a_reduce_waits_behind_few_pieces_that_a_guest_asked_for() -> None:
     """A newcomer asked for four thousand pieces of the state at once, each of which takes 46 ms to deflate:

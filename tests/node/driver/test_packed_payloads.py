@@ -21,7 +21,7 @@ from anabranch.net.packing import size_bounds
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver import tensor_codec as payloads
-from anabranch.node.driver.connections import Connections
+from anabranch.node.driver.connections import ASKED_AHEAD_BYTES, ASKED_WAITING, Connections
 from anabranch.node.driver.worker_thread import WorkerThread
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Payload
@@ -293,3 +293,36 @@ def test_what_was_being_packed_when_the_link_went_is_dropped() -> None:
             await end.close()
 
     asyncio.run(scenario())
+
+
+def test_a_peer_that_reads_none_of_the_pieces_it_asks_for_holds_little_memory() -> None:
+    """It asked for the same piece again and again, and 1 GiB of them waited for it at each replica (I5)."""
+    piece = torch.randn(1 << 18, generator=torch.Generator().manual_seed(5)).view(torch.uint8)
+
+    async def scenario() -> None:
+        here, there = await linked()
+        there.link(OWNER).hold_payloads(True)
+        queue = here.link(OTHER)._queue
+        most_bytes = 0
+        for _ in range(60):
+            for number in range(4):
+                here.links.send(OTHER.peer_id, Piece(1, 2, number), piece)
+            await asyncio.sleep(0.02)
+            most_bytes = max(most_bytes, queue.queued_bytes)
+        assert most_bytes <= ASKED_AHEAD_BYTES + len(piece)
+        there.link(OWNER).hold_payloads(False)
+        sent = lambda: len([each for each in there.got if isinstance(each, ev.Received)])  # noqa: E731
+        while here.links._asked:
+            await asyncio.sleep(0.01)
+        await there.until(lambda event: sent() > ASKED_WAITING)
+        here.links.send(OTHER.peer_id, Piece(1, 2, 99), piece)
+        await there.until(lambda event: isinstance(event, ev.Received) and event.message == Piece(1, 2, 99))
+        for number in range(2 * ASKED_WAITING):
+            here.links.send(OTHER.peer_id, Piece(1, 2, number), piece)
+        here.links.hang_up(OTHER.peer_id, "enough")
+        while here.links._asked:
+            await asyncio.sleep(0.01)
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120.0))

@@ -24,6 +24,10 @@ from anabranch.net.iroh.wire import HEADER_BYTES, SECRET_BYTES, line, parse
 START_S = 30.0
 #: Seconds before a process that ended is started again.
 RESTART_S = 1.0
+#: Peers whose paths are remembered, those that changed last: keys are free. A choice: more than neighbours.
+PATHS_KEPT = 4096
+#: Seconds to wait after a failed accept, such as without a descriptor left.
+_ACCEPT_RETRY_S = 0.05
 #: Time (s) in which a local connection must show its header.
 _HEADER_S = 5.0
 
@@ -48,7 +52,7 @@ class IrohEngine:
     its UDP sockets, at most one of each IP version; iroh takes a free port for a version that is not named.
     on_incoming(connection, peer, path): gets the connections of other peers, before anything but the peer's
     key is proved. path: "relay", UDP address of the other end, or "" if not known yet. paths: path to each
-    peer, by its id. sockets: IP:PORT of its UDP sockets, once it has started."""
+    of the last PATHS_KEPT peers, by its id. sockets: IP:PORT of its UDP sockets, once it has started."""
 
     def __init__(
         self,
@@ -196,7 +200,10 @@ class IrohEngine:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
         elif "path" in message:
+            self.paths.pop(message["peer"], None)
             self.paths[message["peer"]] = message["path"]
+            if len(self.paths) > PATHS_KEPT:
+                del self.paths[next(iter(self.paths))]
             self.on_path(message["peer"], message["path"])
         elif (met := self._dials.get(message["dial"])) is not None and not met.done():
             met.set_exception(DialError(message["failed"]))
@@ -206,7 +213,11 @@ class IrohEngine:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
             connection.setblocking(False)
             self._spawn(self._welcome(connection))
 

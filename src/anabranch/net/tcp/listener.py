@@ -275,7 +275,8 @@ class Listener:
         lane.write((ServerHandshake.accept(),))
         credential = found.hello.credential
         reservation = self._end.resources.link(hello.peer_id, _ticket_of(credential), caller.host)
-        lanes, way = (found.lane, lane), Way(via=caller.via, iroh=caller.iroh)
+        lanes = found.lane, lane
+        way = Way(via=caller.via, iroh=caller.iroh, host=caller.host if caller.iroh else "")
         self._on_link(
             self._links.make(hello.peer_id, hello.incarnation, credential, lanes, reservation, way)
         )

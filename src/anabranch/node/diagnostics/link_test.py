@@ -248,5 +248,5 @@ class LinkTestClient:
 def _valid_answer() -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise LinkTestError("its answer is not one of this program") from None

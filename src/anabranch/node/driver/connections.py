@@ -19,7 +19,15 @@ from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
 from anabranch.net.tcp.transport import SHUTDOWN, TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
-from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
+from anabranch.protocol.interface.events import (
+    Event,
+    Garbled,
+    LinkDown,
+    LinkUp,
+    PathChanged,
+    Received,
+    VerifiedCredential,
+)
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
 from anabranch.protocol.messages import (
     ASKED_FOR,
@@ -41,6 +49,9 @@ UNPACK_BYTES = 256 << 20
 #: Payloads that a peer has asked for and that wait to be packed for it; more are dropped, and it asks again.
 #: A choice: honest peers ask for six at a time.
 ASKED_WAITING = 16
+#: Bytes of a link's payloads that may wait to be sent while the next one that its peer asked for is packed. A
+#: choice: four pieces of a state, so that a quick line never waits for the packing.
+ASKED_AHEAD_BYTES = 4 * PIECE_BYTES
 #: Bytes of an unpacked value.
 VALUE_BYTES = 8
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
@@ -62,7 +73,8 @@ def _credential(link: Link) -> VerifiedCredential | None:
     if shown is None:
         return None
     address = link.control.transport.get_extra_info("peername") or ("",)
-    block = foreign_block_of("" if link.way.via else str(address[0]))  # a carrier's address says nothing
+    # A carrier's address says nothing, nor does that of a connection from the process of iroh.
+    block = foreign_block_of("" if link.way.via else link.way.host or str(address[0]))
     return VerifiedCredential(shown.role, shown.expires_at_s, ticket_of(shown), shown.quota, block)
 
 
@@ -70,7 +82,8 @@ class Connections:
     """Links of this peer to other peers, by peer id.
 
     handle: gets the events of the links. credential: shown to every peer that this one dials. offload: runs
-    the packing and unpacking of payloads, which takes too long for an event loop.
+    the packing and unpacking of payloads, which takes too long for an event loop. seated(peer): True if the
+    peer is a member, whose payloads are unpacked before those of strangers.
     """
 
     def __init__(
@@ -79,11 +92,13 @@ class Connections:
         handle: Callable[[Event], None],
         credential: Credential,
         offload: Offload = _at_once,
+        seated: Callable[[str], bool] = lambda peer: True,
     ) -> None:
         self.transport = transport
         self.credential = credential
         self._handle = handle
         self._offload = offload
+        self._seated = seated
         self._links: dict[str, Link] = {}
         self._made_at: weakref.WeakKeyDictionary[Link, float] = weakref.WeakKeyDictionary()
         self._loop = asyncio.get_running_loop()
@@ -92,6 +107,9 @@ class Connections:
         self._direct: dict[str, asyncio.Task[None]] = {}
         #: Received bytes that wait to be unpacked, by link.
         self._waiting: Counter[Link] = Counter()
+        #: Payloads that wait to be unpacked, by link, as (work, done); the link whose turn is next is first.
+        self._to_unpack: dict[Link, deque[tuple[Callable[[], Any], Callable[[Any], object]]]] = {}
+        self._unpacking = False
         #: Payloads that a peer asked for and that wait to be packed, by link; the first is being packed.
         self._asked: dict[Link, deque[tuple[Message, Payload]]] = {}
         #: Payload bytes sent, by message type.
@@ -118,6 +136,9 @@ class Connections:
         self._made_at[link] = self._loop.time()
         via = link.way.via or ("iroh" if link.way.iroh else "")
         self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link), via))
+        engine = self.transport.engine
+        if link.way.iroh and engine is not None and link.peer_id in engine.paths:
+            self._handle(PathChanged(link.peer_id, engine.paths[link.peer_id]))
         link.start(
             lambda message, blob: self._received(link, message, blob),
             lambda reason: self._closed(link, reason),
@@ -168,7 +189,32 @@ class Connections:
             self._wait(link, -size_bytes)
             self._unpacked(link, message, payload, size_bytes)
 
-        self._offload(unpack, unpacked)
+        self._to_unpack.setdefault(link, deque()).append((unpack, unpacked))
+        self._unpack_next()
+
+    def _unpack_next(self) -> None:
+        """Unpack one payload, if none is being unpacked: of a member, before those of strangers; links take
+        turns. A payload of few bytes may take a second, and a stranger's is refused only afterwards, so a
+        flood would hold up the parts of a reduce. Those of links that are gone are dropped."""
+        for gone in [link for link in self._to_unpack if not self._is_current(link)]:
+            for _, drop in self._to_unpack.pop(gone):
+                drop(None)
+        if self._unpacking or not self._to_unpack:
+            return
+        members = (link for link in self._to_unpack if self._seated(link.peer_id))
+        link = next(members, None) or next(iter(self._to_unpack))
+        waiting = self._to_unpack.pop(link)
+        work, then = waiting.popleft()
+        if waiting:
+            self._to_unpack[link] = waiting
+        self._unpacking = True
+
+        def done(payload: Any) -> None:
+            self._unpacking = False
+            then(payload)
+            self._unpack_next()
+
+        self._offload(work, done)
 
     def _wait(self, link: Link, size_bytes: int) -> None:
         """Add `size_bytes` (negative: subtract) to the unpacked bytes of a link's payloads that wait to be
@@ -219,15 +265,19 @@ class Connections:
 
     def _pack_asked(self, link: Link) -> None:
         """Pack the payloads that a peer asked for, one after the other: a request is cheap, and the parts of
-        a reduce must not wait behind thousands of answers."""
+        a reduce must not wait behind thousands of answers. The next is packed once the link has little left
+        to send (ASKED_AHEAD_BYTES): a peer that reads nothing holds little memory here."""
         from anabranch.node.driver.tensor_codec import deflated, to_blob
 
         message, payload = self._asked[link][0]
         of_state = isinstance(message, Piece)
 
         def packed(blob: Blob) -> None:
-            self._asked[link].popleft()
             self._packed(link, message, blob)
+            link.when_room(ASKED_AHEAD_BYTES, sent)
+
+        def sent() -> None:
+            self._asked[link].popleft()
             if self._asked[link] and self._is_current(link):
                 self._pack_asked(link)
             else:

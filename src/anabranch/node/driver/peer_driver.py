@@ -114,7 +114,8 @@ class LivePeer:
         self._loop = asyncio.get_running_loop()
         self._packer = WorkerThread(self._deliver, self._failed, nice)
         transport = make_transport(lambda link: self.links.accept(link))
-        self.links = Connections(transport, self.handle, credential, self._packer.submit)
+        seated = lambda other: other in peer.ctx.run.membership.members  # noqa: E731
+        self.links = Connections(transport, self.handle, credential, self._packer.submit, seated)
         transport.on_refused = self._connection_refused
         if transport.engine is not None:
             transport.engine.on_path = lambda peer, path: self.handle(ev.PathChanged(peer, path))

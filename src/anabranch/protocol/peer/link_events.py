@@ -11,12 +11,15 @@ from anabranch.protocol.failure_detection.verdict import Overdue, Verdict
 from anabranch.protocol.fleet.walk_ins import shared_ticket
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.messages import Refused
+from anabranch.protocol.messages.table import Allowance
 from anabranch.protocol.observers.event_log_server import ROLE, EventLogServer
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.shared_state import SharedParts
 
 #: Silence (s) taken as normal for a lost link without a history of its gaps: a few heartbeats.
 UNKNOWN_PATIENCE_S = 2.0
+#: Allowance of lines of the event log about the ways of a peer's links: an honest peer's change a few times.
+WAYS = Allowance(16.0, 0.05)
 #: Peers whose credentials are remembered, the latest: it bounds memory against made-up peer ids.
 CREDENTIALS_KEPT = 4096
 
@@ -89,15 +92,22 @@ class LinkEvents(Timer):
         self.connections.link_up(peer)
         if event.via:
             how = "iroh" if event.via == "iroh" else f"carrier {event.via[:8]}"
-            ctx.outbox.note("note", text=f"{peer[:8]} is linked through {how}")
+            self._note_way(peer, f"is linked through {how}")
         elif self.connections.was_carried(peer):
-            ctx.outbox.note("note", text=f"{peer[:8]} is linked directly")
+            self._note_way(peer, "is linked directly")
         for observer in self._on_up:
             observer(peer)
 
     def path_changed(self, event: ev.PathChanged) -> None:
-        how = "by its relay" if event.path == "relay" else f"directly, at {event.path}"
-        self._ctx.outbox.note("note", text=f"{event.peer[:8]} is reached through iroh {how}")
+        """Note the path of iroh to a linked peer. Others are strangers, who need no ticket for a path."""
+        if event.peer in self._ctx.links.up:
+            how = "by its relay" if event.path == "relay" else f"directly, at {event.path}"
+            self._note_way(event.peer, f"is reached through iroh {how}")
+
+    def _note_way(self, peer: str, text: str) -> None:
+        """Note a change of the way to a peer, within its allowance (`WAYS`)."""
+        if self._ctx.rate_limits.charge(peer, WAYS, self._ctx.clock.now):
+            self._ctx.outbox.note("note", text=f"{peer[:8]} {text}")
 
     def link_down(self, peer: str, reason: str, refused: bool = False) -> None:
         """React to a lost link or a failed dial, and plan to dial `peer` again if it is to be linked.

@@ -94,6 +94,21 @@ def size_names() -> tuple[str, ...]:
     return tuple(_SIZES)
 
 
+#: Largest values of a shape, far beyond every model: the shape may be a stranger's, and before any memory is
+#: compared a list has an entry for each block, and a table a row for each position.
+MOST = {
+    "dim": 1 << 20,
+    "blocks": 1 << 14,
+    "heads": 1 << 16,
+    "kv_heads": 1 << 16,
+    "ffn": 1 << 24,
+    "vocab_size": 1 << 24,
+    "max_sequence": 1 << 24,
+}
+#: Largest table of positions, in elements: longest sequence times width of a head.
+MOST_POSITIONS = 1 << 28
+
+
 def named_size(name: str) -> ModelConfig:
     """Shape called `name`, with the vocabulary of the published model. Raises ConfigError if unknown."""
     if name not in _SIZES:
@@ -137,6 +152,8 @@ def validate(config: ModelConfig) -> None:
         value = getattr(config, key)
         if value < 1:
             raise ConfigError(f"model.{key}: {value} must be at least 1")
+        if value > MOST[key]:
+            raise ConfigError(f"model.{key}: {value} must be at most {MOST[key]}")
     _validate_family(config)
     if not config.head_width and config.dim % config.heads:
         raise ConfigError(f"model.heads: {config.heads} does not divide model.dim = {config.dim}")
@@ -144,6 +161,11 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.kv_heads: {config.kv_heads} does not divide model.heads = {config.heads}")
     if config.architecture == "gpt" and config.kv_heads != config.heads:
         raise ConfigError(f"model.kv_heads: a gpt has as many as model.heads = {config.heads}")
+    if config.head_width < 0 or config.head_dim * config.max_sequence > MOST_POSITIONS:
+        raise ConfigError(
+            f"model.max_sequence: {config.max_sequence} positions of heads of {config.head_dim} values are "
+            f"beyond {MOST_POSITIONS}"
+        )
     if config.architecture in ("llama", *FAMILY) and config.head_dim % 2:
         raise ConfigError(
             f"model.heads: rotary embeddings need an even head width, not {config.dim}/{config.heads}"
