@@ -4,12 +4,14 @@ audited; with trouble, relays are killed at any moment and come back."""
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.config import RunConfig, config_from_dict
-from anabranch.node.local_swarm.local_swarm import LocalSwarm
+from anabranch.node.driver.crash_report import REPORT
+from anabranch.node.local_swarm.local_swarm import LeaderFailed, LocalSwarm
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Event, Step
@@ -69,6 +71,10 @@ def audited_run(
                     killed, at = killed + 1, event.t + rng.randint(*KILL_EVERY)
             swarm.check_leader()
             swarm.end()
+        except LeaderFailed:
+            for report in Path(folder).rglob(REPORT):  # the folder is about to go
+                print(report.read_text(), file=sys.stderr)
+            raise
         finally:
             swarm.kill()
         report = verify(directory.path)

@@ -121,8 +121,10 @@ def host_of(lane: Lane) -> str:
 
 def tune(lane: Lane) -> None:
     """Set options of a connected socket: no delay of small packets, and BBR congestion control if
-    available. Sets `forgets_rate` of the lane."""
+    available. Sets `forgets_rate` of the lane. Raises ConnectionError if the other end is gone already."""
     connection = lane.transport.get_extra_info("socket")
+    if connection is None:  # uvloop has closed it
+        raise ConnectionResetError("the connection was lost")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
