@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Processes of `make test`: twice the usual two cores, as tests of real processes wait much.
-JOBS ?= 4
+# Processes of `make test`: one more than cores, as tests of real processes wait much; with four it takes longer.
+JOBS ?= 3
 # Folders of `make quick`: unit tests without real processes and whole simulated swarms.
 QUICK := $(addprefix tests/,protocol flow train data observe net sim/kernel sim/network sim/cluster sim/planning *.py)
 
