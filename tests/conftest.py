@@ -53,6 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered, size = list[pytest.Item](), len(items)
     for part in range(count):
         ordered += itertools.chain.from_iterable(slow[part::count])
-        room = size * (part + 1) // count - len(ordered)
-        ordered, quick = ordered + quick[:room], quick[max(room, 0):]
+        room = max(0, size * (part + 1) // count - len(ordered))
+        ordered, quick = ordered + quick[:room], quick[room:]
     items[:] = ordered + quick

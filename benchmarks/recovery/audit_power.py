@@ -25,7 +25,7 @@ import hashlib
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import cast
@@ -46,10 +46,11 @@ from benchmarks.harness import Goal, table
 #: Contributions that are audited, units that are false, units of the liar in a run, and the share of liars
 #: that are to be out by then: the acceptance of issue 22.
 SHARE, FALSE, UNITS, ASKED = 0.05, 0.1, 200, 0.63
-#: Units that each relay has in a step (the capacity of a relay, and a third of the batch) -> part of `--runs`
-#: and of `--convictions` that have so many. The nearer the exact probability of the draws is to ASKED, the
-#: more convictions it takes to tell them apart.
-PER_STEP = {1: (0.25, 5.0), 2: (0.25, 2.0), 4: (1.0, 1.0), 8: (0.25, 0.75)}
+#: Units that each relay has in a step (the capacity of a relay, and a third of the batch) -> multiple of
+#: `--runs` that have so many, and of `--convictions`. The nearer the exact probability of the draws is to
+#: ASKED, the more convictions it takes to tell them apart.
+PER_STEP = {1: 0.25, 2: 0.25, 4: 1.0, 8: 0.25}
+CONVICTIONS = {1: 5.0, 2: 2.0, 4: 1.0, 8: 0.75}
 REPLICAS = 3
 KEPT = harness.CACHE / "audit-power"
 LIAR = "r1.1"
@@ -387,18 +388,18 @@ def main() -> None:
     arguments = parser.parse_args()
     commit = harness.program()
 
-    def outcomes(share: float, runs: int) -> Iterator[Outcome]:
-        for units, parts in PER_STEP.items():
-            for seed in range(round(parts[share == 1.0] * runs)):
+    def outcomes(share: float, runs: int, per_step: Mapping[int, float]) -> Iterator[Outcome]:
+        for units, part in per_step.items():
+            for seed in range(round(part * runs)):
                 yield kept_or_simulated(Job(seed, units, KINDS[seed % 2], share), commit)
             print(f"share {share}, {units} units a step: done", file=sys.stderr, flush=True)
 
-    all_drawn = list(outcomes(1.0, arguments.convictions))
+    all_drawn = list(outcomes(1.0, arguments.convictions, CONVICTIONS))
     powers = {
         units: power_of(units, arguments.liars, [each for each in all_drawn if each.job.units == units])
         for units in PER_STEP
     }
-    body, goals, data = report(list(outcomes(SHARE, arguments.runs)), powers)
+    body, goals, data = report(list(outcomes(SHARE, arguments.runs, PER_STEP)), powers)
     harness.write("audit-power", "Power of audits", body, goals=goals, data=data, dry=arguments.dry)
 
 
