@@ -107,6 +107,11 @@ async def _connected(end: tuple[Any, ...]) -> socket.socket:
             raise
         # asyncio says "Connect call failed" and the address, which the caller says, too, and not why.
         raise OSError(error.errno, os.strerror(error.errno)) from error
+    except RuntimeError as error:
+        # uvloop: a connection of this process has the same descriptor, as somebody closed its own. That one
+        # will close this one, which nobody else may do: its number may be another connection's by then.
+        connection.detach()
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from error
     except BaseException:
         connection.close()
         raise
