@@ -43,7 +43,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests for several processes, each of which begins with an equal part of the list, and takes
     from the end of another's part when its own is done (`--dist worksteal`): modules with slow tests come
-    first in each part, so that none of them is the last to begin while other processes have nothing left."""
+    first in each part, so that none of them is the last to begin while other processes have nothing left.
+    Each part begins elsewhere in their order: real processes, which wait much, then meet simulated swarms,
+    which compute all the time."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count == 1:
         return
@@ -52,7 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quick = [item for tests in modules if tests not in slow for item in tests]
     ordered, size = list[pytest.Item](), len(items)
     for part in range(count):
-        ordered += itertools.chain.from_iterable(slow[part::count])
+        mine = slow[part::count]
+        begin = len(mine) * part // count
+        ordered += itertools.chain.from_iterable(mine[begin:] + mine[:begin])
         room = max(0, size * (part + 1) // count - len(ordered))
         ordered, quick = ordered + quick[:room], quick[room:]
     items[:] = ordered + quick

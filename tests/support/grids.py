@@ -37,6 +37,16 @@ def pair_grid(first: Iterable[Any], second: Iterable[Any], *others: Iterable[Any
     return _counted(list(itertools.product(first, second)), *others)
 
 
+def third_of(cells: Iterable[Any]) -> list[Any]:
+    """The same parameter sets; of those that no mark leaves out every third stays, and the others are marked
+    `soak`."""
+    counter, sets = itertools.count(), list[Any]()
+    for cell in cells:
+        goes = not cell.marks and next(counter) % 3
+        sets.append(pytest.param(*cell.values, marks=[pytest.mark.soak] if goes else cell.marks))
+    return sets
+
+
 def _counted(heads: list[tuple[Any, ...]], *others: Iterable[Any]) -> list[Any]:
     """Parameter sets of all combinations; for each of `heads` one stays, with the digits of its number."""
     cells, dimensions = [], [list(values) for values in others]

@@ -141,6 +141,7 @@ def test_a_carrier_and_an_onlooker(
             assert process.wait(PATIENCE_S) == 0, (home / "output.txt").read_text() + log.read_text()
 
 
+@pytest.mark.soak  # the other tests hold each part of it, and the tests of resumption its rules
 @pytest.mark.parametrize("features", [pytest.param([*FEATURES], id="all"), *CASES])
 def test_a_leader_is_stopped_and_resumed_and_its_gate_is_changed_meanwhile(
     tmp_path: Path, texts: Path, features: list[str]

@@ -26,6 +26,10 @@ def steps(swarm: Swarm) -> int:
     return max((event.t for event in swarm.of(Step)), default=0)
 
 
+def failures(swarm: Swarm) -> list[str]:
+    return [event.text for event in swarm.of(Note) if "cannot write the checkpoint" in event.text]
+
+
 def limit_leader(swarm: Swarm, kind: int, soft: int) -> None:
     _, hard = resource.prlimit(swarm.leader.pid, kind)
     resource.prlimit(swarm.leader.pid, kind, (soft, hard))
@@ -57,12 +61,12 @@ def test_a_full_disk_when_a_checkpoint_is_due_costs_the_checkpoint(
         size = min(file.stat().st_size for file in directory.checkpoints_path.glob("*/stage-*"))
         assert size > 4 * max(directory.log.stat().st_size, directory.events.stat().st_size)
         limit_leader(swarm, resource.RLIMIT_FSIZE, size - 1)
+        swarm.until(lambda _: bool(failures(swarm)) and steps(swarm) == 6)
+        assert directory.checkpoints() == [swarm.of(Checkpoint)[0].t], "the last good checkpoint stays"
+        limit_leader(swarm, resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
         swarm.to_the_end()
-    assert steps(swarm) == 6
-    told = [event.text for event in swarm.of(Note) if "cannot write the checkpoint" in event.text]
-    assert told and str(tmp_path) not in told[0]
-    assert history_of(directory).t == 6
-    assert directory.checkpoints() == [swarm.of(Checkpoint)[0].t], "the last good checkpoint stays"
+    assert str(tmp_path) not in failures(swarm)[0]
+    assert history_of(directory).t == 6 and directory.checkpoints()[-1] == 6, "with room it is written"
     assert not list(directory.checkpoints_path.glob(".unfinished-*"))
     check_exact(directory, 6)
 
@@ -77,7 +81,7 @@ def test_a_run_on_a_full_disk_is_stopped_by_its_user(
         size = min(file.stat().st_size for file in directory.checkpoints_path.glob("*/stage-*"))
         limit_leader(swarm, resource.RLIMIT_FSIZE, size - 1)
         swarm.stop()
-        swarm.until(lambda _: any("cannot write the checkpoint" in event.text for event in swarm.of(Note)))
+        swarm.until(lambda _: bool(failures(swarm)))
         swarm.stop()
         assert swarm.leader.wait(PATIENCE_S), "Ctrl+C does not end it"
     assert directory.checkpoints() and not (directory.path / REPORT).exists()

@@ -13,7 +13,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from swarm.byzantine.test_audit import audited_world
 
 #: Seconds of asking, and questions a second; a receipt takes a kilobyte here.
-ASKED_S, PER_S = 16.0, 1000
+ASKED_S, PER_S = 8.0, 1000
 
 
 @pytest.mark.parametrize("asked", ["d0", "r1.0"])
