@@ -111,6 +111,11 @@ def test_what_a_peer_sent_before_it_moved_counts() -> None:
     assert not run_seed(36, "delayed").violation
 
 
+def test_a_fetched_gradient_that_is_none_is_refused() -> None:
+    """A flood has the answer to a question that its target asked a moment ago."""
+    assert not run_seed(31002092, "rounds").failed
+
+
 def test_a_peer_that_loads_a_state_may_add_units_again() -> None:
     """It missed the first of two iterations in flight and had added a unit of the second, which its worker
     dropped when it loaded the state between them (I1)."""

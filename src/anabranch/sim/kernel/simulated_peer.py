@@ -19,6 +19,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.events import Finished, Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import (
+    Assemble,
     AuditUnit,
     CheckState,
     Embed,
@@ -39,9 +40,9 @@ from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.kernel.violation import Violation
 
 #: Tasks that may fail in a correct run: a step is taken before the snapshot's turn comes, the state that is
-#: checked is wrong, or the weights of an audited step are gone. (And inner steps from a state of the slot
-#: that the machine does not have.)
-_MAY_FAIL = (AuditUnit, CheckState, ProveState, Snapshot)
+#: checked is wrong, what a peer sent is no gradient, or the weights of an audited step are gone. (And inner
+#: steps from a state of the slot that the machine does not have.)
+_MAY_FAIL = (Assemble, AuditUnit, CheckState, ProveState, Snapshot)
 
 #: Checkpoint on disk: stage -> (pieces of the state, fingerprint).
 Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
