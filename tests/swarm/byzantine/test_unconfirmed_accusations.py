@@ -196,6 +196,19 @@ def test_a_second_auditor_that_is_at_work_learns_who_found_a_difference() -> Non
     assert orders == [(second, (each.subject,)), (second, (each.auditors[0], each.subject))]
 
 
+def test_an_order_that_may_be_lost_is_repeated_when_the_link_is_back() -> None:
+    cases, _, each = accused()
+    second = each.auditors[1]
+    for report, orders in ((False, 1), (True, 0)):
+        cases.ctx.outbox.effects.clear()
+        if report:
+            says(cases, each, second, "same")
+        for peer in each.auditors:
+            cases.repeat(peer)
+        sent = [effect for effect in cases.ctx.outbox.effects if isinstance(effect, ev.Send)]
+        assert [effect.peer for effect in sent if isinstance(effect.message, Audit)] == [second] * orders
+
+
 # --- the auditor ------------------------------------------------------------------------------------------
 
 

@@ -562,14 +562,25 @@ class AuditCases:
         """Order replicas of the jury to audit a contribution, if they are within reach, and were not ordered
         before or are to learn who found a difference; True if one was ordered. They may fetch the inputs from
         the subject, and from those who found a difference."""
-        each = case.drawn
-        found = [peer for peer in each.jury if case.verdicts.get(peer) == "different"]
-        order = Audit(each.t, each.base, each.stage, each.subject, (*found, each.subject))
-        able = [peer for peer in peers if (found or peer not in case.asked) and self.ctx.reachable(peer)]
+        accused, reachable = "different" in case.verdicts.values(), self.ctx.reachable
+        able = [peer for peer in peers if (accused or peer not in case.asked) and reachable(peer)]
         for peer in able:
-            case.asked.add(peer)
-            self.ctx.outbox.send(peer, order)
+            self._order(case, peer)
         return bool(able)
+
+    def _order(self, case: Case, peer: str) -> None:
+        each = case.drawn
+        found = (peer for peer in each.jury if case.verdicts.get(peer) == "different")
+        case.asked.add(peer)
+        self.ctx.outbox.send(
+            peer, Audit(each.t, each.base, each.stage, each.subject, (*found, each.subject))
+        )
+
+    def repeat(self, peer: str) -> None:
+        """Send `peer`, whose link came up, orders on which it has not reported: steps may wait for it."""
+        for case in self._cases.values():
+            if not case.over and peer in case.asked and peer not in case.verdicts:
+                self._order(case, peer)
 
     def _weigh(self, case: Case, what: str = "") -> None:
         """Decide by the findings of the jury so far, or ask more of it. Enough that found a difference

@@ -442,8 +442,10 @@ class Coordinator:
 
     def repeat(self, peer: str) -> None:
         """Send `peer`, whose link came up, what it may have missed: who is a standby, reduce attempts and
-        questions of the open round, the release of the last step, the latest complete restore point."""
+        questions of the open round, orders of audits, the release of the last step, the latest complete
+        restore point."""
         self.standby_policy.repeat(peer)
+        self.audits.repeat(peer)
         if self.round is not None:
             self.reducing.doubles.repeat(self.round, peer)
             for attempt in self.round.attempts.values():
