@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
@@ -393,23 +394,60 @@ def test_guests_give_way_to_members(backend: Backend) -> None:
     backend.run(scenario)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Refused, reason="circuits of members give way to nobody: a new key could end others'"
-)
-def test_eight_members_leave_a_place_for_a_ninth() -> None:
-    """They opened circuits to each other, 64 of each, which is all that a carrier forwards."""
+def full_relay(*openers: Opener) -> tuple[Carrier, Lane]:
+    """Carrier that is full of members' circuits to each other, as many of each opener, and a connection."""
     relay = Carrier(CarryLimits(), lambda peer: cast(Link, SimpleNamespace()))
-    lane = SimpleNamespace(transport=SimpleNamespace(abort=lambda: None))
-    names = [f"member {number}" for number in range(8)]
+    lane = cast(Lane, SimpleNamespace(transport=SimpleNamespace(abort=lambda: None)))
+    count = len(openers)
     for circuit in range(relay.limits.circuits):
-        near, step = circuit % 8, 1 + circuit // 8 % 7
-        wish = _Wish(Opener(names[near], False, "203.0.113.0/24"), lane, None)  # type: ignore[arg-type]
+        near, step = circuit % count, 1 + circuit // count % (count - 1)
+        wish = _Wish(openers[near], lane, cast("asyncio.Future[Lane]", None))
         relay._check_opener(wish)
-        wish.target = names[(near + step) % 8]
+        wish.target = openers[(near + step) % count].peer
         asyncio.run(relay._check_target(wish))
         relay._wishes.add(wish)
     assert len(relay._wishes) == relay.limits.circuits
-    relay._check_opener(_Wish(Opener("ninth", False, "198.51.100.0/24"), lane, None))  # type: ignore[arg-type]
+    return relay, lane
+
+
+def takes(relay: Carrier, lane: Lane, opener: Opener) -> bool:
+    """True if a full carrier takes one more circuit of this opener, and then as many as before are there."""
+    wish = _Wish(opener, lane, cast("asyncio.Future[Lane]", None))
+    try:
+        relay._check_opener(wish)
+    except Refused as error:
+        assert "will not carry more" in str(error)
+        return False
+    relay._wishes.add(wish)
+    assert len(relay._wishes) == relay.limits.circuits
+    return True
+
+
+BLOCK, OTHER_BLOCK = "203.0.113.0/24", "198.51.100.0/24"
+
+
+def test_eight_members_leave_a_place_for_a_ninth() -> None:
+    """They opened circuits to each other, 64 of each, which is all that a carrier forwards. Those of one
+    ticket give way to another ticket, and to another address block."""
+    eight = [Opener(f"member {number}", False, BLOCK, "ticket") for number in range(8)]
+    for block, key in ((OTHER_BLOCK, "ticket"), (BLOCK, "other ticket"), (BLOCK, "")):
+        relay, lane = full_relay(*eight)
+        ninth = Opener("ninth", False, block, key)
+        assert [takes(relay, lane, ninth) for _ in range(32)] == [True] * 32
+        assert not takes(relay, lane, eight[0]) and takes(relay, lane, ninth)
+    relay, lane = full_relay(*eight)
+    assert not takes(relay, lane, Opener("ninth", False, BLOCK, "ticket"))
+    assert not takes(relay, lane, Opener("guest", True, OTHER_BLOCK, "other ticket"))
+
+
+def test_a_ticket_with_many_address_blocks_takes_no_more_than_its_share_of_a_carrier() -> None:
+    honest = [Opener(f"honest {number}", False, f"198.51.{number}.0/24", "honest") for number in range(8)]
+    relay, lane = full_relay(*honest)
+    for number in range(300):
+        takes(relay, lane, Opener(f"seat {number}", False, f"203.0.{number}.0/24", "liar's"))
+    of_ticket = Counter(wish.opener.ticket for wish in relay._wishes)
+    assert of_ticket["honest"] >= relay.limits.circuits // 2 - 1
+    assert max(Counter(wish.opener.peer for wish in relay._wishes).values()) <= 17  # all lose alike
 
 
 def test_many_keys_of_one_address_block_are_worth_no_more_than_another_block() -> None:

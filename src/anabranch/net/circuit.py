@@ -55,11 +55,13 @@ class _Wish:
 @dataclass(frozen=True)
 class Opener:
     """Peer that opens a circuit. guest: True if it showed a ticket, with which anybody can make keys without
-    end; False if a certificate of membership. block: address block of its connection."""
+    end; False if a certificate of membership. block: address block of its connection. ticket: key of the
+    ticket with which it came; "" for the owner's own peer."""
 
     peer: str
     guest: bool
     block: str
+    ticket: str = ""
 
 
 @dataclass(eq=False)
@@ -138,7 +140,7 @@ class Carrier:
 
     def _check_opener(self, wish: _Wish) -> None:
         """Raise Refused if the opener has too many circuits, or if this process carries as many as it may and
-        `_give_way` found none to end in favour of the new one (guests' circuits only)."""
+        `_give_way` found none to end in favour of the new one."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
             raise Refused(errors.CARRIER, f"the calling peer has {limits.circuits_of_peer} circuits already")
@@ -167,19 +169,32 @@ class Carrier:
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
         """End one of `full`, the circuits and wishes that have reached a limit, for the new `wish`; False if
-        none gives way. Only a guest's gives way, of the address block with most of them, wishes first: to a
-        member always, to a guest whose block has at least two less, so that many keys are worth no more than
-        one address. The opener's connection is aborted."""
-        guests = [each for each in full if each.opener.guest]
-        blocks = Counter(each.opener.block for each in guests)
-        most = max(blocks.values(), default=0)
-        if not guests or (wish.opener.guest and blocks[wish.opener.block] + 2 > most):
+        none gives way. Wishes do first, then circuits of the peer with most. The opener's connection is
+        aborted."""
+        given = self._spare(wish.opener, full)
+        if not given:
             return False
-        given = [each for each in guests if blocks[each.opener.block] == most]
-        given.sort(key=lambda each: isinstance(each, _Wish))  # those that stand give way last
+        of_peer = Counter(each.opener.peer for each in full)
+        given.sort(key=lambda each: (isinstance(each, _Wish), of_peer[each.opener.peer]))
         given[-1].near.transport.abort()
         self._forget(given[-1])
         return True
+
+    @staticmethod
+    def _spare(opener: Opener, full: Sequence[Circuit | _Wish]) -> list[Circuit | _Wish]:
+        """Those of `full` that may give way to a new one of `opener`; [] if none may. To a member a guest's
+        gives way, of the address block with most of them. Beyond that they give way to a group with at least
+        two less: guests to a guest of another block; members to one of another ticket, those of the same
+        ticket to one of another block. So many keys are worth no more than one address, and many seats of a
+        ticket no more than one ticket."""
+        guests = [each for each in full if each.opener.guest]
+        if guests or opener.guest:
+            return _crowd(guests, lambda each: each.opener.block, opener.block if opener.guest else None)
+        ticket = _crowd(full, lambda each: each.opener.ticket, opener.ticket)
+        if ticket:
+            return _crowd(ticket, lambda each: each.opener.block)
+        same = [each for each in full if each.opener.ticket == opener.ticket]
+        return _crowd(same, lambda each: each.opener.block, opener.block)
 
     def _forget(self, gone: Circuit | _Wish) -> None:
         """Close a circuit, or drop one that was only asked for, and count it no longer."""
@@ -252,6 +267,19 @@ class Carrier:
                 circuit.close()
         if self.circuits:
             self._plan_check()
+
+
+def _crowd(
+    full: Sequence[Circuit | _Wish], group_of: Callable[[Circuit | _Wish], str], group: str | None = None
+) -> list[Circuit | _Wish]:
+    """Circuits and wishes of the group with most of them; [] if that has not at least two more than
+    `group`."""
+    counts = Counter(map(group_of, full))
+    most = max(counts.values(), default=0)
+    if group is not None and counts[group] + 2 > most:
+        return []
+    largest = next((name for name, count in counts.items() if count == most), None)
+    return [each for each in full if group_of(each) == largest]
 
 
 async def _read_target(near: Lane) -> str:

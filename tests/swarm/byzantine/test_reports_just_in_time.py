@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.coordinator import witnessed_reduces
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -14,9 +17,12 @@ from swarm.byzantine.test_review_stalls import go_on, removed, swarm
 STEPS = 16
 
 
-def just_in_time(world: World, liar: str, kind: type[msg.FencedMessage], until: int = STEPS) -> list[int]:
+def just_in_time(
+    world: World, liar: str, kind: type[msg.FencedMessage], until: int = STEPS, stalls: Collection[int] = ()
+) -> list[int]:
     """From iteration 3 on, up to `until`, messages of this kind leave `liar` shortly before the leader would
-    count the step as stalled. Returns the iterations of those that were held back."""
+    count the step as stalled. In the iterations `stalls` it waits until a reduce is repeated. Returns the
+    iterations of those that were held back."""
     carry, held = world.carry, list[int]()
 
     def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
@@ -31,6 +37,8 @@ def just_in_time(world: World, liar: str, kind: type[msg.FencedMessage], until: 
             due = -1.0
             if lead is not None and current is not None and current.t - said.fence.t in (0, 1):
                 due = current.progress_at + 0.9 * lead.reducing.patience_s(current)
+                if said.fence.t in stalls and not current.retries:
+                    due = world.clock.now + 0.5
             if world.clock.now >= due:
                 carry(sender, peer, message, payload)
             else:
@@ -59,6 +67,24 @@ def test_what_comes_just_before_the_step_stalls_does_not_make_the_next_steps_lon
     assert go_on(world, 900.0) == STEPS
     took_s = [at[t + 1] - at[t] for t in range(STEPS)]
     assert len(set(held)) > 3 and max(took_s) < 8.0, took_s
+    assert wrong_states(world) == {} and not removed(world)
+
+
+@pytest.mark.parametrize("kind", [msg.Prepared, msg.ReducePart])
+def test_repeated_reduces_do_not_make_the_next_steps_ever_longer(
+    kind: type[msg.FencedMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a repeated reduce counted in full in its step's duration. One that had a reduce repeated
+    every fifty steps, and was in time otherwise, made steps of half a second take 36, 216 and 1,237 s."""
+    monkeypatch.setattr(witnessed_reduces, "WITNESSED_FOR", 6)
+    steps = 28
+    world, at = swarm(2, stages=2, steps=steps), dict[int, float]()
+    just_in_time(world, "r1.1", kind, steps, stalls := (5, 13, 21))
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    assert go_on(world, 3000.0) == steps
+    took_s = {t: at[t] - at[t - 1] for t in range(1, steps + 1)}
+    assert max(took_s[t] for t in stalls) < 120.0, took_s
+    assert max(seconds for t, seconds in took_s.items() if t not in stalls) < 41.0, took_s
     assert wrong_states(world) == {} and not removed(world)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -13,6 +14,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import AttemptId
 from anabranch.protocol.peer.peer import Peer
+from anabranch.protocol.raft.term_claims import TermClaims
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -82,6 +84,42 @@ def test_a_huge_term_is_refused(who: str) -> None:
     says_it_leads(plain, liar, HUGE)
     assert (plain.peer.ctx.log.leader, plain.peer.ctx.log.term) == ("d0", before)
     assert who == "member" or rate_limits(world, plain) == [f"Ping: nobody is in term {HUGE}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", [False, True], ids=["answers", "forced elections"])
+def test_a_voter_that_names_ever_higher_terms_disturbs_the_others_less_and_less(forced: bool) -> None:
+    """The leader stepped down for each of them: two steps in a minute, and no more later, with such answers;
+    twelve with elections that it says that the leader wants."""
+    world, _, liar = settled(1)
+    node, raft = world.nodes[liar], world.nodes[liar].peer.voter.raft
+
+    def calls() -> None:
+        term = max(other.peer.ctx.log.term for other in world.nodes.values()) + 1
+        for voter in (each for each in raft.log.voters if each != raft.me):
+            order = msg.AskVote(raft.me, voter, term, False, 0, 0, True)
+            world.send(node, voter.partition("/")[0], order, None)
+        world.clock.after(0.5, calls)
+
+    if forced:
+        calls()
+    else:
+        world.mouths[liar] = lambda said: (
+            msgspec.structs.replace(said, term=said.term + 1) if isinstance(said, msg.Appended) else said
+        )
+    steps = [until(world, AT + seconds) for seconds in (0.0, 60.0, 90.0)]
+    assert steps[1] > steps[0] + 20 and steps[2] > steps[1] + 20 and world.history().removals == 0
+
+
+def test_a_voter_is_heard_again_when_it_named_no_later_term_for_long() -> None:
+    claims, now, heard = TermClaims(), 0.0, list[float]()
+    while now < 2000.0:
+        if claims.hears("liar", now, 1.0):
+            heard.append(now)
+        now += 0.5
+    assert heard == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, *range(512, 2000, 256)]
+    assert claims.hears("another", now, 1.0) and not claims.hears("liar", now, 1.0)
+    assert [claims.hears("liar", now + 600.0, 1.0) for _ in range(4)] == [True] * 3 + [False]
 
 
 def test_who_votes_asks_its_own_raft() -> None:

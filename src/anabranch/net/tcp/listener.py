@@ -243,7 +243,8 @@ class Listener:
         if hello.lane == MEET:
             await self.carrier.meet(lane, hello)
             return
-        opener = Opener(hello.peer_id, isinstance(hello.credential, Grant), block_of(caller.host))
+        credential, block = hello.credential, block_of(caller.host)
+        opener = Opener(hello.peer_id, isinstance(credential, Grant), block, _ticket_of(credential))
         lane.write((ServerHandshake.accept(),))
         # Apart from pending handshakes, or openers of circuits that nobody meets would keep all others out.
         task = background(self._welcome(functools.partial(self._open_for, lane, opener), caller.host))

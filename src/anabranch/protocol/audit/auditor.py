@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from anabranch.protocol.audit.draw import Drawn
@@ -37,6 +37,8 @@ from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkIte
 #: Time (s) to wait for a piece before the next source is asked. A choice: ten times what an activation needs
 #: over a line of 1 MB/s.
 WAIT_S = 30.0
+#: Time (s) to wait for a piece after which an audit that checks a difference goes first. A plain choice.
+TURN_S = WAIT_S / 10.0
 
 
 @dataclass(frozen=True)
@@ -91,22 +93,32 @@ def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Itera
 
 
 @dataclass
+class _Asked:
+    """Source that is asked for the present piece. due_at: time (s) until which it is waited for. dialled:
+    True if it is asked only once it is linked."""
+
+    due_at: float
+    dialled: bool
+
+
+@dataclass
 class _Job:
     """Audit in progress, whose inputs ("pieces") are fetched one by one from peers ("sources"). sources:
-    peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
-    piece that were not asked yet; the first one is being asked. silent: sources that did not answer. broke:
-    sources whose link broke while they were asked. linked_by: time by which a source that is being dialled
-    must be linked; infinite if none is. apart: True if a source was out of reach. data: the signed receipt.
-    checks: computations to come. got: all pieces so far. gave: source of each piece. false: pieces that were
-    not those of the receipt, with the source that gave them. wanted: pieces of the present computation that
-    are still missing. due_at: time when the next source is asked."""
+    peers that may have the pieces, besides those that sent them to the subject. parties: accusers and
+    subject, if a difference is to be checked: they are asked at once. left: sources of the present piece that
+    were not asked yet. asked: those that are asked now. silent: sources that did not answer. broke: sources
+    whose link broke while they were asked. apart: True if a source was out of reach. data: the signed
+    receipt. checks: computations to come. got: all pieces so far. gave: source of each piece. false: pieces
+    that were not those of the receipt, with the source that gave them. wanted: pieces of the present
+    computation that are still missing."""
 
     drawn: Drawn
     sources: tuple[str, ...]
-    asked: list[str] = field(default_factory=list)
+    parties: frozenset[str] = frozenset()
+    left: list[str] = field(default_factory=list)
+    asked: dict[str, _Asked] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     broke: set[str] = field(default_factory=set)
-    linked_by: float = math.inf
     apart: bool = False
     data: bytes = b""
     checks: list[_Check] = field(default_factory=list)
@@ -114,7 +126,11 @@ class _Job:
     gave: dict[WorkItem, str] = field(default_factory=dict)
     false: set[tuple[WorkItem, str]] = field(default_factory=set)
     wanted: list[WorkItem] = field(default_factory=lambda: [RECEIPT])
-    due_at: float = math.inf
+
+    @property
+    def liars(self) -> set[str]:
+        """Sources that gave a false piece."""
+        return {source for _, source in self.false}
 
 
 class Auditor(Timer):
@@ -152,8 +168,8 @@ class Auditor(Timer):
         self._reports = {key: report for key, report in self._reports.items() if key[0] > oldest}
         self._queue = [job for job in self._queue if job.drawn.t > oldest]
         if self._job is not None and self._job.drawn.t <= oldest:  # its inputs are dropped, and its case is
-            if self._job.due_at < math.inf and self._job.asked:
-                self._in_vain(self._job.asked[0])
+            for peer in self._job.asked:
+                self._in_vain(peer)
             self._job = None
         for each in audited:
             asked = each.trusted, *each.jury
@@ -165,12 +181,25 @@ class Auditor(Timer):
         return keeps
 
     def on_audit(self, message: Audit) -> str | None:
-        """Queue an audit that the leader orders; returns the reason if it is refused: not drawn, or too
-        old."""
+        """Queue an audit that the leader orders; returns the reason if it is refused: not drawn, or too old.
+        A further order of the same audit adds sources; once it is over, its report is repeated. Where another
+        found a difference, this audit comes before others: the next steps wait for it."""
         each = self._drawn.get((message.t, message.subject))
         if each is None or each.base != message.base or message.stage != self._ctx.run.stage:
             return "an audit of work for which nothing is kept here"
-        self._queue.append(_Job(each, message.sources))
+        if (report := self._reports.get((message.t, message.subject))) is not None:
+            self._ctx.outbox.send(self._ctx.log.leader, report)
+            return None
+        sources = message.sources
+        parties = frozenset(sources if set(sources) - {message.subject} else ())
+        job = next((job for job in (self._job, *self._queue) if job is not None and job.drawn == each), None)
+        if job is None:
+            self._queue.append(_Job(each, sources, parties))
+        else:
+            job.sources, known = tuple(dict.fromkeys((*sources, *job.sources))), job.parties
+            job.parties |= parties
+            if job.asked and job.parties != known:
+                self._fetch(job)
         return None
 
     def clear(self) -> None:
@@ -193,51 +222,80 @@ class Auditor(Timer):
         if job is not None:
             self._queue.remove(job)
             self._job = job
-            self._fetch(job)
+            if job.data:
+                self._take_receipt(job, job.data)
+            else:
+                self._fetch(job)
         elif self._job is not None and self._ctx.clock.now >= self._due_at(self._job):
             self._overdue(self._job)
 
     def _following(self) -> _Job | None:
-        """Audit that may begin next, or None. A member that only audits gets the gradient of a step after its
-        commit, so it waits until it has applied the step and kept the weights before it. It begins with the
-        newest step: if it is too slow for all audits, it makes some in time rather than all of them late."""
+        """Audit that may begin next, or None: one that checks a difference first. A member that only audits
+        gets the gradient of a step after its commit, so it waits until it has applied the step and kept the
+        weights before it. It begins with the newest step: if it is too slow for all audits, it makes some in
+        time rather than all of them late."""
         me = self._ctx.me
         able = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t <= self._applied_t]
         if able and able[0].drawn.trusted == me:
             return max(able, key=lambda job: job.drawn.t)
-        return able[0] if able else None
+        return next((job for job in able if job.parties), able[0] if able else None)
+
+    def _gives_way_at(self, job: _Job) -> float:
+        """Time (s) at which the present audit, whose source may be silent, gives its turn to another one that
+        checks a difference; infinite if there is none."""
+        if job.parties or not job.asked or not any(other.parties for other in self._queue):
+            return math.inf
+        return max(asked.due_at for asked in job.asked.values()) - WAIT_S + TURN_S
+
+    def _put_off(self, job: _Job) -> None:
+        """Put the present audit back into the queue. It will begin anew, with the pieces that it has."""
+        self._queue.insert(0, replace(job, left=[], asked={}, checks=[], wanted=[RECEIPT]))
+        self._job = None
 
     def _due_at(self, job: _Job) -> float:
-        """Time (s) at which the next source is asked: at once if the present one was removed from the run, or
-        the link over which it was asked broke. A source that was dialled is asked as soon as it is linked."""
-        if job.due_at == math.inf or not job.asked:
-            return job.due_at
-        gone = job.asked[0] not in self._ctx.run.membership.members or self._lost(job)
-        linked = job.linked_by < math.inf and self._ctx.reachable(job.asked[0])
-        return self._ctx.clock.now if gone or linked else job.due_at
+        """Time (s) at which the next source is asked, or one that was dialled, or another audit goes on."""
+        waits = [self._waited_until(peer, asked) for peer, asked in job.asked.items()]
+        return min([*waits, self._gives_way_at(job)])
 
-    def _lost(self, job: _Job) -> bool:
+    def _waited_until(self, peer: str, asked: _Asked) -> float:
+        """Time (s) until which a source is waited for: no longer if it was removed from the run, or the link
+        over which it was asked broke. A source that was dialled is asked as soon as it is linked."""
+        gone = peer not in self._ctx.run.membership.members or self._lost(peer, asked)
+        linked = asked.dialled and self._ctx.reachable(peer)
+        return self._ctx.clock.now if gone or linked else asked.due_at
+
+    def _lost(self, peer: str, asked: _Asked) -> bool:
         """True if the link over which a source was asked broke, and the answer with it."""
-        return job.linked_by == math.inf and job.asked[0] not in self._ctx.links.up
+        return not asked.dialled and peer not in self._ctx.links.up
 
     def _overdue(self, job: _Job) -> None:
-        """Go on as a wait has ended: ask a dialled source that is linked now, or once more one whose link
-        broke; give up a source that did not answer in time, broke its link again, or was removed from the
-        run."""
-        member = job.asked[0] in self._ctx.run.membership.members
-        if member and self._lost(job):
-            if job.asked[0] not in job.broke:
-                job.broke.add(job.asked[0])
-                self._ask(job)
+        """Go on as a wait has ended: with another audit, or with the next source, once none is waited for any
+        more."""
+        if self._ctx.clock.now >= self._gives_way_at(job):
+            self._put_off(job)
+            return
+        for peer, asked in list(job.asked.items()):
+            if self._ctx.clock.now >= self._waited_until(peer, asked):
+                self._stop_waiting(job, peer, asked)
+        self._ask_next(job)
+
+    def _stop_waiting(self, job: _Job, peer: str, asked: _Asked) -> None:
+        """Ask a dialled source that is linked now, or once more one whose link broke; give up a source that
+        did not answer in time, broke its link again, or was removed from the run."""
+        member = peer in self._ctx.run.membership.members
+        if member and self._lost(peer, asked):
+            if peer not in job.broke:
+                job.broke.add(peer)
+                self._ask(job, peer)
                 return
             job.apart = True
-        if job.linked_by < math.inf and member and self._ctx.reachable(job.asked[0]):
-            self._ask(job)
+        if asked.dialled and member and self._ctx.reachable(peer):
+            self._ask(job, peer)
             return
-        job.apart = job.apart or (member and job.linked_by < math.inf)
-        job.silent.add(job.asked[0])
-        self._in_vain(job.asked[0])
-        self._next_source(job)
+        job.apart = job.apart or (member and asked.dialled)
+        job.silent.add(peer)
+        self._in_vain(peer)
+        del job.asked[peer]
 
     def _in_vain(self, peer: str) -> None:
         """Note that an audit waited for a source in vain, so that later ones ask others first: else one
@@ -252,63 +310,63 @@ class Auditor(Timer):
     def _fetch(self, job: _Job) -> None:
         """Start to fetch the next piece: sources are its sender, then whoever made or audited the
         contribution. The audited replica comes last, so that the audit ends while the weights are kept even
-        if that replica does not answer; after it come those that were waited for in vain before."""
+        if that replica does not answer; after it come those that were waited for in vain, or gave false
+        pieces, before. Where a difference is to be checked, accuser and subject come first, both at once: one
+        of them has computed with all pieces and is honest, whereas the sender may be another's accomplice."""
         item = job.wanted[0]
         if item == RECEIPT:
             also = self._ctx.log.leader
         else:
             also = job.checks[0].senders[job.checks[0].items.index(item)]
         me, members = self._ctx.me, self._ctx.run.membership.members
-        peers = (peer for peer in dict.fromkeys((also, *job.sources)) if (item, peer) not in job.false)
-        able = (peer for peer in peers if peer != me and peer in members)
-        job.asked = sorted((peer for peer in able if peer not in job.silent), key=self._awaited.__contains__)
-        job.linked_by = math.inf
+        order = (*job.sources, also) if job.parties and item != RECEIPT else (also, *job.sources)
+        peers = (peer for peer in dict.fromkeys(order) if (item, peer) not in job.false)
+        able = (peer for peer in peers if peer != me and peer in members and peer not in job.silent)
+        last = (self._awaited - job.parties) | job.liars
+        job.left, job.asked = sorted(able, key=last.__contains__), {}
         mine = also == me and (item, me) not in job.false
         own = self._kept.own(job.drawn.t, job.drawn.subject, item) if mine else None
         if own is not None:
             self._got(job, me, own)
         else:
-            self._ask(job)
+            self._ask_next(job)
 
     def _got(self, job: _Job, source: str, payload: Payload) -> None:
         job.gave[job.wanted[0]] = source
         job.got[job.wanted.pop(0)] = payload
         self._go_on(job)
 
-    def _ask(self, job: _Job) -> None:
-        """Ask the next source for the present piece, once that source is linked. If no source is left, report
-        the piece as withheld, unless a source was out of reach."""
-        now = self._ctx.clock.now
+    def _ask_next(self, job: _Job) -> None:
+        """Ask the next source for the present piece if none is waited for, and parties at once. If no source
+        is left, report the piece as withheld, unless a source was out of reach."""
+        at_once = job.parties - job.liars
+        while job.left and (not job.asked or job.left[0] in at_once):
+            self._ask(job, job.left.pop(0))
         if not job.asked:
             self._withheld(job)
-            return
-        if not self._ctx.reachable(job.asked[0]):
-            job.due_at = job.linked_by = now + WAIT_S
-            self._ctx.dialer.reach(job.asked[0])
-            return
-        job.due_at, job.linked_by = now + WAIT_S, math.inf
-        each = job.drawn
-        self._ctx.outbox.send(job.asked[0], FetchWork(each.t, each.stage, each.subject, job.wanted[0]))
 
-    def _next_source(self, job: _Job) -> None:
-        job.asked.pop(0)
-        job.linked_by = math.inf
-        self._ask(job)
+    def _ask(self, job: _Job, peer: str) -> None:
+        """Ask a source for the present piece, once it is linked."""
+        each, linked = job.drawn, self._ctx.reachable(peer)
+        job.asked[peer] = _Asked(self._ctx.clock.now + WAIT_S, dialled=not linked)
+        if linked:
+            self._ctx.outbox.send(peer, FetchWork(each.t, each.stage, each.subject, job.wanted[0]))
+        else:
+            self._ctx.dialer.reach(peer)
 
     def on_work(self, peer: str, message: Work, payload: Payload | None) -> str | None:
         """Take the piece that was asked of `peer`, and go on: fetch the next one, or compute. A piece that
         was not asked for is ignored; if the peer does not hold it, the next source is asked. Returns None:
         nothing is refused."""
         job = self._job
-        if job is None or not job.asked or peer != job.asked[0] or job.due_at == math.inf:
+        if job is None or peer not in job.asked or job.asked[peer].dialled:
             return None
-        if job.linked_by < math.inf:
-            return None  # it was not asked yet
         if (message.t, message.subject) != (job.drawn.t, job.drawn.subject) or message.item != job.wanted[0]:
             return None
         self._awaited.discard(peer)
+        del job.asked[peer]
         if not message.held or (payload is None) != (message.item == RECEIPT):
-            self._next_source(job)
+            self._ask_next(job)
         elif message.item == RECEIPT:
             self._take_receipt(job, message.receipt)
         else:
@@ -318,7 +376,7 @@ class Auditor(Timer):
     def _take_receipt(self, job: _Job, data: bytes) -> None:
         receipt = opened(data, self._ctx.signer)
         if receipt is None or receipt_hash(data) != job.drawn.receipt:
-            self._next_source(job)
+            self._ask_next(job)
             return
         job.data = data
         if (what := broken_seal(receipt, self._ctx.signer)) is not None:
@@ -339,10 +397,10 @@ class Auditor(Timer):
 
     def _go_on(self, job: _Job) -> None:
         """Fetch the next missing input; compute once all inputs are here."""
+        job.asked = {}
         if job.wanted:
             self._fetch(job)
             return
-        job.due_at = math.inf
         check = job.checks[0]
         inputs = tuple(job.got[item] for item in check.items)
         then = partial(self._computed, job, check)

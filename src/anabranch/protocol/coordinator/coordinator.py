@@ -335,6 +335,7 @@ class Coordinator:
         self._remove_withholding(current)
         step = self.proposing.record(current)
         if step is not None:
+            self.audits.proposed(current.t)
             self.log.append(step)
             return True
         self.reducing.stalled(current)
@@ -441,8 +442,10 @@ class Coordinator:
 
     def repeat(self, peer: str) -> None:
         """Send `peer`, whose link came up, what it may have missed: who is a standby, reduce attempts and
-        questions of the open round, the release of the last step, the latest complete restore point."""
+        questions of the open round, orders of audits, the release of the last step, the latest complete
+        restore point."""
         self.standby_policy.repeat(peer)
+        self.audits.repeat(peer)
         if self.round is not None:
             self.reducing.doubles.repeat(self.round, peer)
             for attempt in self.round.attempts.values():
@@ -574,6 +577,7 @@ class Coordinator:
         if current is not None and not self.log.busy:
             times.append(current.progress_at + self.reducing.patience_s(current))
             times.append(current.unlisted_since + UNLISTED_S)
+            times.append(self.audits.held_until())
             # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
             if (late_at := self.rounds.deadline(current)) > self.ctx.clock.now:
                 times.append(late_at)

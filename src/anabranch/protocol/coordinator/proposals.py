@@ -36,7 +36,8 @@ class Proposals:
     def record(self, current: Round) -> AnyRecord | None:
         """Record of the open step, if it may be proposed now, else None: all stages are PREPARED with
         receipts that agree, the batch's hash is known, the last step is released, the held-out windows are
-        evaluated. A skipped step (`Round.witness`) needs only the release and the hash. After the run's last
+        evaluated, and no difference that an audit found has to be checked before (`AuditCases.holds`). A
+        skipped step (`Round.witness`) needs only the release, the hash and the latter. After the run's last
         step: the record of the last evaluation. Not a mere query: where reports or receipts differ, it
         removes or convicts members, and gives reduces up (`ReduceAttempts.prepared`,
         `AuditCases.consistent`)."""
@@ -48,7 +49,8 @@ class Proposals:
         if not current.manifest:
             return None
         if current.witness is not None:
-            return self._record(current, self.tip.adam_step, 0.0, (), (), None, current.witness)
+            skip = self._record(current, self.tip.adam_step, 0.0, (), (), None, current.witness)
+            return None if self.cases.holds(current.t) else skip
         if evaluation is None and self.tip.windows(current):
             return None
         if not current.attempts:
@@ -60,6 +62,8 @@ class Proposals:
             return None  # a slot was dropped after one stage's reduce was ordered
         messages = [message for message in prepared.values() if message is not None]
         if len(messages) < len(prepared) or not self.cases.consistent(current):
+            return None
+        if self.cases.holds(current.t):
             return None
         return self._commit(current, messages, evaluation)
 

@@ -35,6 +35,9 @@ WAIT_COUNTED = 0.25
 #: later wait, because of STALL_FLOOR_S. Share of the usual ones that stays usual after a step without them,
 #: so that one quick step does not make the next ones stall. Plain choices.
 REPORTS_S, REPORTS_FADE = STALL_FLOOR_S / STALL_FACTOR, 0.75
+#: Times the wait for a step without reports up to which the reports of a step count in its duration where a
+#: reduce was repeated. A choice: a repeated reduce gets twice the time.
+TAUGHT = 2.0
 #: Least time (s) without news after which a claim is late: above the repetition of lost reports' round trips.
 LATE_S = 1.0
 #: Steps with late claims after which units are missed STALL_FACTOR times earlier, the most of them that are
@@ -85,6 +88,8 @@ class ReduceAttempts:
         """Steps with late claims, less those forgiven."""
         self._reports_s = 0.0
         """Usual seconds of the waits of a step for reduces and reports (`_counted_s`); 0 before the first."""
+        self._work_s = 0.0
+        """Duration (s) of the last step without waits for reduces and reports; 0 before the first."""
         self.expected_s = 0.0
         """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
@@ -450,6 +455,7 @@ class ReduceAttempts:
         """Note a committed step, on whose duration the next waits depend. took_s: seconds from its opening to
         its record."""
         counted_s = self._counted_s(current)
+        self._work_s = max(0.0, took_s - current.waited_s - current.reports_s)
         self.step_s = took_s - current.waited_s - (current.reports_s - counted_s)
         self._reports_s = max(counted_s, REPORTS_FADE * self._reports_s)
         self._late = min(self._late + 1.0, LATE_KEPT) if current.late else max(0.0, self._late - FORGIVEN)
@@ -458,9 +464,12 @@ class ReduceAttempts:
         """Seconds of a step's waits for reduces and reports that count in its duration: no more than usual,
         or than a quarter of the last step. One that sends its parts, or reports, just before the step stalls
         would else make each step several times as long as the one before. Where a reduce was repeated, or
-        was given more time, they count in full: it may take so long, and who held it up was looked for."""
+        was given more time, they count up to TAUGHT times the wait for a step without them: it may take so
+        long, and who held it up was looked for. One that has a reduce repeated again and again would else
+        make all steps ever longer."""
         if current.retries or current.witnessed:
-            return current.reports_s
+            work_s = STALL_FACTOR * self._work_s or self._first_reduce_s(current)
+            return min(current.reports_s, TAUGHT * max(STALL_FLOOR_S, work_s))
         usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s) or self._first_reduce_s(current)
         return min(current.reports_s, max(usual_s, REPORTS_S))
 

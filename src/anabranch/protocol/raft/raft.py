@@ -18,6 +18,7 @@ from anabranch.protocol.raft.election import Election
 from anabranch.protocol.raft.raft_log import RaftLog
 from anabranch.protocol.raft.replication import Replication
 from anabranch.protocol.raft.state import VoterState
+from anabranch.protocol.raft.term_claims import TermClaims
 from anabranch.protocol.raft.types import Effect, RaftMessage, Role
 
 
@@ -42,6 +43,7 @@ class Raft(VoterState):
         super().__init__(me, log, heartbeat_s, term, vote, commit_index)
         self.election = Election(self, rng, self._step_down, self._lead)
         self.replication = Replication(self, self._step_down)
+        self._claims = TermClaims()
 
     # --- inputs --------------------------------------------------------------------------------
 
@@ -83,9 +85,10 @@ class Raft(VoterState):
         self._flush()
 
     def receive(self, message: RaftMessage, now: float) -> None:
-        """Handle a Raft message of another voter. A message to an earlier disk of this peer is ignored."""
+        """Handle a Raft message of another voter. A message to an earlier disk of this peer is ignored, and
+        one of a voter that names later terms too often while this one has a leader."""
         self._advance(now)
-        if message.to != self.me:
+        if message.to != self.me or not self._hears(message):
             return
         match message:
             case AskVote():
@@ -102,6 +105,14 @@ class Raft(VoterState):
                     self.transferred_by = message.sender
                     self.election.campaign(forced=True)
         self._flush()
+
+    def _hears(self, message: RaftMessage) -> bool:
+        """False if a message would end the present leader's term, and its sender did that too often."""
+        raises = not message.trial and message.forced if isinstance(message, AskVote) else True
+        granted = isinstance(message, Vote) and message.granted
+        if message.term <= self.term or not raises or granted or not self.has_leader():
+            return True
+        return self._claims.hears(message.sender, self.now, self.timeout.patience_s)
 
     def leader_lost(self, voter: str, now: float) -> None:
         """Note that the connection to `voter` broke; if it was the leader, stand for election soon."""
