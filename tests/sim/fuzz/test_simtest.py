@@ -13,6 +13,7 @@ from msgspec import structs
 
 from anabranch.cli.main import main
 from anabranch.executors import Processes
+from anabranch.protocol.fleet.stragglers import Stragglers
 from anabranch.protocol.log.records import Commit, decode_entry
 from anabranch.protocol.rounds.plan import slots_of
 from anabranch.sim.fuzz.fault_kinds import KINDS, OTHERS, PROFILES, ROUNDS, matrix_cells, reachable
@@ -103,6 +104,23 @@ def test_a_slot_goes_to_the_last_machine_although_it_did_not_answer_before() -> 
     """The data node could not be heard for 20 s: it took the only machine that was left for one that grants
     no credit, and never gave it the slot (I4)."""
     assert not run_seed(21000136, "rounds").violation
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_leader_that_sums_the_parts_of_a_stage_is_not_silent_to_itself(
+    monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """A relay that had come to lead, and had no work to claim, counted as one whose report was late: it gave
+    up the reduce that it helped with, and ordered it anew, without end. silent: it counts as such."""
+    take_over = Stragglers.take_over
+
+    def of_all(absent: Stragglers) -> None:
+        take_over(absent)
+        absent._unheard.add(absent.ctx.me)
+
+    if silent:
+        monkeypatch.setattr(Stragglers, "take_over", of_all)
+    assert not run_seed(31006093, "rounds").failed
 
 
 def test_what_a_peer_sent_before_it_moved_counts() -> None:

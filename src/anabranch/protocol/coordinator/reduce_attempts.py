@@ -125,7 +125,7 @@ class ReduceAttempts:
             current.give_up(stage)
             attempt = None
         if attempt is not None:
-            whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
+            whole = set(attempt.members) <= set(members) and not self._silent_helpers(attempt, look)
             dropped = current.slots and current.covers[stage] != current.counts(stage)
             if dropped or self.doubles.wrong(current, attempt):
                 current.give_up(stage)
@@ -153,7 +153,7 @@ class ReduceAttempts:
             current.looked[stage] = look
             return
         if attempt is not None:
-            if look[2].intersection(attempt.helpers):  # a silent helper may be heard, and fall silent again
+            if self._silent_helpers(attempt, look):  # one may be heard, and fall silent again
                 current.even.add(stage)
             current.give_up(stage)
         members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)
@@ -163,6 +163,11 @@ class ReduceAttempts:
         else:
             owners = settle(cover, claims, members, named)
         self._order(current, stage, members, owners)
+
+    def _silent_helpers(self, attempt: Attempt, look: Look) -> frozenset[str]:
+        """Helpers of a reduce that are silent, or about to leave; never this peer, which may be about to
+        leave and is there as long as it orders reduces."""
+        return look[2].intersection(attempt.helpers) - {self.ctx.me}
 
     def _order_early(
         self, current: Round, stage: int, members: list[str], cover: frozenset[int]

@@ -64,9 +64,9 @@ class Stragglers:
         self._waits_for = waits_for
 
     def take_over(self) -> None:
-        """Begin as a new leader: every active member has to report the last step that it applied, within
-        REPORTED_S; later it counts as silent until it does."""
-        self._unheard = set(self.ctx.run.membership.active_from)
+        """Begin as a new leader: every other active member has to report the last step that it applied,
+        within REPORTED_S; later it counts as silent until it does."""
+        self._unheard = self.ctx.run.membership.active_from.keys() - {self.ctx.me}
         self._reported_by = self.ctx.clock.now + REPORTED_S
 
     def silent(self) -> frozenset[str]:
