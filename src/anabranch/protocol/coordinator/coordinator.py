@@ -96,7 +96,7 @@ class Coordinator:
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
         self.stage_recovery = StageRecovery(ctx, self.admission, self.catalog)
-        self.rebalancing = Rebalancing(ctx)
+        self.rebalancing = Rebalancing(ctx, admission.speeds)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
@@ -492,6 +492,8 @@ class Coordinator:
                 waited_s = self.round.waited_s if self.round.late else 0.0
                 silent = self.admission.absent.silent()
                 self.standby_policy.withholders.committed(record, waited_s, silent)
+                blocks = self.ctx.run.settings.counts
+                self.admission.speeds.committed(record, self.round.worked_s, blocks)
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))

@@ -32,6 +32,7 @@ from anabranch.protocol.messages import Holders, JoinRequest, Ready, Refused
 from anabranch.protocol.messages.common import MAX_MESSAGE_BYTES
 from anabranch.protocol.messages.table import Allowance
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
+from anabranch.protocol.placement.proven_speeds import ProvenSpeeds
 from anabranch.protocol.placement.rates import SEARCHED, batch_of, stage_counts, with_slots
 from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
@@ -115,6 +116,7 @@ class Admission:
         self.anywhere: set[str] = set()
         """Peers that asked for any stage, but walk-ins and auditors."""
         self.ways = LinkMeasurements(lambda peer: peer in ctx.run.membership.members)
+        self.speeds = ProvenSpeeds()
         self.parted = UnreachablePairs(ctx)
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
@@ -311,6 +313,8 @@ class Admission:
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
         known.pop(joiner.id, None)
         members = [with_slots(member, settings) for member in known.values() if not member.is_auditor]
+        relays = {m.id: m for m in self.speeds.believed([member for member in members if member.stage])}
+        members = [relays.get(member.id, member) for member in members]
         if len(members) > SEARCHED or not any(member.stage == 0 for member in members):
             return neediest_stage(members, blocks)
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
