@@ -83,6 +83,7 @@ class Coordinator:
             self._waits_for,
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
             lambda: self.reducing.step_s,
+            lambda stage: self.reducing.witnessing.take_up(stage),
         )
         admission = self.admission = admit(step)
         self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)

@@ -63,6 +63,10 @@ CHOSEN_S = 60.0
 #: States that are not the run's with which a joiner keeps its seat: a liar may have given it one. A choice:
 #: it asks others each time, so as many liars that answer first are needed to keep an honest joiner out.
 FALSE_STATES = 3
+#: Time (s) after which a newcomer may serve although it and a replica of its stage cannot reach each other,
+#: at a stage with fewer than ENOUGH replicas that serve: the leader sums their parts then. Choices: a link
+#: through a carrier is there much sooner; of three replicas one can hold nothing up.
+APART_S, ENOUGH = 30.0, 3
 #: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
 HELD_UP = 2.0
 #: Peers that a refusal for a full quota names; a plain choice.
@@ -77,12 +81,15 @@ class StepQueries:
     """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
     reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
     still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
-    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known."""
+    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known.
+    sums(stage): have the coordinator sum the parts of the stage's replicas from now on, for a while; False if
+    it cannot."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
     worth_s: Callable[[str], float] = lambda peer: math.inf
     step_s: Callable[[], float] = lambda: 0.0
+    sums: Callable[[int], bool] = lambda stage: False
 
 
 class Admission:
@@ -123,6 +130,8 @@ class Admission:
         self._model_hash = model_hash
         self.credentials, self._hang_up = credentials, hang_up
         self._unproven: dict[str, Ready] = {}
+        self._apart_since: dict[str, float] = {}
+        """Joiner -> time (s) since which it is ready and cannot reach a replica of its stage."""
         self._admits = TokenBucket(ADMISSIONS.burst, ctx.clock.now)
         self._searches = TokenBucket(SEARCHES.burst, ctx.clock.now)
         self._chosen: dict[str, tuple[int, float]] = {}
@@ -330,10 +339,11 @@ class Admission:
         self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
     ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
-        the state is right and it reaches those serving fellows that this leader reaches. With a wrong state
-        it is told, and removed the fourth time; without the proof of the right one it is removed. Returns the
-        reason if the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it
-        shows the proof of that state. None, of either: not known yet; the report will be repeated."""
+        the state is right and it reaches those serving fellows that this leader reaches, or waited for that
+        for long at a stage of few (`_may_be_apart`). With a wrong state it is told, and removed the fourth
+        time; without the proof of the right one it is removed. Returns the reason if the report is refused.
+        fingerprint: agreed fingerprint of that state. proven: True if it shows the proof of that state. None,
+        of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -349,13 +359,21 @@ class Admission:
             self._reported_false(peer, message, fingerprint)
         elif not proven:  # a state with this fingerprint has the proof: this joiner has no state
             self._false_state(peer, message)
-        elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
+        elif (
+            unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart)))
+        ) and not self._may_be_apart(peer, member.stage, fellows):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
             others = " and ".join(other[:8] for other in unreached)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
             self.ready[peer], self._ready_t[peer] = member, message.t
         return None
+
+    def _may_be_apart(self, peer: str, stage: int, fellows: Collection[str]) -> bool:
+        """True if a joiner that cannot reach some of the stage's replicas (`fellows`) may serve all the same.
+        It or one of them may refuse the link on purpose; one of two could keep all others out."""
+        since = self._apart_since.setdefault(peer, self.ctx.clock.now)
+        return self.ctx.clock.now >= since + APART_S and len(fellows) < ENOUGH and self._step.sums(stage)
 
     def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
         """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one;
@@ -424,6 +442,7 @@ class Admission:
         self._ready_t.pop(peer, None)
         self._unproven.pop(peer, None)
         self._false.pop(peer, None)
+        self._apart_since.pop(peer, None)
         self._lost.pop(peer, None)
         self._leaving.pop(peer, None)
         if peer in self.ctx.run.membership.members and peer != self.ctx.me:
