@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 
@@ -21,8 +22,8 @@ LINE_BPS, CLAIMED_BPS = 1e8, 1e12
 def test_who_sent_a_false_gradient_is_not_asked_again() -> None:
     """The quickest line was asked each time: 28 false gradients came for each that lacked, then the state of
     the whole stage was fetched."""
-    sizes = {"activation_bytes": 1000, "block_bytes": 100_000, "ends_bytes": 100_000}
-    settings = Settings("gradients", 1, 2, 12, STEPS, min_replicas=2, spread="never", **sizes)
+    plain = Settings("gradients", 1, 2, 12, STEPS, min_replicas=2, spread="never")
+    settings = replace(plain, activation_bytes=1000, block_bytes=100_000, ends_bytes=100_000)
     machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{k}", 1) for k in range(4))]
     world = counting_world(settings, [*machines, *(Machine(f"r2.{k}", 2) for k in range(3))], 1)
     Invariants(world)
