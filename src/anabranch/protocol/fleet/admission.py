@@ -395,13 +395,15 @@ class Admission:
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Count as ready the members of a stage that has no active replica at iteration t, where the log has
-        them serve only from a later iteration: they have the stage's state already, and the next `change` may
-        have them serve from t on."""
+        """Count as ready the members of a stage whose active replicas at iteration t are gone, or do nothing,
+        where the log has them serve only from a later iteration: they have the stage's state already, and the
+        next `change` may have them serve from t on."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and not member.is_auditor and membership.active_from.get(peer, t) > t:
                 self.ready[peer] = member
+                if self.has_last(peer):
+                    self._ready_t[peer] = t - 1
 
     # --- out -----------------------------------------------------------------------------------
 
