@@ -13,6 +13,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import AttemptId
+from anabranch.protocol.peer.log_sources import NO_VOTER_S
 from anabranch.protocol.peer.peer import Peer
 from anabranch.protocol.raft.term_claims import TermClaims
 from anabranch.sim.checks.invariants import Invariants
@@ -205,7 +206,9 @@ def test_a_voter_is_a_peer_and_its_disk(incarnation: int, disk: str, believed: b
     peer.ctx.run.membership.apply(Members(1, members))
     peer.ctx.log.elect(("v/0",))
     peer.handle(ev.LinkUp("b", 1), 0.0)
+    assert not peer.sources.believes("b")  # for as long as a guest may keep its links broken
+    peer.handle(ev.Received("b", msg.Ping(1, 0)), NO_VOTER_S)
     assert peer.sources.believes("b")
-    peer.handle(ev.LinkUp("v", incarnation), 0.0)
+    peer.handle(ev.LinkUp("v", incarnation), NO_VOTER_S)
     assert peer.sources.believes("b") == believed
     assert peer.sources.believes("v")

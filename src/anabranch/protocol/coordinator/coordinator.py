@@ -83,6 +83,7 @@ class Coordinator:
             self._waits_for,
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
             lambda: self.reducing.step_s,
+            lambda stage: self.reducing.witnessing.take_up(stage),
         )
         admission = self.admission = admit(step)
         self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)
@@ -96,7 +97,7 @@ class Coordinator:
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
         self.stage_recovery = StageRecovery(ctx, self.admission, self.catalog)
-        self.rebalancing = Rebalancing(ctx)
+        self.rebalancing = Rebalancing(ctx, admission.speeds)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
@@ -293,6 +294,7 @@ class Coordinator:
         """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
         True if little work is lost by a change now."""
         self.admission.let_go(quiet and self.released.last)
+        self._call_in()
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.ctx.clock.now:
             active_from = self._active_from()
@@ -305,6 +307,18 @@ class Coordinator:
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
+
+    def _call_in(self) -> None:
+        """Once after each stall of the open step, have those that are to serve from a later iteration serve
+        in this one, if much of their stage's work is left (`_begins`): who serves may never do it, and the
+        later iteration never come."""
+        current = self.round
+        if current is None or current.slots or current.stalls <= current.called_in:
+            return
+        current.called_in = current.stalls
+        for stage in range(1, self.ctx.run.settings.stages + 1):
+            if self._begins(current.t + 1, stage, self.t) == current.t:
+                self.admission.serve_at_once(stage, current.t)
 
     def _await_reports(self) -> None:
         """Remove replicas that keep back their report of the last step while no step is open that could stall
@@ -391,8 +405,9 @@ class Coordinator:
         of that iteration, or a lost stage's replica after its reduce order. A relay serves in the open
         iteration already if much of its stage's work is left and the swarm is small (in a large one
         neighbours would change, which waits for the next iteration); in a round of islands, if it has the
-        last step's state. ready_t: iteration after which it has the state. None, not yet: it could serve in
-        the open iteration, but must first apply the last step."""
+        last step's state. A step that stalled takes as long as it took so far, at least. ready_t: iteration
+        after which it has the state. None, not yet: it could serve in the open iteration, but must first
+        apply the last step."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -412,7 +427,10 @@ class Coordinator:
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
         if settings.delay.has(current.t + 1):
             left += 1.0  # the newcomer serves in the next iteration, in flight, too
-        if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:
+        step_s = self.reducing.step_s
+        if current.stalls:
+            step_s = max(step_s, self.ctx.clock.now - current.opened_at)
+        if left < LEAST_LEFT or left * step_s < settings.newcomer_s:
             return active_from
         return current.t if ready_t == self.t else None
 
@@ -495,6 +513,8 @@ class Coordinator:
                 waited_s = self.round.waited_s if self.round.late else 0.0
                 silent = self.admission.absent.silent()
                 self.standby_policy.withholders.committed(record, waited_s, silent)
+                blocks = self.ctx.run.settings.counts
+                self.admission.speeds.committed(record, self.round.worked_s, blocks)
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)
             self.catalog.logged(RestorePoint(record.t - 1, before, self.tip.adam_step))

@@ -73,6 +73,8 @@ class Round:
     late: bool = False
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
+    called_in: int = 0
+    """Stalls after which newcomers to come were asked to serve in this iteration."""
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()

@@ -60,6 +60,17 @@ class WitnessedReduces:
         t."""
         self._until[stage] = t + WITNESSED_FOR
 
+    def take_up(self, stage: int) -> bool:
+        """Have the stage's reduces witnessed for WITNESSED_FOR iterations from the open one on, since a
+        replica comes that another one cannot reach; False, and nothing changes, if this peer cannot sum
+        them."""
+        membership = self.ctx.run.membership
+        t, members = membership.opening.t, membership.serving(stage)
+        if not self._can_sum(stage, t, members, range(len(members) + 1)):
+            return False
+        self.failed(stage, t)
+        return True
+
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
         """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
         because the stage is too large or this peer does not serve. owners: positions of the members that own

@@ -32,6 +32,7 @@ from anabranch.protocol.messages import Holders, JoinRequest, Ready, Refused
 from anabranch.protocol.messages.common import MAX_MESSAGE_BYTES
 from anabranch.protocol.messages.table import Allowance
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
+from anabranch.protocol.placement.proven_speeds import ProvenSpeeds
 from anabranch.protocol.placement.rates import SEARCHED, batch_of, stage_counts, with_slots
 from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
@@ -62,6 +63,10 @@ CHOSEN_S = 60.0
 #: States that are not the run's with which a joiner keeps its seat: a liar may have given it one. A choice:
 #: it asks others each time, so as many liars that answer first are needed to keep an honest joiner out.
 FALSE_STATES = 3
+#: Time (s) after which a newcomer may serve although it and a replica of its stage cannot reach each other,
+#: at a stage with fewer than ENOUGH replicas that serve: the leader sums their parts then. Choices: a link
+#: through a carrier is there much sooner; of three replicas one can hold nothing up.
+APART_S, ENOUGH = 30.0, 3
 #: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
 HELD_UP = 2.0
 #: Peers that a refusal for a full quota names; a plain choice.
@@ -76,12 +81,15 @@ class StepQueries:
     """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
     reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
     still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
-    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known."""
+    replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known.
+    sums(stage): have the coordinator sum the parts of the stage's replicas from now on, for a while; False if
+    it cannot."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
     worth_s: Callable[[str], float] = lambda peer: math.inf
     step_s: Callable[[], float] = lambda: 0.0
+    sums: Callable[[int], bool] = lambda stage: False
 
 
 class Admission:
@@ -115,12 +123,15 @@ class Admission:
         self.anywhere: set[str] = set()
         """Peers that asked for any stage, but walk-ins and auditors."""
         self.ways = LinkMeasurements(lambda peer: peer in ctx.run.membership.members)
+        self.speeds = ProvenSpeeds()
         self.parted = UnreachablePairs(ctx)
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
         self.credentials, self._hang_up = credentials, hang_up
         self._unproven: dict[str, Ready] = {}
+        self._apart_since: dict[str, float] = {}
+        """Joiner -> time (s) since which it is ready and cannot reach a replica of its stage."""
         self._admits = TokenBucket(ADMISSIONS.burst, ctx.clock.now)
         self._searches = TokenBucket(SEARCHES.burst, ctx.clock.now)
         self._chosen: dict[str, tuple[int, float]] = {}
@@ -311,6 +322,8 @@ class Admission:
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
         known.pop(joiner.id, None)
         members = [with_slots(member, settings) for member in known.values() if not member.is_auditor]
+        relays = {m.id: m for m in self.speeds.believed([member for member in members if member.stage])}
+        members = [relays.get(member.id, member) for member in members]
         if len(members) > SEARCHED or not any(member.stage == 0 for member in members):
             return neediest_stage(members, blocks)
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
@@ -326,10 +339,11 @@ class Admission:
         self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
     ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
-        the state is right and it reaches those serving fellows that this leader reaches. With a wrong state
-        it is told, and removed the fourth time; without the proof of the right one it is removed. Returns the
-        reason if the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it
-        shows the proof of that state. None, of either: not known yet; the report will be repeated."""
+        the state is right and it reaches those serving fellows that this leader reaches, or waited for that
+        for long at a stage of few (`_may_be_apart`). With a wrong state it is told, and removed the fourth
+        time; without the proof of the right one it is removed. Returns the reason if the report is refused.
+        fingerprint: agreed fingerprint of that state. proven: True if it shows the proof of that state. None,
+        of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -345,13 +359,21 @@ class Admission:
             self._reported_false(peer, message, fingerprint)
         elif not proven:  # a state with this fingerprint has the proof: this joiner has no state
             self._false_state(peer, message)
-        elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
+        elif (
+            unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart)))
+        ) and not self._may_be_apart(peer, member.stage, fellows):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
             others = " and ".join(other[:8] for other in unreached)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
             self.ready[peer], self._ready_t[peer] = member, message.t
         return None
+
+    def _may_be_apart(self, peer: str, stage: int, fellows: Collection[str]) -> bool:
+        """True if a joiner that cannot reach some of the stage's replicas (`fellows`) may serve all the same.
+        It or one of them may refuse the link on purpose; one of two could keep all others out."""
+        since = self._apart_since.setdefault(peer, self.ctx.clock.now)
+        return self.ctx.clock.now >= since + APART_S and len(fellows) < ENOUGH and self._step.sums(stage)
 
     def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
         """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one;
@@ -373,13 +395,15 @@ class Admission:
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Count as ready the members of a stage that has no active replica at iteration t, where the log has
-        them serve only from a later iteration: they have the stage's state already, and the next `change` may
-        have them serve from t on."""
+        """Count as ready the members of a stage whose active replicas at iteration t are gone, or do nothing,
+        where the log has them serve only from a later iteration: they have the stage's state already, and the
+        next `change` may have them serve from t on."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and not member.is_auditor and membership.active_from.get(peer, t) > t:
                 self.ready[peer] = member
+                if self.has_last(peer):
+                    self._ready_t[peer] = t - 1
 
     # --- out -----------------------------------------------------------------------------------
 
@@ -420,6 +444,7 @@ class Admission:
         self._ready_t.pop(peer, None)
         self._unproven.pop(peer, None)
         self._false.pop(peer, None)
+        self._apart_since.pop(peer, None)
         self._lost.pop(peer, None)
         self._leaving.pop(peer, None)
         if peer in self.ctx.run.membership.members and peer != self.ctx.me:

@@ -24,6 +24,7 @@ import msgspec
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.placement.proven_speeds import ProvenSpeeds
 from anabranch.protocol.placement.rates import pass_s, stage_rates, with_slots
 
 #: Least relative gain in the lowest stage rate that justifies moves: measured rates are inexact (a choice).
@@ -44,8 +45,9 @@ REASON = "which holds the others up"
 class Rebalancing:
     """Planner of moves between stages: plans once in each iteration, and decides when the moves are made."""
 
-    def __init__(self, ctx: PeerContext) -> None:
-        self.ctx = ctx
+    def __init__(self, ctx: PeerContext, speeds: ProvenSpeeds | None = None) -> None:
+        """speeds: bounds of what relays say of their pass times; without, no work is known."""
+        self.ctx, self._speeds = ctx, speeds or ProvenSpeeds()
         self._last_t = 0
         """Last iteration for which the plan was evaluated."""
         self._worthwhile = 0
@@ -191,8 +193,8 @@ class Rebalancing:
         return left * (1.0 / now - 1.0 / after) - cost
 
     def _relays(self) -> list[Member]:
-        """Relays of the run as Member records, with the pass times that their heartbeats last reported, and
-        their slots as the capacity."""
+        """Relays of the run as Member records, with the pass times that their heartbeats last reported as far
+        as they are believed, and their slots as the capacity."""
         ctx, found = self.ctx, []
         for member in ctx.run.membership.members.values():
             if not member.stage or member.is_auditor:
@@ -203,7 +205,7 @@ class Rebalancing:
                 passes = (costs.forward_s / blocks, (costs.work_s - costs.forward_s) / blocks)
                 member = msgspec.structs.replace(member, forward_s=passes[0], backward_s=passes[1])
             found.append(member)
-        return found
+        return self._speeds.believed(found)
 
     def _rates(self, relays: Iterable[Member]) -> list[float]:
         return stage_rates(relays, self.ctx.run.settings.counts)

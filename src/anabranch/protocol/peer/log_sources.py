@@ -11,6 +11,9 @@ from anabranch.protocol.peer.shared_state import SharedParts
 #: Time (s) after which a leader whose log stays shorter than this peer's has lost entries. A choice: several
 #: heartbeats, in which a leader that begins has read its log.
 SHORT_S = 5.0
+#: Time (s) without a link to any voter after which lines of other members are accepted. A choice: this peer
+#: dials the voters after eight seconds (`connections.SEEK_S`), and one that answers is linked by then.
+NO_VOTER_S = 10.0
 
 
 class LogSources:
@@ -23,6 +26,8 @@ class LogSources:
         """True once the leader was found to lack entries that this peer applied."""
         self._short_since = math.inf
         """Time (s) since which the only voter's log is shorter than this peer's."""
+        self._no_voter_since = math.inf
+        """Time (s) since which no voter was linked, as far as this peer looked."""
 
     def ask_for_log(self, peer: str) -> None:
         """Ask `peer` for the log lines after this peer's position; nothing if it is not linked."""
@@ -54,6 +59,7 @@ class LogSources:
         """
         ctx, done = self._ctx, self._entry.done
         ctx.links.announced(peer, message.epoch)
+        self._look_for_voters()
         if message.epoch > ctx.run.settings.epoch > 0 and peer == ctx.run.founder:
             reason = f"the run was recovered without this machine's part of the log (epoch {message.epoch})"
             self._exit.stop(reason, ok=False, again=True)
@@ -85,14 +91,23 @@ class LogSources:
     def believes(self, peer: str) -> bool:
         """True if log lines of `peer` are accepted: it leads the log or votes on it.
 
-        A peer that is no voter and is linked to none (all voters that it knew may be gone) accepts the lines
-        of any member, and learns the present voters from them.
+        A peer that is no voter and has been linked to none for NO_VOTER_S (all voters that it knew may be
+        gone) accepts the lines of any member, and learns the present voters from them. Not before: a guest
+        that breaks its links, or waits until they break, could have it follow a log of the guest's own.
         """
         ctx = self._ctx
         if peer == ctx.log.leader or ctx.log.keeps_log(peer):
             return True
-        others_may = ctx.run.settings.voters > 1 and not ctx.log.keeps_log(ctx.me)
-        return others_may and not self._voter_linked() and peer in ctx.run.membership.members
+        if peer not in ctx.run.membership.members:
+            return False
+        self._look_for_voters()
+        return ctx.clock.now >= self._no_voter_since + NO_VOTER_S
+
+    def _look_for_voters(self) -> None:
+        """Note since when no voter has been linked; a voter, and a run with one voter, needs no other's."""
+        ctx = self._ctx
+        alone = ctx.run.settings.voters > 1 and not ctx.log.keeps_log(ctx.me) and not self._voter_linked()
+        self._no_voter_since = min(ctx.clock.now, self._no_voter_since) if alone else math.inf
 
     def _voter_linked(self) -> bool:
         """True if a voter is linked. A voter is a peer and its disk: a process that the log does not have, or

@@ -44,7 +44,9 @@ class GradientFetch:
         self._at = math.inf
         self._fetches = Backoff(ctx.rng, *FETCH_AGAIN)
         self._without: set[str] = set()
-        """Replicas that do not have the gradient of the next step (any more)."""
+        """Replicas that do not have the gradient of the next step (any more), or sent a false one."""
+        self._false: set[str] = set()
+        """Replicas that sent a false gradient of any step; they are asked last."""
         self._awaited: dict[str, float] = {}
         """Replica asked for the gradient -> time until which it may still be sending the gradient."""
         self._expected_at = -math.inf
@@ -105,7 +107,8 @@ class GradientFetch:
     def _ask(self, t: int, free: list[str]) -> None:
         """Ask one of the replicas `free` (at least one), which are not sending the gradient yet: the one that
         should deliver first, by the measured links; where the gradient's size is not known, the next in
-        turn."""
+        turn. Who sent a false one is asked only if there is no other."""
+        free = [peer for peer in free if peer not in self._false] or free
         ctx, size_bytes = self.ctx, self.ctx.run.settings.late_bytes_of(self.ctx.run.stage, t)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
@@ -121,8 +124,8 @@ class GradientFetch:
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         """Take the answer of `peer`. payload: the gradient, whose digest is checked; None if `peer` does not
-        have it. Without the right gradient the next replica is asked. An answer about another step, or of a
-        peer that was not asked, is ignored."""
+        have it. Without the right gradient the next replica is asked, and this one no more. An answer about
+        another step, or of a peer that was not asked, is ignored."""
         record = self._wanted()
         if record is None or (record.t, self.ctx.run.stage) != (message.t, message.stage):
             return
@@ -139,7 +142,10 @@ class GradientFetch:
                 self._fetched(record)
             else:
                 self.ctx.outbox.refuse(peer, "Gradient", "not that of the step")
-                self._ask_next()
+                self._false.add(peer)
+                if self._wanted() is record:
+                    self._without.add(peer)
+                    self._ask_next()
 
         self.ctx.tasks.submit(TaskPriority.STEP, Assemble(record.t), (payload,), checked)
 
