@@ -123,6 +123,11 @@ def test_a_leader_that_sums_the_parts_of_a_stage_is_not_silent_to_itself(
     assert not run_seed(31006093, "rounds").failed
 
 
+def test_joiners_ask_another_if_the_one_they_take_for_the_leader_vanished() -> None:
+    """It vanished without a word, so its link stayed, while the leader and the others were cut off."""
+    assert not run_seed(31008433, "rounds").failed
+
+
 def test_what_a_peer_sent_before_it_moved_counts() -> None:
     """It added a unit of step 5 at stage 2, sent its sum, and moved to stage 1, whose state after step 4 it
     loaded (I1)."""

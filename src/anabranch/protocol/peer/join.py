@@ -64,7 +64,8 @@ class JoinProcess(Timer):
         """Index of the first log line that this peer follows, and hash of the line before it."""
         self._knock_at, self._knocks = math.inf, 0
         self._refused_by = ""
-        """Last asked peer, if it knew of no leader: the next address is tried though its link is up."""
+        """Last asked peer, if it knew of no leader or is silent: the next address is tried though its link is
+        up."""
         self.fetching = CatchUp(shared, iterations.replica, self._has_state)
 
     @property
@@ -338,7 +339,11 @@ class JoinProcess(Timer):
         if now < self._entry.repeat_at:
             return
         self._entry.repeat_at = math.inf
-        if self.step is Step.ENQUIRED:
+        silent = {ctx.log.leader} & ctx.links.suspects
+        if self.step in (Step.ENQUIRED, Step.REQUESTED) and silent and {*self._doors_here()} - silent:
+            self._refused_by = ctx.log.leader  # a machine that vanished keeps its link: nobody here removes it
+            self._knock()
+        elif self.step is Step.ENQUIRED:
             self._enquire()
         elif self.step is Step.REQUESTED:
             self._send_request()
