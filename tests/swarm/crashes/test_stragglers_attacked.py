@@ -73,7 +73,8 @@ def test_no_step_is_lost_with_a_replica_that_is_frozen_for_a_moment() -> None:
 
 @pytest.mark.soak
 @pytest.mark.xfail(
-    strict=True, reason="it fetches the state 13 times: the others are ahead again each time (since before 2026-11-23)"
+    strict=True,
+    reason="it fetches the state 13 times: the others are ahead again each time (since before 2026-11-23)",
 )
 def test_who_was_left_out_has_a_part_in_steps_again() -> None:
     """Its link is slow enough that the others take several steps while it fetches the state. It had its part
