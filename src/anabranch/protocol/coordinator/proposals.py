@@ -15,7 +15,7 @@ from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
 from anabranch.protocol.log.step_parameters import Schedule
-from anabranch.protocol.messages import Prepared
+from anabranch.protocol.messages import Attempt, Prepared
 from anabranch.protocol.reduce.coverage import global_norm
 from anabranch.protocol.rounds.plan import filled
 
@@ -88,6 +88,7 @@ class Proposals:
                     owners=attempt.owners,
                     receipts=self.cases.hashes(current, attempt),
                     disputed=self.cases.disputed(current, attempt),
+                    contributions=_digests(current, attempt),
                     far_off=self.cases.far_off(current, attempt, self.reducing.witnessing.moments(attempt)),
                 )
             )
@@ -134,3 +135,12 @@ class Proposals:
             witness=witness,
             slots=self.rounds.next(current, accepted) or UNSET,
         )
+
+
+def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
+    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count. () in
+    a run without private data."""
+    if not attempt.stage or not current.digests:
+        return ()
+    owned = (attempt.members[owner] if owner >= 0 else "" for owner in attempt.owners)
+    return tuple(current.digests.get(peer, {}).get(slot, "") for slot, peer in enumerate(owned))
