@@ -21,7 +21,7 @@ from anabranch.errors import UserError, words_of
 from anabranch.observe.console.progress import progress
 from anabranch.observe.wording import counted
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.rounds.plan import filled
+from anabranch.protocol.rounds.plan import with_owners
 from anabranch.train.adapters.lora import run_model
 from anabranch.train.islands.kept_contributions import (
     BadFile,
@@ -138,8 +138,8 @@ def _owners(log: LoggedRun) -> dict[Place, str]:
     found: dict[Place, str] = {}
     for commit in log.history.commits:
         plan = log.history.plans.get(commit.t, ())
-        found |= {(commit.t, k): slot.peer for k, slot in enumerate(plan) if slot.peer}
-        found |= {(commit.t, k): crew[0] for k, crew in filled(plan, commit.stages).items()}
+        owned = enumerate(with_owners(plan, commit))
+        found |= {(commit.t, k): slot.peer for k, slot in owned if slot.peer}
     return found
 
 

@@ -77,7 +77,7 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "forged removal": (lambda f: ("r1.1", msg.Refused("go away"), None), "only the leader says that"),
     "claim to a relay": (lambda f: ("r1.1", msg.Claim(f, 1, (0,)), None), "I am not the leader"),
     "digests to a relay": (
-        lambda f: ("r1.1", msg.ContributionDigests(f, 1, {0: "d"}), None),
+        lambda f: ("r1.1", msg.ContributionDigests(f, 1, {0: "d"}, {0: 1.0}), None),
         "I am not the leader",
     ),
     "gradient not asked for": (lambda f: ("r1.1", msg.Gradient(f.t, 1), X), None),

@@ -93,14 +93,20 @@ class Reports:
         return None
 
     def on_digests(self, peer: str, message: ContributionDigests) -> str | None:
-        """Enter the digests of a machine's contributions to the open round, for the log; returns why they are
-        refused, None if they are entered or ignored as in `on_claim`."""
+        """Enter digests and losses of a machine's contributions to the open round, for the log; returns why
+        they are refused, None if they are entered or ignored as in `on_claim`. A machine with an impossible
+        loss is expelled."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
-        if not message.stage or not message.digests.keys() <= set(active(current.slots)):
+        slots, digests, losses = set(active(current.slots)), message.digests, message.losses
+        if message.stage != 1 or not digests.keys() <= slots or losses.keys() != digests.keys():
             return "digests of contributions that no slot has"
-        current.digests.setdefault(peer, {}).update(message.digests)
+        if not all(abs(loss) < MOST_LOSS for loss in losses.values()):
+            self.admission.expel(peer, f"it claimed a loss in iteration {current.t} that no slot has")
+            return "a loss that no slot has"
+        made = current.own.setdefault(peer, {})
+        made.update({slot: (digest, losses[slot]) for slot, digest in digests.items()})
         return None
 
     def _is_too_long(self, current: Round, message: Claim) -> bool:

@@ -184,8 +184,8 @@ class InputGradient(MicrobatchTask, frozen=True):
 
 class WeightGradient(Task, frozen=True):
     """Addition of the stored contribution of `unit` to the accumulator. inputs (), for an embed unit
-    (gradient of stage 0's output,) -> outputs (). Of a slot whose data are its machine's own, Result.digest
-    is the digest of the contribution, for the log."""
+    (gradient of stage 0's output,) -> outputs (). Of a slot whose data are its machine's own, the result
+    has the digest of the contribution and its loss sum, for the log."""
 
     unit: int
 

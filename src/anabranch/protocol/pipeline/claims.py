@@ -30,8 +30,8 @@ class Claims:
         self.losses: dict[int, float] = {}
         self.evaluations: dict[int, float] = {}
         self.overflows: dict[int, Overflow] = {}
-        self.digests: dict[int, str] = {}
-        """Slot whose data are this machine's own -> digest of its contribution."""
+        self.own: dict[int, Result] = {}
+        """Slot whose data are this machine's own -> result with digest and loss sum of its contribution."""
         self.changed = False
         self.names_holders = False
         self._holders = holders
@@ -96,7 +96,9 @@ class Claims:
             apart,
             self._holders() if self.names_holders else {},
         )
-        if self.digests:  # first: a step may be committed as soon as the claim has come
-            digests = ContributionDigests(claim.fence, claim.stage, dict(self.digests))
-            self.ctx.outbox.send(self.ctx.log.leader, digests)
+        if self.own:  # first: a step may be committed as soon as the claim has come
+            digests = {slot: result.digest for slot, result in self.own.items()}
+            losses = {slot: result.loss_sum for slot, result in self.own.items()}
+            report = ContributionDigests(claim.fence, claim.stage, digests, losses)
+            self.ctx.outbox.send(self.ctx.log.leader, report)
         self.ctx.outbox.send(self.ctx.log.leader, claim)

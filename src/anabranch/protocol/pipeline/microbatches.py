@@ -430,7 +430,7 @@ class Iteration:
             return
         if self._in_range(unit, result):
             if result.digest:
-                self.claims.digests[name] = result.digest
+                self.claims.own[name] = result
             self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
             self._release_slot(unit)
             self._go_ahead(unit.index)

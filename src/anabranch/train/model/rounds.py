@@ -20,6 +20,7 @@ def rounds_of(run: RunConfig) -> Rounds:
     rounds = Rounds(
         start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", part.overlap,
         part.first_steps, pipeline=not run.pipeline.whole, proportional=part.ahead == "keep",
+        private=run.data.private,
     )  # fmt: skip
     if not part.end:
         return rounds

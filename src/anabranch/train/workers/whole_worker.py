@@ -152,10 +152,10 @@ class WholeWorker(RoundsWorker):
         result = super()._weight_gradient(task, inputs)
         if self._own is None or not self._rounds.has(task.t) or not self._run.data.private:
             return result
-        change = self._contribution(task.unit).change
-        digest = contribution_digest(self.layout, change)
-        self._own.keep(task.t, task.unit, digest, change)
-        return replace(result, digest=digest)
+        made = self._contribution(task.unit)
+        digest = contribution_digest(self.layout, made.change)
+        self._own.keep(task.t, task.unit, digest, made.change)
+        return replace(result, digest=digest, loss_sum=made.loss)
 
     @cached_property
     def _ahead_of(self) -> dict[int, tuple[Island, Tensor]]:
