@@ -121,7 +121,7 @@ def kept_rounds(
         if not peers:
             raise UserError(
                 f"{OPTION} {corpus}: no contribution that is here was made of this corpus; name the folder "
-                "of that machine's contributions with --contributions"
+                "of its machine's contributions with --contributions"
             )
         kept.owned |= dict.fromkeys(peers, opened)
     with progress("checking the contributions", len(span), unit="iterations") as advance:

@@ -75,8 +75,8 @@ def partition_line(directory: RunDirectory) -> str:
 
     config = load_run_file(directory.run_file)
     model = model_config(config.model, config.model.vocab_size or 1)
-    sequence = config.batch.sequence
-    return describe(model, partition(model, config.pipeline), sequence)
+    line = describe(model, partition(model, config.pipeline), config.batch.sequence)
+    return f"{line}, but in rounds: each relay trains on data of its own" if config.data.private else line
 
 
 def _check_port(network: NetworkSection) -> None:

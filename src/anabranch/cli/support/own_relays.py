@@ -16,6 +16,8 @@ from anabranch.cli.support import gpus
 from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.children import LEAVE_S, Children
 from anabranch.cli.support.outputs import Outputs
+from anabranch.config import load_run_file
+from anabranch.errors import UserError
 
 #: Value of `--serve` without a word: one relay, on the device that the run file names.
 ONE = "one"
@@ -77,7 +79,10 @@ class OwnRelays:
 def own_relays(directory: RunDirectory, serve: str, to: Outputs, line: Line) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
     serve: value of `--serve`; "" for no relay. line: caps of this machine's line. Raises UserError
-    for a GPU that is not here."""
+    for a GPU that is not here, and for a run on private data."""
+    if serve and load_run_file(directory.run_file).data.private:
+        join = f"anabranch join --ticket-file {directory.path / 'tickets.json'} --private-data DIR"
+        raise UserError(f"--serve: a relay of this run needs data of its own: leave it out, and start {join}")
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]

@@ -96,4 +96,8 @@ def own_data_of(
     assert run.model.vocab_size is not None  # the run's founder filled it in
     data = open_private(folders.corpus, run, genesis.tokenizer_hash, run.model.vocab_size)
     kept = ContributionFolder(folders.contributions, folders.most_bytes)
+    folders.tell(
+        f"private data: {data.windows:,} windows of {run.batch.sequence} tokens, {data.rows} a step; they "
+        f"stay here, and contributions are kept in {folders.contributions}"
+    )
     return OwnedData(data, kept, genesis.run, peer, folders.tell)

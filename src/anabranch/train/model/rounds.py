@@ -41,6 +41,16 @@ def iterations(run: RunConfig) -> int:
     return rounds_of(run).iterations(run.run.steps)
 
 
+def steps_on_corpus(run: RunConfig) -> int:
+    """Optimizer steps of a run that read its own corpus: all of them, or the synchronous ones where machines
+    have data of their own."""
+    rounds = rounds_of(run)
+    if not run.data.private:
+        return run.run.steps
+    last = rounds.last or iterations(run)
+    return rounds.start + max(0, iterations(run) - max(last, rounds.start))
+
+
 def inner_microbatches(run: RunConfig) -> int:
     """Microbatches of one inner step of one island: those of a batch, divided by the number of slots."""
     return run.batch.microbatches // max(1, run.round.slots)
