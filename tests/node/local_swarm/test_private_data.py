@@ -13,16 +13,29 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import RunConfig
+from anabranch.config import RunConfig, load_run_file
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.local_swarm import create_local
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Step
+from anabranch.protocol.log.records import Commit
 from anabranch.protocol.rounds.plan import filled
-from anabranch.train.islands.kept_contributions import files_of, read_header
+from anabranch.train.adapters.lora import run_model
+from anabranch.train.islands.kept_contributions import (
+    ContributionFolder,
+    contribution_digest,
+    files_of,
+    read_contribution,
+    read_header,
+)
+from anabranch.train.model.interface import stage_layout
+from anabranch.train.model.partition import partition
+from anabranch.train.model.sizes import model_config
+from support.audited_runs import change_step
 from support.local_swarms import check_exact, history_of, small_run, swarm_of
 from support.recording_peers import SENT, run_recording_peer
 
@@ -167,6 +180,37 @@ def test_one_bit_of_a_contribution_is_found_by_name(
     path.write_bytes(len(header).to_bytes(4, "little") + header + data[begin:])
     [problem] = verify(directory.path).problems
     assert problem.startswith(where) and "is not the one that the log has" in problem
+
+
+@pytest.mark.slow
+def test_contributions_that_are_not_what_was_summed_are_found(
+    trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path
+) -> None:
+    """Log and file agree on another contribution than the one that was added, as if a machine had sent a
+    false one to those who sum. With its owner's data the machine is named."""
+    directory = copied(trained[0], tmp_path)
+    path = contributions(directory, "relay-1.2")[3]
+    about, run = read_header(path), load_run_file(directory.run_file)
+    model = model_config(run.model, run.model.vocab_size or 0)
+    layout = stage_layout(run_model(run, model, torch.device("cpu")), partition(model, run.pipeline)[1])
+    _, change = read_contribution(path, layout, torch.float32)
+    change[17] += 1.0
+    false = msgspec.structs.replace(about, digest=contribution_digest(layout, change))
+    ContributionFolder(path.parent, 1 << 30).keep(false, change)
+
+    def lie(commit: Commit) -> Commit:
+        stages = list(commit.stages)
+        known = list(stages[1].contributions)
+        known[about.slot] = false.digest
+        stages[1] = msgspec.structs.replace(stages[1], contributions=tuple(known))
+        return msgspec.structs.replace(commit, stages=tuple(stages))
+
+    change_step(directory, about.t, lie)
+    report = verify(directory.path)
+    assert not report.holds and not report.problems and report.counts["digests"].differ >= 1
+    assert report.counts["digests"].first == f"step {about.t}, stage 1"
+    owner = verify(directory.path, private_data=[directory.peers_path / "relay-1.2" / "private"])
+    assert owner.counts["inner steps"].first == f"step {about.t}, contribution of slot {about.slot}"
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Forward, Head, InitState, Skip, Task, WeightGradient
 from anabranch.protocol.log.records import Commit
+from anabranch.protocol.messages import Fence
 from anabranch.protocol.rounds.plan import late_slots, slots_of, with_owners
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.tensor_world import VOCABULARY
@@ -251,3 +252,32 @@ def test_the_result_of_a_weight_gradient_has_digest_and_loss() -> None:
     for data in swarm.data.values():
         for (_, _, digest), change in data.kept.items():
             assert contribution_digest(layout, change) == digest
+
+
+def test_the_leader_takes_digests_of_slots_alone() -> None:
+    """Whatever a relay reports: no other number gets into the log, and an impossible loss costs its seat."""
+    swarm = PrivateSwarm(private_run())
+    world, refused = swarm.world, list[str]()
+
+    def watch(node: Node, event: ev.Event) -> None:
+        iteration = node.peer.iteration
+        if refused or node.id != "d0" or iteration is None or iteration.t != 4:
+            return
+        refused.append("")  # once
+        fence = Fence(1, 1, 4, iteration.base, 1)
+        for peer, stage, digests, losses in (
+            ("r1.0", 1, {7: "d"}, {7: 1.0}),
+            ("r1.0", 1, {0: "d"}, {1: 1.0}),
+            ("r1.0", 1, {0: "d"}, {0: 1e300}),
+        ):
+            before = len(world.notes)
+            node.handle(ev.Received(peer, msg.ContributionDigests(fence, stage, digests, losses), None))
+            told = [fields["reason"] for _, _, kind, fields in world.notes[before:] if kind == "refused"]
+            refused.extend(map(str, told))
+
+    world.watchers.append(watch)
+    world.run(until_s=3000)
+    of_no_slot = "ContributionDigests: digests of contributions that no slot has"
+    assert refused == ["", of_no_slot, of_no_slot, "ContributionDigests: a loss that no slot has"]
+    assert "r1.0" not in world.history().membership.members
+    assert swarm.check(nobody) == 0

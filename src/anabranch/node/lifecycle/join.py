@@ -327,10 +327,11 @@ class Volunteer:
         options, loop = self._options, asyncio.get_running_loop()
 
         def tell(text: str) -> None:
-            loop.call_soon_threadsafe(self._say, text)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._say, text)
 
-        kept = options.home / CONTRIBUTIONS
-        return OwnFolders(options.private_data, kept, options.contribution_bytes, tell)
+        kept, most_bytes = options.home / CONTRIBUTIONS, options.contribution_bytes
+        return OwnFolders(options.private_data, kept, most_bytes, tell, options.nice)
 
     def _on_effect(self, effect: Effect) -> None:
         if isinstance(effect, Admitted):
