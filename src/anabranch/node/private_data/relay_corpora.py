@@ -1,7 +1,7 @@
 """Private corpora of a local swarm's relays, prepared when its run directory is made.
 
-Each relay's folder has the file `private-data` with the path of its corpus. A corpus that is prepared here,
-or cut off a larger one, lies beside it in `private/`.
+A corpus that is prepared here, or cut off a larger one, lies in the relay's folder, in `private/`. Else the
+file `private-data` there has the path of the relay's corpus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import DataSection, RunConfig, load_run_file, relays_by_stage
 from anabranch.errors import UserError, os_errors_named
 
-#: File with the path of a relay's private corpus, and folder of one that was made for it.
+#: File with the path of a relay's private corpus, and folder of one that was made for it, in the relay's own.
 PATH_FILE, FOLDER = "private-data", "private"
 OPTION = "--private-data"
 
@@ -73,12 +73,16 @@ def give_private(
                 corpus = corpus_of(given[number], home / FOLDER)
             assert run.model.vocab_size is not None
             open_private(corpus.directory, run, tokenizer, run.model.vocab_size)
-            (home / PATH_FILE).write_text(str(corpus.directory.resolve()), "utf-8")
+            if corpus.directory != home / FOLDER:
+                (home / PATH_FILE).write_text(str(corpus.directory.resolve()), "utf-8")
             parts.append(f"{name} {corpus.train.tokens:,}")
     tell(f"private data, tokens to train on: {', '.join(parts)}")
 
 
 def private_options(directory: RunDirectory, name: str) -> list[str]:
     """Options of `anabranch join` with which a relay takes part on its private corpus; none without one."""
-    path = directory.peers_path / name / PATH_FILE
+    home = directory.peers_path / name
+    if (home / FOLDER).is_dir():
+        return [OPTION, str(home / FOLDER)]
+    path = home / PATH_FILE
     return [OPTION, path.read_text("utf-8")] if path.is_file() else []
