@@ -44,8 +44,9 @@ class KeptRounds:
     own corpus nothing, and nothing lacks. whose: place -> machine that filled the slot. read: gives the
     values of a file. commits: by iteration. files: those that count. owned: machine -> its private data, of
     those whose data are here. lacking: round that cannot be taken again -> contribution that is not here.
-    checked: number of contributions that have the digest in the log. problems: sentences on files that are
-    not what the log says."""
+    fragile: the same of rounds that can be taken if none before is left out, as private data that are here
+    give the contribution, and the slot carries state. checked: number of contributions that have the digest
+    in the log. problems: sentences on files that are not what the log says."""
 
     whose: Mapping[Place, str] = field(default_factory=dict)
     read: Callable[[Path], Tensor] = lambda path: torch.empty(0)
@@ -53,6 +54,7 @@ class KeptRounds:
     files: dict[Place, Path] = field(default_factory=dict)
     owned: dict[str, PrivateData] = field(default_factory=dict)
     lacking: dict[int, str] = field(default_factory=dict)
+    fragile: dict[int, str] = field(default_factory=dict)
     checked: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -69,8 +71,8 @@ class KeptRounds:
         none. begin: iteration from whose state the replay begins."""
         found: dict[int, Commit | None] = {}
         reached = begin
-        for t in sorted(self.lacking):
-            if reached < t <= end:
+        for t in sorted(self.lacking.keys() | self.fragile.keys()):
+            if reached < t <= end and (found or t in self.lacking):
                 after = next((each for each in checkpoints if each >= t), 0)
                 found[t] = self.commits[after] if after else None
                 reached = after or end
@@ -89,7 +91,8 @@ class KeptRounds:
             last = end if after is None else after.t
             span = f"iteration {t} was" if last == t else f"iterations {t} to {last} were"
             then = "no checkpoint follows" if after is None else f"the checkpoint of step {last} follows"
-            notes.append(f"{span} not taken again, as {self.lacking[t]} is not here; {then}")
+            what = self.lacking.get(t) or self.fragile[t]
+            notes.append(f"{span} not taken again, as {what} is not here; {then}")
         if self.owned:
             notes.append(f"inner steps of {counted(len(self.owned), 'machine')} were taken again")
         return notes
@@ -179,6 +182,8 @@ def _check_round(
             kept.problems.append(f"{where}: {found[0][0]} is not the one that the log has")
         if not intact and peer not in kept.owned:
             kept.lacking.setdefault(t, where)
+        elif not intact and log.history.plans[t][slot].carried:
+            kept.fragile.setdefault(t, where)
 
 
 def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import anabranch
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import DataSection, RunConfig, load_run_file, render_run_file, with_changes
@@ -126,6 +127,13 @@ def test_each_relay_may_have_a_text_or_a_corpus_of_its_own(
     for name in ("relay-1.0", "relay-1.2"):
         corpus = open_corpus(made.peers_path / name / "private")
         assert corpus.tokenizer_hash == open_corpus(made.corpus).tokenizer_hash
+
+
+def test_the_python_interface_gives_relays_their_data(texts: Path, tmp_path: Path) -> None:
+    run = anabranch.Run.create(private_run(texts), tmp_path / "run", private_data=[texts])
+    assert private_options(RunDirectory.open(run.path), "relay-1.0")
+    with pytest.raises(UserError, match="give the relays data of their own"):
+        anabranch.Run.create(private_run(texts), tmp_path / "other")
 
 
 def test_data_that_do_not_fit_leave_nothing_behind(texts: Path, tmp_path: Path) -> None:
