@@ -92,7 +92,9 @@ def trained(
         swarm.read(lambda: sum(swarm.peer_id("relay-1.3") in owners_of(step) for step in swarm.of(Step)) > 4)
         swarm.stop()
         swarm.to_the_end()
-        assert victim in owners_of(swarm.of(Step)[7]) and victim not in owners_of(swarm.of(Step)[-1])
+        steps = swarm.of(Step)
+        assert any(victim in owners_of(step) for step in steps[4:9])  # rounds that it took part in
+        assert victim not in owners_of(steps[-1])
     yield directory, secrets
 
 
@@ -112,7 +114,15 @@ def prepare_for(directory: RunDirectory, run: RunConfig, texts: Path, name: str)
 
 
 def contributions(directory: RunDirectory, name: str) -> list[Path]:
-    return files_of(directory.peers_path / name / "contributions")
+    """Files of a machine's contributions that count, as none of a late slot does."""
+    logged = {
+        digest
+        for commit in history_of(directory).commits
+        for part in commit.stages[1:]
+        for digest in part.contributions
+    }
+    found = files_of(directory.peers_path / name / "contributions")
+    return [path for path in found if read_header(path).digest in logged]
 
 
 @pytest.mark.slow
@@ -140,7 +150,7 @@ def test_no_token_leaves_its_machine(trained: tuple[RunDirectory, dict[str, str]
     """Searched: all bytes that any peer sent, and all files of the run outside of the owner's folder."""
     directory, secrets = trained
     sent = {name: (directory.peers_path / name / SENT).read_bytes() for name in RELAYS}
-    assert all(len(data) > 100_000 for data in sent.values())
+    assert all(len(data) > 10_000 for data in sent.values())
     for name, secret in secrets.items():
         own = directory.peers_path / name
         forms = forms_of(secret)
