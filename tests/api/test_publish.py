@@ -75,6 +75,17 @@ def test_the_card_names_sources_and_adapters(finished: Path, tmp_path: Path) -> 
     assert f"`hub:owner/small@{revision}`, frozen; LoRA adapters of rank 4 (alpha 16) on q\\_proj |" in text
 
 
+def test_the_card_of_a_run_on_private_data_says_so(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    file = copy / "run.toml"
+    changes = {"data.private": True, "pipeline.stages": 0, "round.slots": 2, "fleet.relays_per_stage": [2]}
+    file.write_text(render_run_file(with_changes(load_run_file(file), changes)))
+    text = model_card(copy, 4, 257)
+    assert "in its rounds each machine trained on data of its own, of which the run knows nothing |" in text
+    assert "the run directory and the machines' contributions can compute every step again" in text
+
+
 def test_every_optimizer_has_a_name_in_the_card() -> None:
     allowed = CONSTRAINTS["optimizer.kind"]
     assert set(OPTIMIZERS) == set(allowed.choices)  # type: ignore[union-attr]

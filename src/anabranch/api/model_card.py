@@ -88,7 +88,8 @@ def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
             "",
             "## Verify it",
             "",
-            "Whoever has the run directory can compute every step again on one machine and compare:",
+            f"Whoever has the run directory{_kept(run)} can compute every step again on one machine and "
+            "compare:",
             "",
             "```",
             f"anabranch verify {_safe(directory.path.name)}",
@@ -113,7 +114,13 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
     if run.data.mixture:
         sources = [(source, path) for source, _, path in (one.partition(":") for one in run.data.mixture)]
     named = (f"{_safe(source)} `{_public(path, source)}`" if path else source for source, path in sources)
-    return " + ".join(named) + fingerprint
+    own = "; in its rounds each machine trained on data of its own, of which the run knows nothing"
+    return " + ".join(named) + fingerprint + own * run.data.private
+
+
+def _kept(run: RunConfig) -> str:
+    """Words for what a verification of the run needs beside its directory."""
+    return " and the machines' contributions" if run.data.private else ""
 
 
 def _public(name: str, source: str = "") -> str:

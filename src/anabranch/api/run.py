@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,17 +79,21 @@ class Run:
         path: str | Path | None = None,
         *,
         local: bool = True,
+        private_data: Sequence[str | Path] = (),
         say: Callable[[str], None] = lambda text: None,
     ) -> Run:
         """Make a run directory with its corpus. What takes over two seconds shows a bar on standard error.
 
         config: path of a run file, a `RunConfig`, or changes to the default run by dotted keys, e.g.
         {"run.steps": 50, "model.size": "gpt-tiny"}. path: directory to make; by default runs/NAME, numbered
-        if taken. local: True for a local swarm of processes; False for a run that others join. say: gets
+        if taken. local: True for a local swarm of processes; False for a run that others join.
+        private_data: text or corpora of the relays of a local swarm, in a run on private data: one for each
+        of them, or one that is cut. say: gets
         sentences about the corpus, and warnings. Raises UserError; for a run that cannot work nothing is
         written.
         """
         from anabranch.node.lifecycle.create_run import create_run
+        from anabranch.node.local_swarm.local_swarm import create_local
         from anabranch.observe.console.progress import progress_bars, ticking
 
         run = configuration(config)
@@ -97,6 +101,9 @@ class Run:
             run = complete_at_once(run)
         place = Path(path) if path is not None else free_path(run)
         with ticking("making the run directory"), progress_bars("bytes") as update:
+            if local:
+                given = [Path(each) for each in private_data]
+                return cls(create_local(run, place, given, update, say))
             return cls(create_run(run, place, update, say), local)
 
     @classmethod
@@ -354,20 +361,25 @@ def verify(
     independent: bool = False,
     rounds: tuple[int, int] | None = None,
     fetch: bool = False,
+    contributions: Sequence[str | Path] = (),
+    private_data: Sequence[str | Path] = (),
 ) -> Report:
     """Recompute every step of a run on this machine, and compare all values with its log and checkpoints.
 
     jobs: processes that share each step; the result does not depend on it. independent: also train one
     unsplit torch module with torch's AdamW in fp64, and compare. rounds: first and last iteration of the log
     to recompute, from the last checkpoint before them; None: all. fetch: True to download imported weights
-    that the run file names from the hub; else they have to be in its cache. `holds` of the result says
+    that the run file names from the hub; else they have to be in its cache. contributions: folders of
+    contributions to a run on private data, beside those of the peers in its directory. private_data: private
+    corpora, whose machines' inner steps are taken again. `holds` of the result says
     whether the run keeps its promise, `lines()` has the details. Configures torch as the run does. Raises
     UserError for what is missing or unreadable.
     """
     directory = prepared(path)
     from anabranch.audit.verify import verify as replay
 
-    return replay(directory.path, jobs, independent, rounds, fetch)
+    folders, corpora = map(Path, contributions), map(Path, private_data)
+    return replay(directory.path, jobs, independent, rounds, fetch, [*folders], [*corpora])
 
 
 def prepared(path: str | Path) -> RunDirectory:

@@ -287,6 +287,11 @@ class _LogChecker:
             self._expect(bool(counts), "no slot counts")
             self._expect(counts <= units_of(stage, active(slots)), "a slot counts that is not in the plan")
             self._expect(bool(stage) or all((u ^ 1) in counts for u in counts), "half of a slot counts")
+        if entry.contributions:
+            self._expect(bool(slots and stage), "has digests of contributions, but is no round")
+            some = [unit for unit, digest in enumerate(entry.contributions) if digest]
+            counts = {unit for unit, owner in enumerate(entry.owners) if owner != -1}
+            self._expect(set(some) <= counts, "has the digest of a contribution that does not count")
         for unit, owner in enumerate(entry.owners):
             if not (0 <= owner < len(members) or (slots and owner == -1)):
                 self._expect(False, f"unit {unit} belongs to none of the {len(members)} members")

@@ -27,7 +27,8 @@ from anabranch.train.stage.state import SnapshotError, StageState, parse_snapsho
 
 #: Kinds of values, in the order of the report.
 KINDS = (
-    *("batches", "schedule", "losses", "evaluations", "squares", "digests", "fingerprints"),
+    *("batches", "schedule", "losses", "evaluations", "contributions", "inner steps"),
+    *("squares", "digests", "fingerprints"),
     *("weights", "moments"),
 )
 #: Relative tolerance of scalars if the log is of another numerics class, whose cosines and powers may come
@@ -49,10 +50,10 @@ class RecordedValues:
         self._tensors: dict[Label, Tensor] = {}
 
     def stepped(self, commit: Commit, record: StepRecord) -> None:
-        self._series["losses"] += [record.losses[index] for index in sorted(record.losses)]
+        self._series["losses"] += [record.losses[index] for index in _known(record)]
         self._series["norms"].append(record.norm)
 
-    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness]) -> None:
+    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness] | None) -> None:
         """Do nothing: a skipped iteration has no numbers to record."""
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
@@ -91,6 +92,8 @@ class Comparison:
     """Place of the first difference of each kind, in replay order."""
     distances: dict[Label, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Sentences on what could not be compared."""
     saved: dict[Label, Tensor] = field(default_factory=dict)
     """Tensors of the checkpoints if `keep_saved`: for comparison with a second replay."""
     keep_saved: bool = False
@@ -108,11 +111,15 @@ class Comparison:
             return
         if not self.exact:
             return
-        losses = [record.losses[index] for index in sorted(record.losses)]
+        losses = [record.losses[index] for index in _known(record)]
         sums = commit.loss_sums
         if commit.t in self.log.history.plans:  # a slot that does not count has no loss
-            sums = tuple(sums[slot] for slot in sorted(record.losses) if slot < len(sums))
+            sums = tuple(sums[slot] for slot in _known(record) if slot < len(sums))
         self.counts["losses"].numbers(sums, losses, t, "microbatch")
+        for slot, digest in record.contributions.items():
+            said = commit.stages[1].contributions
+            if known := said[slot] if slot < len(said) else "":
+                self.counts["inner steps"].word(known, digest, f"{t}, contribution of slot {slot}")
         logged: dict[str, float] = {}
         stages = zip(commit.stages, record.digests, record.fingerprints, strict=False)
         for stage, (entry, digest, fingerprint) in enumerate(stages):
@@ -127,9 +134,14 @@ class Comparison:
         if logged:
             self.problems.append(f"{t} has sums of squares of unknown tensors: {', '.join(sorted(logged))}")
 
-    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness]) -> None:
+    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness] | None) -> None:
         self._schedule(commit)
         seen = commit.witness
+        if witnesses is None:
+            assert seen is not None
+            what = f"step {commit.t} was skipped for {seen.tensor} of slot {seen.index}"
+            self.notes.append(f"{what}: only the owner of its private data can find that again")
+            return
         if seen is not None and seen.tensor == STRANDED:
             return  # the log alone tells (`log_check`)
         if self.exact and seen is not None and (seen.stage, seen.tensor) not in witnesses:
@@ -259,6 +271,11 @@ class Comparison:
         if fingerprint != entry.fingerprint:
             self.problems.append(f"{where}: the state does not have the fingerprint in its manifest")
         return state
+
+
+def _known(record: StepRecord) -> list[int]:
+    """Microbatches or slots of a step whose loss was computed here, ascending."""
+    return sorted(index for index, loss in record.losses.items() if not math.isnan(loss))
 
 
 def _norm(commit: Commit) -> float:

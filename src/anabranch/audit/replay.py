@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
@@ -53,9 +54,9 @@ class Observer(Protocol):
 
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 
-    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness]) -> None:
+    def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness] | None) -> None:
         """Called after an iteration that the log skipped. witnesses: overflows that the replay found in the
-        microbatch that the log names."""
+        microbatch that the log names; None if it lacks that one's data, which are private."""
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
@@ -73,10 +74,13 @@ def replay(
     observers: Sequence[Observer],
     advance: Callable[[float], None] = lambda amount: None,
     last: int = 1 << 62,
+    gaps: Mapping[int, Commit | None] = MappingProxyType({}),
+    restore: Callable[[Commit], None] = lambda commit: None,
 ) -> None:
     """Replay the log from the state of the stepper's reference up to iteration `last`: take, skip and
     evaluate as the log does, show the state from which it begins and every iteration to the observers, and
-    call `advance(1)` after each iteration."""
+    call `advance(1)` after each iteration. gaps: iteration that cannot be taken -> commit after which the
+    replay goes on, with the state that `restore` loads; None: it ends before the gap."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:
@@ -89,14 +93,23 @@ def replay(
 
     arrive(begun := reference.t)
     for commit in history.commits:
-        if not begun < commit.t <= last:
+        if not begun < commit.t <= last or commit.t <= reference.t:
+            continue
+        if commit.t in gaps:
+            if (after := gaps[commit.t]) is None:
+                return
+            restore(after)
+            arrive(after.t)
+            advance(1.0 + after.t - commit.t)
             continue
         plan, following = history.plans.get(commit.t, ()), history.plans.get(commit.t + 1, ())
         reference.slots, reference.late = slots_of(plan, commit), late_slots(plan, following)
         if commit.verdict == "skip":
-            found: frozenset[Witness] = frozenset()
-            if commit.witness is not None and commit.witness.tensor != STRANDED:
-                found = stepper.witnesses(commit.t, commit.witness.index)
+            found: frozenset[Witness] | None = frozenset()
+            if (seen := commit.witness) is not None and seen.tensor != STRANDED:
+                slot = reference.slots.get(seen.index)
+                known = slot is None or reference.knows(commit.t, seen.index, slot)
+                found = stepper.witnesses(commit.t, seen.index) if known else None
             record = stepper.skip(commit.t)
             for observer in observers:
                 observer.skipped(commit, record, found)

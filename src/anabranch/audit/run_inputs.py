@@ -24,12 +24,12 @@ from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
 from anabranch.train.adapters.lora import adapted
 from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.numerics.numerics_class import configure
-from anabranch.train.reference.reference import Reference
+from anabranch.train.reference.reference import PrivateRounds, Reference
 
 #: Prefixes of run file keys that determine the run's numbers; the other keys may change during a run.
 DETERMINING_KEYS = (
     *("run.seed", "run.reduction", "run.numerics", "compute.dtype", "compute.threads"),
-    *("model.", "lora.", "batch.", "optimizer.", "pipeline.", "wire.", "iteration."),
+    *("model.", "lora.", "batch.", "optimizer.", "pipeline.", "wire.", "iteration.", "data.private"),
 )
 
 
@@ -47,9 +47,9 @@ class Inputs:
     initial: Mapping[str, Tensor] | None
     frozen: Mapping[str, Tensor] | None = None
 
-    def reference(self) -> Reference:
-        """New reference model at the initial weights."""
-        return Reference(self.run, self.model, self.batches, self.initial, self.frozen)
+    def reference(self, private: PrivateRounds | None = None) -> Reference:
+        """New reference model at the initial weights. private: of a run whose data are private."""
+        return Reference(self.run, self.model, self.batches, self.initial, self.frozen, private)
 
 
 def open_inputs(run_dir: Path, fetch: bool = False) -> Inputs:

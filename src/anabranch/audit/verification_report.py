@@ -20,7 +20,7 @@ PROMISES = {
     "parity": "every unit is counted exactly once and replicas agree; distances are reported, not promised",
 }
 #: Kinds of values whose differing bits are not counted.
-_WORDS = ("batches", "digests", "fingerprints")
+_WORDS = ("batches", "contributions", "inner steps", "digests", "fingerprints")
 _NAMES = {"moments": "optimizer state"}
 
 
@@ -91,6 +91,8 @@ class Report:
     notes: Sequence[str]
     policy: str
     """Text for the kind of steps: synchronous, delayed, or in rounds, with the rules of these."""
+    left_out: Sequence[int] = ()
+    """Iterations of a run on private data that could not be taken again, as a contribution is not here."""
     holds: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,9 @@ class Report:
             failures.append(counted(len(self.problems), "problem"))
         if failures:
             return "; ".join(failures)
+        if self.left_out:
+            count = counted(len(self.left_out), "iteration")
+            return f"nothing differs in what was checked; {count} could not be checked, see the notes"
         if self.promise == "bits":
             return "zero bits differ"
         worst_kept = max(self.distances, key=lambda distance: distance.strain, default=None)

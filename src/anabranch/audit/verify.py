@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anabranch.audit.error_bounds import (
     PERMUTATIONS,
@@ -21,13 +23,15 @@ from anabranch.audit.independent_check import independent_vectors
 from anabranch.audit.log_check import LoggedRun, read_log
 from anabranch.audit.log_comparison import Comparison, Label, RecordedValues, usable_checkpoints
 from anabranch.audit.parallel_replay import parallel_stepper
-from anabranch.audit.replay import SequentialStepper, Stepper, replay
+from anabranch.audit.private_rounds import KeptRounds, kept_rounds
+from anabranch.audit.replay import Observer, SequentialStepper, Stepper, replay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
 from anabranch.config import RoundSection, RunConfig
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import Advance, progress, ticking
 from anabranch.observe.wording import counted
+from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
 from anabranch.protocol.rounds.plan import plan_problem
 from anabranch.train.model.rounds import rounds_of
@@ -38,14 +42,17 @@ from anabranch.train.stage.state import SnapshotError
 
 def verify(
     run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None,
-    fetch: bool = False,
+    fetch: bool = False, contributions: Sequence[Path] = (), private_data: Sequence[Path] = (),
 ) -> Report:  # fmt: skip
     """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
     processes share the work; the result does not depend on their number. rounds: first and last iteration of
     the log to recompute, from the last usable checkpoint before them; None: all. fetch: as of `open_inputs`.
-    Shows progress, and sets this process's numerics to the run's. Raises UserError for anything missing or
-    unreadable, and for `rounds` that cannot be judged alone."""
+    contributions: folders of kept contributions to a run on private data, beside those of the run directory.
+    private_data: private corpora, whose machines' inner steps are taken again. Shows progress, and sets this
+    process's numerics to the run's. Raises UserError for anything missing or unreadable, and for `rounds`
+    that cannot be judged alone."""
     inputs, log, saved = _opened(run_dir, fetch)
+    _check_private(inputs, independent)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
@@ -54,48 +61,78 @@ def verify(
     exact = same_class and run.run.reduction == "exact"
     begin, end = _span(log, usable, exact and not independent, rounds)
     checkpoints = [t for t in usable if begin <= t <= end]
+    kept = kept_rounds(inputs, log, range(begin + 1, end + 1), contributions, private_data)
+    gaps = kept.gaps(begin, end, checkpoints)
     comparison = Comparison(inputs, log, checkpoints, exact, same_class, keep_saved=independent)
     recorded = RecordedValues(checkpoints, history.t)
+    # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
+    observers: list[Observer] = [comparison] if exact else [comparison, recorded]
     with (
-        _stepper(inputs, own_class, jobs if begin == 0 else 1) as stepper,
+        _stepper(inputs, own_class, jobs if begin == 0 else 1, kept) as stepper,
         progress("taking every step again", end - begin, unit="steps") as advance,
+        _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count,
     ):
+        restore = partial(_restore, stepper.reference, inputs)
         if begin:
-            _restore(stepper.reference, inputs, history.commits[begin - 1])
-        # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
-        with _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count:
-            replay(history, stepper, [comparison] if exact else [comparison, recorded], count, end)
-    kept = [t for t in checkpoints if t not in comparison.deleted]
-    found, bounds, used = comparison.distances, dict[Label, float](), 0
-    if not exact:
-        ours = recorded.vectors()
-        # Tensors were compared when the replay reached their checkpoint; the log has the series alone.
-        series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
-        found = {**found, **distances(logged_vectors(history), series)}
-        if same_class:
-            bounds, used = _bounds(inputs, log, kept, found, ours, jobs)
+            restore(history.commits[begin - 1])
+        replay(history, stepper, observers, count, end, gaps, restore)
+    comparison.counts["contributions"].compared = kept.checked
+    there = [t for t in checkpoints if t not in comparison.deleted]
+    found, bounds, used = _judged(inputs, log, comparison, recorded, there, jobs)
+    left_out = kept.left_out(gaps, end)
     return Report(
-        run_id=log.genesis.run,
-        steps=end - begin,
-        skipped=sum(commit.verdict == "skip" for commit in history.commits if begin < commit.t <= end),
-        microbatches=run.batch.microbatches,
-        reduction=run.run.reduction,
-        dtype=run.compute.dtype,
-        rollbacks=log.rollbacks,
-        rolled_back=history.rolled_back,
-        removals=history.removals,
-        classes=log.classes,
+        **_facts(inputs, log),
+        steps=end - begin - len(left_out),
+        skipped=_skipped(history, set(range(begin + 1, end + 1)).difference(left_out)),
         own_class=own_class,
         promise="bits" if exact else "bound" if same_class else "parity",
         counts=comparison.counts,
         first=comparison.firsts[0] if comparison.firsts else "",
         distances=_labelled(found, bounds),
         permutations=used,
-        independent=_independent(inputs, log, kept, comparison.saved) if independent else None,
-        problems=[*_problems(inputs, log), *problems, *comparison.problems],
-        notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable, comparison.deleted)],
-        policy=policy_of(run),
+        independent=_independent(inputs, log, there, comparison.saved) if independent else None,
+        problems=[*_problems(inputs, log), *problems, *kept.problems, *comparison.problems],
+        notes=[
+            *(*_span_notes(begin, end, rounds), *kept.notes(gaps, end), *notes, *comparison.notes),
+            *_notes(log, usable, comparison.deleted),
+        ],
+        left_out=left_out,
     )
+
+
+def _facts(inputs: Inputs, log: LoggedRun) -> dict[str, Any]:
+    """Fields of the report that follow from run file and log alone."""
+    run, history = inputs.run, log.history
+    return {
+        "run_id": log.genesis.run,
+        "microbatches": run.batch.microbatches,
+        "reduction": run.run.reduction,
+        "dtype": run.compute.dtype,
+        "rollbacks": log.rollbacks,
+        "rolled_back": history.rolled_back,
+        "removals": history.removals,
+        "classes": log.classes,
+        "policy": policy_of(run),
+    }
+
+
+def _judged(
+    inputs: Inputs,
+    log: LoggedRun,
+    comparison: Comparison,
+    recorded: RecordedValues,
+    checkpoints: Sequence[int],
+    jobs: int,
+) -> tuple[dict[Label, float], dict[Label, float], int]:
+    """(Distances, their bounds, number of replays in another order that measured these) of a replay. In exact
+    mode no bound is needed."""
+    if comparison.exact:
+        return comparison.distances, {}, 0
+    ours = recorded.vectors()
+    found = {**comparison.distances, **_series(inputs, log, ours)}
+    if not comparison.same_class:
+        return found, {}, 0
+    return found, *_bounds(inputs, log, checkpoints, found, ours, jobs)
 
 
 def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
@@ -121,7 +158,9 @@ def policy_of(run: RunConfig) -> str:
         for name, value in values.items()
         if name not in ("slots", "steps", "grace") and value != getattr(usual, name)
     )
-    head = f"synchronous steps, then rounds of {counted(rules.slots, 'island')} with {rules.steps} steps each"
+    data = " on data of their own" * run.data.private
+    islands = counted(rules.slots, "island")
+    head = f"synchronous steps, then rounds of {islands} with {rules.steps} steps each{data}"
     return "; ".join([head, *others])
 
 
@@ -213,9 +252,33 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
             raise UserError(f"{inputs.directory.log}: step {t} cannot be taken again: {wrong}")
 
 
-def _stepper(inputs: Inputs, own_class: str, jobs: int) -> AbstractContextManager[Stepper]:
+def _series(inputs: Inputs, log: LoggedRun, ours: Vectors) -> dict[Label, float]:
+    """Distances of the log's series of numbers from the replay's, `ours`; tensors were compared when the
+    replay reached their checkpoint. None where data are private: the replay lacks the losses of others."""
+    if inputs.run.data.private:
+        return {}
+    series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
+    return dict(distances(logged_vectors(log.history), series))
+
+
+def _skipped(history: LogReplay, taken: Collection[int]) -> int:
+    """Number of the iterations `taken` that the log skipped."""
+    return sum(commit.verdict == "skip" for commit in history.commits if commit.t in taken)
+
+
+def _check_private(inputs: Inputs, independent: bool) -> None:
+    """Raise UserError for --independent in a run on private data."""
+    if inputs.run.data.private and independent:
+        raise UserError("--independent does not work where data are private: leave it out")
+
+
+def _stepper(
+    inputs: Inputs, own_class: str, jobs: int, kept: KeptRounds
+) -> AbstractContextManager[Stepper]:
     microbatches = inputs.run.batch.microbatches
     jobs = min(jobs, microbatches)
+    if inputs.run.data.private:  # kept contributions are added in no time
+        return nullcontext(SequentialStepper(inputs.reference(kept), permuted(0, microbatches)))
     if jobs > 1 and inputs.run.run.reduction == "exact":
         return parallel_stepper(inputs, own_class, jobs)
     return nullcontext(SequentialStepper(inputs.reference(), permuted(0, microbatches)))

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stage = "stage to audit, 1 or more (default: one with the fewest auditors)"
     join.add_machine(parser, "read the auditor's ticket from this file, once it is there", stage)
     join.add_stay(parser)
-    parser.set_defaults(audits=True, gpus="", hours="", corpus=None, threads=0, memory=0.0)
+    none = {"corpus": None, "private_data": None, "threads": 0, "memory": 0.0, "keep": 0.0}
+    parser.set_defaults(audits=True, gpus="", hours="", **none)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -129,6 +129,8 @@ def configured(run_file: Path | None, population: int | None, preset: str = "") 
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
+    if config.data.private:
+        raise UserError(f"{run_file}: chaos gives its relays no data of their own: set data.private to false")
     if preset:
         config = _with_preset(config, preset)
     changes: dict[str, object] = {"run.steps": STEPS}

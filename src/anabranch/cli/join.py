@@ -6,6 +6,7 @@ examples:
   anabranch join anabranch1:... --gpus all               one peer for each GPU of this machine
   anabranch join anabranch1:... --device cuda:0,cuda:1   one peer, whose stage lies on two GPUs
   anabranch join anabranch1:... --hours "when idle"      only while nobody uses this machine
+  anabranch join anabranch1:... --private-data mine      train on text of one's own, which stays here
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
 A peer computes on one device: the first GPU unless --device names another. Join again in another terminal to
@@ -44,7 +45,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.api.volunteer import CACHE_GB, NICE
+from anabranch.api.volunteer import CACHE_GB, KEEP_GB, NICE
 from anabranch.cli.support import outputs
 from anabranch.cli.support.arguments import PORT, Line, add_line, add_listen, check_range
 from anabranch.cli.support.gpus import check_device
@@ -78,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hours = 'local time at which this machine is lent, or "when idle" (default: always)'
     add("--hours", default="", metavar="22:00-07:00", help=hours)
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
+    private = "prepared corpus of this machine alone, in a run on private data; it never leaves the machine"
+    add("--private-data", type=Path, metavar="DIR", help=private)
+    keep = f"most GB of disk for its contributions to such a run, for verify (default: {KEEP_GB:g})"
+    add("--keep", type=float, default=KEEP_GB, metavar="GB", help=keep)
     add_stay(parser)
     parser.set_defaults(audits=False)
 
@@ -187,6 +192,8 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         threads=args.threads,
         memory_gib=args.memory,
         nice=args.nice,
+        private_data=args.private_data,
+        keep_gb=args.keep,
         say=say,
     )
 
@@ -270,6 +277,14 @@ def _check(args: argparse.Namespace) -> None:
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))
+    check_range("--keep", args.keep, Range(0, 10**6))
+    if args.private_data is not None and args.corpus is not None:
+        raise UserError("--private-data is for relays, and --corpus for data nodes: give one of them")
+    if args.private_data is not None and not (args.private_data / "manifest.json").is_file():
+        raise UserError(
+            f"--private-data {args.private_data}: there is no corpus; prepare one of your text with "
+            "`anabranch data FILE.toml --out DIR`, where data.tokenizer is the run's tokenizer.json"
+        )
     if args.corpus is not None and not (args.corpus / "manifest.json").is_file():
         raise UserError(
             f"--corpus {args.corpus}: there is no corpus; copy the `corpus` folder of the run directory"

@@ -9,7 +9,7 @@ examples:
   anabranch simtest --trace 1234                   one seed, with what happened in words
 
 profiles: rounds in every third seed; calm, churn10, churn20, storm, partition, hostile;
-by name only: undefended, islands, crews, delayed, carriers, tickets
+by name only: undefended, islands, crews, private, delayed, carriers, tickets
 
 `--profile hostile` lets guests with a relay's ticket lie, withhold or flood, alone and in pairs, each deed a
 kind of fault. `--profile undefended` draws deeds whose defence is not built yet: its seeds may fail.

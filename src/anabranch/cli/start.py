@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     line = Line.of(args)
     config = load_run_file(args.run_file)
+    own_relays.check(config, args.serve)
     path = args.run_dir or Path("runs") / config.run.name
     to = outputs.Outputs.of(args)
     to.say(f"run directory: {path}")

@@ -6,6 +6,7 @@ examples:
   anabranch train run.toml                  the run of a run file (`anabranch init` writes one)
   anabranch train --network wan10           the processes as far apart as regions of the earth
   anabranch train --alone                   one process, without a swarm
+  anabranch train run.toml --private-data texts      each island on a part of these texts (data.private)
 
 Data nodes and relays are separate processes that talk over encrypted connections, as they would across the
 internet. Ctrl+C stops after the current step and says how to continue.
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_new_run_dir(parser)
     add("--network", metavar="PROFILE", help="emulate a wide-area network: wan10, or a profile's JSON file")
     add("--alone", action="store_true", help="one process without a swarm, at torch's own speed; no log")
+    private = "data of the relays' own (data.private): text or a corpus for each relay, or one to be cut"
+    add("--private-data", type=Path, nargs="+", default=[], metavar="DIR", help=private)
     add("--no-verify", action="store_true", help="do not verify at the end")
     outputs.add_arguments(parser)
 
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         if places is not None:
             where = (f"{name} in {place.region}" for name, place in places.items())
             to.say(f"emulated network: {', '.join(where)}")
-        to.say(partition_line(create(config, path, to.say)))
+        to.say(partition_line(create(config, path, to.say, args.private_data)))
         return train_directory(path, supervisor, not args.no_verify, places, not args.no_page, to)
 
 
@@ -87,6 +90,8 @@ def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
     from anabranch.cli.support.train_alone import check, train_alone
 
     check(config, args.run_file)
+    if args.private_data:
+        raise UserError("--alone: one process trains on the run's own corpus; leave out --private-data")
     if args.network is not None:
         raise UserError("--alone: one process has no network to emulate; leave out --network")
     to = Outputs.of(args)

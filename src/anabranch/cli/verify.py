@@ -6,6 +6,7 @@ examples:
   anabranch verify runs/tiny --jobs 2       two processes share each step; the result is the same
   anabranch verify runs/tiny --independent  compare with torch's own modules and optimizer too, in fp64
   anabranch verify runs/tiny --rounds 40:42 steps or rounds 40 to 42 only, from the checkpoint before them
+  anabranch verify runs/tiny --private-data mine   a run on private data: inner steps on one's own, too
   anabranch verify runs/tiny --json         the result for a program (docs/reference/formats.md)
   anabranch verify runs/tiny --proof runs/tiny/proofs/step-000002-stage-1-0a1b2c3d4e5f6071.json
 
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from anabranch.cli.support.arguments import add_json, add_run_dir, check_range
 from anabranch.config import Range
+from anabranch.errors import UserError
 from anabranch.observe.wording import plain, plain_lines
 
 
@@ -39,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--proof", type=Path, metavar="FILE", help="check a proof that a relay's work is false")
     fetch = "download imported weights that the run file names from the Hugging Face Hub, if they lack here"
     add("--fetch", action="store_true", help=fetch)
+    kept = "folder of contributions to a run on private data (default: those of the run's peers here)"
+    add("--contributions", type=Path, action="append", default=[], metavar="DIR", help=kept)
+    private = "private corpus of a machine of the run, whose inner steps are taken again"
+    add("--private-data", type=Path, action="append", default=[], metavar="DIR", help=private)
     add_json(parser)
 
 
@@ -50,13 +56,24 @@ def _span(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not A:B, two numbers of iterations") from None
 
 
+def _folders(option: str, paths: list[Path]) -> list[Path]:
+    """Paths of an option that names folders. Raises UserError if one is none."""
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{option} {path}: there is no such folder")
+    return paths
+
+
 def run(args: argparse.Namespace) -> int:
     from anabranch.api.run import verify
 
     check_range("--jobs", args.jobs, Range(1))
     if args.proof is not None:
         return _check_proof(args)
-    report = verify(args.run_dir, args.jobs, args.independent, args.rounds, args.fetch)
+    report = verify(
+        *(args.run_dir, args.jobs, args.independent, args.rounds, args.fetch),
+        *(_folders("--contributions", args.contributions), args.private_data),
+    )
     text = "\n".join(report.lines())
     print(json.dumps(report.as_dict(), allow_nan=False) if args.json else plain_lines(text))
     return 0 if report.holds else 1

@@ -37,6 +37,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _fleet_problem(config),
         _delay_problem(config),
         _round_problem(config),
+        _private_problem(config),
         _audit_problem(config),
         _device_problem(config),
         _wire_problem(config),
@@ -379,6 +380,23 @@ def _round_problem(config: RunConfig) -> str:
         return (
             f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "
             "has an equal share; change one of them"
+        )
+    return ""
+
+
+def _private_problem(config: RunConfig) -> str:
+    """Reason why machines cannot train on data of their own as the run file says, "" if they can."""
+    if not config.data.private:
+        return ""
+    if not config.pipeline.whole:
+        return (
+            "data.private needs pipeline.stages = 0: in a pipeline the tokens of a microbatch pass through "
+            "several machines; set that, or data.private to false"
+        )
+    if not config.round.slots:
+        return (
+            "data.private is for rounds of islands, as every other step is on the run's own corpus: set "
+            "round.slots to the number of machines, or data.private to false"
         )
     return ""
 

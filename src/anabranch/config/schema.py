@@ -156,6 +156,10 @@ class DataSection:
     # At least the 256 bytes and the document separator.
     vocab_size: Annotated[int, Range(257, 1 << 20)] = 512
     """Size of the locally trained BPE vocabulary."""
+    private: bool = False
+    """True: in rounds each machine takes its inner steps on a corpus of its own (`anabranch join
+    --private-data`), which never leaves it; this section's corpus is for the synchronous steps and the
+    held-out windows. Needs pipeline.stages = 0 and round.slots."""
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,12 @@ def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
 def _source(section: DataSection) -> dict[str, Any]:
     """Settings of the text's source, for the manifest; with Python's version for the standard library."""
     python = {"python": platform.python_version()} if section.source == "stdlib" else {}
-    return {**asdict(section), **python}
+    return {**_text_settings(section), **python}
+
+
+def _text_settings(section: DataSection) -> dict[str, Any]:
+    """Settings that say which text is read, and how it is cut and tokenized."""
+    return {key: value for key, value in asdict(section).items() if key != "private"}
 
 
 def _write_manifest(directory: Path, manifest: _Manifest) -> None:
@@ -296,6 +301,39 @@ def open_corpus(directory: Path) -> Corpus:
         _check_file(directory / file.name, file)
     if manifest.fingerprint != manifest.computed_fingerprint():
         raise ConfigError(f"{directory / MANIFEST} is damaged: its fingerprint does not match; {_ADVICE}")
+    return Corpus(directory, manifest)
+
+
+def write_part(corpus: Corpus, part: int, parts: int, directory: Path) -> Corpus:
+    """Write part `part` (0, 1, ...) of `parts` equal ones of a corpus of running text into `directory`, as a
+    corpus of its own: a stretch of its training tokens, and of its held-out ones. Counts of documents and
+    bytes of text are the whole corpus's, divided."""
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = []
+    for name, tokens, whole in (
+        (TRAIN, corpus.train_tokens, corpus.train),
+        (HELD_OUT, corpus.held_out_tokens, corpus.held_out),
+    ):
+        begin, end = (len(tokens) * place // parts for place in (part, part + 1))
+        with _unfinished(directory / name) as path:
+            path.write_bytes(tokens[begin:end].tobytes())
+        counts.append(Part(whole.documents // parts, end - begin, whole.text_bytes // parts))
+    with _unfinished(directory / TOKENIZER) as path:
+        path.write_bytes((corpus.directory / TOKENIZER).read_bytes())
+    manifest = _Manifest(
+        token_type="u2" if corpus.train_tokens.itemsize == 2 else "u4",
+        vocab_size=corpus.vocab_size,
+        separator=corpus.separator,
+        train=counts[0],
+        held_out=counts[1],
+        source={**corpus.source, "part": part, "parts": parts},
+        files=[
+            CorpusFile(name, (directory / name).stat().st_size, _hash_file(directory / name))
+            for name in HASHED_FILES
+        ],
+    )
+    manifest.fingerprint = manifest.computed_fingerprint()
+    _write_manifest(directory, manifest)
     return Corpus(directory, manifest)
 
 
@@ -463,7 +501,7 @@ def _read_manifest(directory: Path) -> _Manifest:
 def _open_same(section: DataSection, directory: Path) -> Corpus:
     corpus = open_corpus(directory)
     usual = asdict(DataSection())
-    for key, wanted in asdict(section).items():
+    for key, wanted in _text_settings(section).items():
         found = corpus.source.get(key, usual[key])  # corpora of earlier releases lack later keys
         if (tuple(found) if isinstance(found, list) else found) != wanted:
             raise ConfigError(

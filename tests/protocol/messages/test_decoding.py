@@ -19,6 +19,7 @@ EXAMPLES = [
     msg.Lack(FENCE, 5, True, 3),
     msg.CallBack(FENCE, {5: 3, 7: 4}, 1),
     msg.Claim(FENCE, 0, (1, 2, 3), {0: 1.5}, {9: 2.5}),
+    msg.ContributionDigests(FENCE, 1, {0: "digest", 2: "other"}, {0: 1.5, 2: 2.5}),
     msg.Attempt(FENCE, 1, msg.AttemptId(1, 2), 3, ("a", "b"), (0, 1, 0)),
     msg.Attempt(FENCE, 1, msg.AttemptId(1, 2), 3, ("a", "b"), (0, 1, 0), ("c",), (2, 0, 2)),
     msg.Prepared(FENCE, 1, msg.AttemptId(1, 2), "digest", {"w": 1e-300}),

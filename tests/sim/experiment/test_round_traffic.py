@@ -14,28 +14,30 @@ STEPS, SHARE = 50, 4
 INT4, INT8 = 34 / 64, 66 / 64
 
 
-def messages(slots: int, relays: int, data_nodes: int) -> float:
+def messages(slots: int, relays: int, data_nodes: int, private: bool) -> float:
     """Control messages of a round that is shorter than a heartbeat."""
     peers = relays + data_nodes
     orders = 5 * (peers - 1)
     claims = slots * (2 * data_nodes - 1) / data_nodes
-    return orders + claims + 2 * slots
+    return orders + claims + 2 * slots + slots * private  # the digest of each contribution
 
 
-def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int) -> float:
+def payload_bytes(slots: int, relays: int, parameters: int, microbatch: int, private: bool) -> float:
     exchanged = (slots - 1) * INT4 * parameters + (relays - 1) * INT8 * parameters
-    return exchanged + slots * STEPS * SHARE * microbatch
+    return exchanged + (slots if private else slots * STEPS * SHARE * microbatch)
 
 
 @pytest.mark.parametrize(
-    ("slots", "relays", "data_nodes"),
+    ("slots", "relays", "data_nodes", "private"),
     [
-        *((4, 4, 2), (4, 6, 2), (8, 8, 4)),
-        pytest.param(12, 12, 4, marks=pytest.mark.soak),
-        pytest.param(24, 24, 2, marks=pytest.mark.soak),
+        *((4, 4, 2, False), (4, 6, 2, False), (8, 8, 4, False), (4, 4, 2, True)),
+        pytest.param(12, 12, 4, False, marks=pytest.mark.soak),
+        pytest.param(24, 24, 2, False, marks=pytest.mark.soak),
     ],
 )
-def test_meters_are_within_two_percent_of_the_formulas(slots: int, relays: int, data_nodes: int) -> None:
+def test_meters_are_within_two_percent_of_the_formulas(
+    slots: int, relays: int, data_nodes: int, private: bool
+) -> None:
     changes = {
         "model.size": "llama-tiny",
         "model.stages": 0,
@@ -46,6 +48,7 @@ def test_meters_are_within_two_percent_of_the_formulas(slots: int, relays: int, 
         "fleet.spare": "never",
         "round.slots": slots,
         "round.steps": STEPS,
+        "round.private": private,
         "churn.crash": 0.0,
         "run.heartbeat_s": 60.0,
         "run.iterations": 4,
@@ -54,6 +57,6 @@ def test_meters_are_within_two_percent_of_the_formulas(slots: int, relays: int, 
     outcome = simulate(scenario, find_profile("wan10"), "auction", 0)
     assert not outcome.failure
     row, work = outcome.rows[-1], scenario.work
-    assert row.messages == pytest.approx(messages(slots, relays, data_nodes), rel=0.02)
-    expected = payload_bytes(slots, relays, work.parameters(1), work.activation_bytes)
+    assert row.messages == pytest.approx(messages(slots, relays, data_nodes, private), rel=0.02)
+    expected = payload_bytes(slots, relays, work.parameters(1), work.activation_bytes, private)
     assert row.payload_bytes == pytest.approx(expected, rel=0.02)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
-from anabranch.protocol.coordinator import audit_cases, island_rounds
+from anabranch.protocol.coordinator import audit_cases, island_rounds, proposals
 from anabranch.protocol.coordinator import reduce_attempts as reducing
 from anabranch.protocol.coordinator.audit_cases import AuditCases, Case, unlinked
 from anabranch.protocol.coordinator.coordinator import Coordinator
@@ -846,6 +846,18 @@ def late_merged_twice(patch: Patch) -> None:
     patch.setattr(island_rounds, "next_plan", again)
 
 
+def loss_of_another_machine(patch: Patch) -> None:
+    """A slot on private data has the loss of the first machine that reported one, whichever one counts."""
+    own = proposals._own_work
+
+    def first(current: Round, attempt: msg.Attempt) -> Iterator[tuple[str, float]]:
+        for slot, (digest, loss) in enumerate(own(current, attempt)):
+            known = [made[slot][1] for made in current.own.values() if slot in made]
+            yield digest, known[0] if known and digest else loss
+
+    patch.setattr(proposals, "_own_work", first)
+
+
 def late_batches_skipped(patch: Patch) -> None:
     """A late contribution that came to nothing leaves a gap: its batches do not come again."""
     plan = island_rounds.next_plan
@@ -961,6 +973,7 @@ MUTANTS: dict[str, Mutant] = {
     "a slot repeats its batches": Mutant(slot_repeats_its_batches, "rounds", ("I1",)),
     "a step ahead left out": Mutant(step_ahead_left_out, "rounds", ("I3",)),
     "a dropped slot skips its batches": Mutant(dropped_slot_skips_its_batches, "rounds", ("I1",)),
+    "the loss of a machine that does not count": Mutant(loss_of_another_machine, "private", ("I3",)),
     "a late slot merged": Mutant(late_slot_merged, "rounds", ("I3",)),
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
     "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),

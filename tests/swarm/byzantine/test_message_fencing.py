@@ -76,6 +76,10 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "broken record": (lambda f: ("d0", msg.Announce((b"{}", b"\xff")), None), None),
     "forged removal": (lambda f: ("r1.1", msg.Refused("go away"), None), "only the leader says that"),
     "claim to a relay": (lambda f: ("r1.1", msg.Claim(f, 1, (0,)), None), "I am not the leader"),
+    "digests to a relay": (
+        lambda f: ("r1.1", msg.ContributionDigests(f, 1, {0: "d"}, {0: 1.0}), None),
+        "I am not the leader",
+    ),
     "gradient not asked for": (lambda f: ("r1.1", msg.Gradient(f.t, 1), X), None),
     "piece not asked for": (lambda f: ("r1.1", msg.Piece(1, f.t, 0), X), None),
     "lack of what is not there": (lambda f: ("r2.0", msg.Lack(f, 77, True, 1), None), None),

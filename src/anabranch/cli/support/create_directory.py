@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anabranch.addresses import on_loopback, parse_addresses
@@ -13,11 +13,18 @@ from anabranch.errors import UserError
 from anabranch.observe.console.progress import progress_bars, ticking
 
 
-def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) -> RunDirectory:
+def create(
+    config: RunConfig,
+    path: Path,
+    say: Callable[[str], None] = print,
+    private: Sequence[Path] | None = None,
+) -> RunDirectory:
     """Make the run directory `path` with its corpus, after checks of this machine's port and device; `say`
-    prints a sentence for the user. Raises UserError if a check fails or the directory cannot be made, and
-    KeyboardInterrupt after Ctrl+C, once the directory is removed again."""
+    prints a sentence for the user. private: of a local swarm, data of its relays (`create_local`). Raises
+    UserError if a check fails or the directory cannot be made, and KeyboardInterrupt after Ctrl+C, once the
+    directory is removed again."""
     from anabranch.node.lifecycle.create_run import create_run
+    from anabranch.node.local_swarm.local_swarm import create_local
 
     _check_port(config.network)
     _check_device(config)
@@ -28,6 +35,8 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
                 with ticker.aside():
                     say(text)
 
+            if private is not None:
+                return create_local(config, path, private, update, tell)
             return create_run(config, path, update, tell)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
@@ -66,8 +75,8 @@ def partition_line(directory: RunDirectory) -> str:
 
     config = load_run_file(directory.run_file)
     model = model_config(config.model, config.model.vocab_size or 1)
-    sequence = config.batch.sequence
-    return describe(model, partition(model, config.pipeline), sequence)
+    line = describe(model, partition(model, config.pipeline), config.batch.sequence)
+    return f"{line}, but in rounds: each relay trains on data of its own" if config.data.private else line
 
 
 def _check_port(network: NetworkSection) -> None:

@@ -16,6 +16,8 @@ from anabranch.cli.support import gpus
 from anabranch.cli.support.arguments import Line
 from anabranch.cli.support.children import LEAVE_S, Children
 from anabranch.cli.support.outputs import Outputs
+from anabranch.config import RunConfig, load_run_file
+from anabranch.errors import UserError
 
 #: Value of `--serve` without a word: one relay, on the device that the run file names.
 ONE = "one"
@@ -33,6 +35,15 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 def options(serve: str) -> list[str]:
     """Command-line words that give `--serve` the value `serve`; [] for ""."""
     return ["--serve", *([] if serve == ONE else [serve])] if serve else []
+
+
+def check(run: RunConfig, serve: str) -> None:
+    """Raise UserError if this machine's relays, by `--serve`, would need data of their own."""
+    if serve and run.data.private:
+        raise UserError(
+            "--serve: a relay of this run needs data of its own: leave it out, and use `anabranch join` with "
+            "--private-data"
+        )
 
 
 class OwnRelays:
@@ -77,7 +88,8 @@ class OwnRelays:
 def own_relays(directory: RunDirectory, serve: str, to: Outputs, line: Line) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
     serve: value of `--serve`; "" for no relay. line: caps of this machine's line. Raises UserError
-    for a GPU that is not here."""
+    for a GPU that is not here, and for a run on private data."""
+    check(load_run_file(directory.run_file), serve)
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]

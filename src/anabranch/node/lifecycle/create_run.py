@@ -78,6 +78,7 @@ def create_run(
     determine are added to the run file. progress(label, done, total): called while the corpus is made, with
     bytes. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path` is in
     use. Whatever the error, nothing that was made is left behind."""
+    from anabranch.train.model.rounds import steps_on_corpus
     from anabranch.train.numerics.numerics_class import configure
 
     configure(run.compute.threads)
@@ -99,7 +100,7 @@ def create_run(
         tell(
             f"corpus: {corpus.documents:,} documents; {corpus.train.tokens:,} tokens to train on, "
             f"{corpus.held_out.tokens:,} held out; "
-            + epochs_sentence(run.run.steps * batches.tokens_per_iteration, corpus.train.tokens)
+            + epochs_sentence(steps_on_corpus(run) * batches.tokens_per_iteration, corpus.train.tokens)
         )
         if run.model.initial_weights != "seed":
             run = with_changes(run, {f"model.{key}": value for key, value in asdict(model).items()})

@@ -38,6 +38,7 @@ from anabranch.node.lifecycle.addresses import bind_port, reachable_address, rel
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import FROZEN, UNLIMITED, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
+from anabranch.node.private_data.machine_data import CONTRIBUTIONS, OwnFolders
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.events import Admitted, Effect, Stop
@@ -67,7 +68,8 @@ class JoinOptions:
     caps: of this machine's line. cache_bytes: most bytes of stages' states that it keeps on its disk for its
     next process. threads: of torch, 0 for the run file's. memory_bytes: to plan with, of this machine and of
     each of its GPUs; 0: what is free. nice: priority of its computing, 0 to 19
-    (`operating_system.lower_priority`).
+    (`operating_system.lower_priority`). private_data: prepared corpus of this machine alone, for a run on
+    private data. contribution_bytes: most bytes of its contributions that it keeps in such a run.
     """
 
     ticket: Ticket
@@ -92,6 +94,8 @@ class JoinOptions:
     threads: int = 0
     memory_bytes: int = 0
     nice: int = 0
+    private_data: Path | None = None
+    contribution_bytes: int = 0
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -318,6 +322,17 @@ class Volunteer:
             doors = live.peer.joining.doors
             self._doors = dict(doors) if doors.keys() - {leader.peer_id} else {}
 
+    def _own_folders(self) -> OwnFolders:
+        """Folders of this machine's private data; sentences about them are told on the event loop."""
+        options, loop = self._options, asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._say, text)
+
+        kept, most_bytes = options.home / CONTRIBUTIONS, options.contribution_bytes
+        return OwnFolders(options.private_data, kept, most_bytes, tell, options.nice)
+
     def _on_effect(self, effect: Effect) -> None:
         if isinstance(effect, Admitted):
             self._admitted_at = time.monotonic()
@@ -378,6 +393,7 @@ class Volunteer:
                 options.home / FROZEN,
                 options.threads,
                 options.memory_bytes or UNLIMITED,
+                self._own_folders(),
             ),
             lambda accept: self._transport(
                 identity,

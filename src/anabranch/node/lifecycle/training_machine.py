@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import RunConfig, check_removed_options, config_from_text, with_changes
 from anabranch.errors import UserError
 from anabranch.node.driver.worker_thread import Computer
+from anabranch.node.private_data.machine_data import OwnedData, OwnFolders, own_data_of
 from anabranch.operating_system import free_memory_bytes
 from anabranch.protocol.interface.events import Described
 from anabranch.protocol.interface.tasks import Forward, InitState, InputGradient, WeightGradient
@@ -47,8 +48,9 @@ class TrainingMachine:
     me: this peer's member record, without measurements. corpus_directory: the corpus of a data node. device:
     compute device of this machine, "" for the run file's. frozen: folder of frozen weights by their hash, for
     runs that train adapters (None: they are downloaded each time). threads: of torch, 0 for the run file's.
-    memory_bytes: of the host and of each GPU, to plan with as if no more were free. The methods import torch,
-    once the environment for the run's numerics is set; call them on the worker thread.
+    memory_bytes: of the host and of each GPU, to plan with as if no more were free. own: private data of this
+    machine, for a run on such data (None: it has none, and leads). The methods import torch, once the
+    environment for the run's numerics is set; call them on the worker thread.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class TrainingMachine:
         frozen: Path | None = None,
         threads: int = 0,
         memory_bytes: int = UNLIMITED,
+        own: OwnFolders | None = None,
     ) -> None:
         self._me = me
+        self._own_folders = own
+        self._own: OwnedData | None = None
         self._threads, self._memory_bytes = threads, memory_bytes
         self._corpus_directory = corpus_directory
         self._device = device
@@ -119,6 +124,9 @@ class TrainingMachine:
             raise UserError(f"--device {self._device}: a data node holds no blocks: name one device")
         else:
             check_ends_fit(run, self.model, self._memory_bytes)
+        if self._own_folders is not None:
+            relay = self._corpus_directory is None
+            self._own = own_data_of(self._own_folders, run, genesis, self._me.id, relay)
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
         free = min(free_memory_bytes(), self._memory_bytes)
         room = min(settings.snapshot_budget_bytes, int(free * SNAPSHOT_SHARE))
@@ -162,7 +170,7 @@ class TrainingMachine:
         batches = self.batches if stage == 0 else None
         store = None if self._frozen is None else FrozenStore(self._frozen)
         worker = make_worker(
-            self.run, self.model, stage, batches, resident=self._resident, frozen=store
+            self.run, self.model, stage, batches, resident=self._resident, frozen=store, own=self._own
         )
         if self.run.model.initial_weights != "seed" and not self.run.lora.rank:
             return worker, ""

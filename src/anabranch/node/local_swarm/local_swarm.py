@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from anabranch.errors import UserError
 from anabranch.node.driver.compute_ledger import LEDGER_VARIABLE, ledger_of
 from anabranch.node.lifecycle import control_file
 from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Process, Supervisor
+from anabranch.node.private_data.relay_corpora import check_private, give_private, private_options
 from anabranch.observe.event_log import EventLog, EventTail
 from anabranch.observe.events import Event, Note, Step, Unknown
 from anabranch.operating_system import KILL, SIGNALS_ASK
@@ -41,6 +43,29 @@ def processes_of(run: RunConfig) -> dict[str, int]:
     return {f"data-{number}": 0 for number in range(run.fleet.data_nodes)} | {
         f"relay-{stage}.{number}": stage for stage, count in relays for number in range(count)
     }
+
+
+def create_local(
+    run: RunConfig,
+    path: Path,
+    private: Sequence[Path] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> RunDirectory:
+    """Make the run directory of a local swarm; arguments and errors as of `create_run`. private: folders of
+    text, or corpora, of the relays, in a run on private data: one for each, or one that is cut."""
+    from anabranch.node.lifecycle.create_run import create_run
+
+    check_private(run, private)
+    directory = create_run(run, path, progress, tell)
+    try:
+        if private:
+            relays = [name for name, stage in processes_of(run).items() if stage]
+            give_private(directory, relays, private, tell)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return directory
 
 
 class LeaderFailed(Exception):
@@ -95,7 +120,8 @@ class LocalSwarm:
             texts = self.start_leader()
             for name, stage in processes_of(self.run).items():
                 if stage:
-                    self.join(name, texts["relay"], ["--stage", str(stage)])
+                    own = private_options(self.directory, name)
+                    self.join(name, texts["relay"], ["--stage", str(stage), *own])
                 elif name != LEADER:
                     self.join(name, texts["data"], ["--corpus", corpus])
         except UserError:

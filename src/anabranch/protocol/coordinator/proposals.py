@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -15,7 +17,7 @@ from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
 from anabranch.protocol.log.step_parameters import Schedule
-from anabranch.protocol.messages import Prepared
+from anabranch.protocol.messages import Attempt, Prepared
 from anabranch.protocol.reduce.coverage import global_norm
 from anabranch.protocol.rounds.plan import filled
 
@@ -92,12 +94,13 @@ class Proposals:
                     owners=attempt.owners,
                     receipts=self.cases.hashes(current, attempt),
                     disputed=self.cases.disputed(current, attempt),
+                    contributions=_digests(current, attempt),
                     far_off=self.cases.far_off(current, attempt, self.reducing.witnessing.moments(attempt)),
                 )
             )
         norm = global_norm(message.squares for message in prepared)
         adam_step = self.tip.adam_step + (not current.slots)
-        return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
+        return self._record(current, adam_step, norm, _losses(current), tuple(stages), evaluation)
 
     def _record(
         self,
@@ -138,3 +141,28 @@ class Proposals:
             witness=witness,
             slots=self.rounds.next(current, accepted) or UNSET,
         )
+
+
+def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
+    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count. () in
+    a run without private data."""
+    if attempt.stage != 1 or not current.own:
+        return ()
+    return tuple(digest for digest, _ in _own_work(current, attempt))
+
+
+def _losses(current: Round) -> tuple[float, ...]:
+    """Loss sum (nats) of each microbatch or slot; on private data as the owner of the contribution reported
+    it."""
+    if not current.own:
+        return current.counted_losses
+    known = (loss for _, loss in _own_work(current, current.attempts[1]))
+    losses = zip(known, current.counted_losses, strict=True)
+    return tuple(of_head if math.isnan(loss) else loss for loss, of_head in losses)
+
+
+def _own_work(current: Round, attempt: Attempt) -> Iterator[tuple[str, float]]:
+    """Digest and loss sum of each slot's contribution as its owner reported them; ("", NaN) if none did."""
+    for slot, owner in enumerate(attempt.owners):
+        peer = attempt.members[owner] if owner >= 0 else ""
+        yield current.own.get(peer, {}).get(slot, ("", math.nan))

@@ -12,8 +12,9 @@ from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Witness
-from anabranch.protocol.messages import Claim, Overflow, Prepared
+from anabranch.protocol.messages import Claim, ContributionDigests, Overflow, Prepared
 from anabranch.protocol.reduce.coverage import plausible, squares_bytes
+from anabranch.protocol.rounds.plan import active
 
 #: Stalls of a step after which one replica's word for an overflow is enough, if no other replica computed the
 #: microbatch. Plain choice: a replica that could has had several times a step's usual duration.
@@ -89,6 +90,23 @@ class Reports:
                     current.evaluations[index] = loss
                     self.reducing.reported(current)
                     current.progress_at = self.ctx.clock.now
+        return None
+
+    def on_digests(self, peer: str, message: ContributionDigests) -> str | None:
+        """Enter digests and losses of a machine's contributions to the open round, for the log; returns why
+        they are refused, None if they are entered or ignored as in `on_claim`. A machine with an impossible
+        loss is expelled."""
+        current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
+        if current is None:
+            return None
+        slots, digests, losses = set(active(current.slots)), message.digests, message.losses
+        if message.stage != 1 or not digests.keys() <= slots or losses.keys() != digests.keys():
+            return "digests of contributions that no slot has"
+        if not all(abs(loss) < MOST_LOSS for loss in losses.values()):
+            self.admission.expel(peer, f"it claimed a loss in iteration {current.t} that no slot has")
+            return "a loss that no slot has"
+        made = current.own.setdefault(peer, {})
+        made.update({slot: (digest, losses[slot]) for slot, digest in digests.items()})
         return None
 
     def _is_too_long(self, current: Round, message: Claim) -> bool:

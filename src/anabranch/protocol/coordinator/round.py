@@ -38,6 +38,8 @@ class Round:
     claims: dict[int, dict[str, frozenset[int]]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
+    own: dict[str, dict[int, tuple[str, float]]] = field(default_factory=dict)
+    """Machine -> slot -> digest and loss sum of its contribution, where the run's data are private."""
     attempts: dict[int, Attempt] = field(default_factory=dict)
     ordered_at: dict[int, float] = field(default_factory=dict)
     classes: dict[int, tuple[str, ...]] = field(default_factory=dict)

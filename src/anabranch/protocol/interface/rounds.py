@@ -28,7 +28,7 @@ class Rounds:
     which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
     iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled by a crew,
     one machine of each relay stage and a data node, through which its microbatches pass; False if one machine
-    holds the whole model.
+    holds the whole model. private: True if a machine takes the inner steps of a slot on data of its own.
     """
 
     start: int = 0
@@ -43,6 +43,7 @@ class Rounds:
     last: int = 0
     pipeline: bool = False
     proportional: bool = False
+    private: bool = False
 
     def has(self, t: int) -> bool:
         """True if iteration t is a round."""

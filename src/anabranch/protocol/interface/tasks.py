@@ -78,8 +78,9 @@ class MicrobatchTask(Task, frozen=True):
 class Embed(MicrobatchTask, frozen=True):
     """Embedding at stage 0. inputs () -> outputs (activation,). Keeps nothing: the token ids are a function
     of (t, index). In a round `index` is a slot, and the output has the token ids of its inner steps `first` +
-    1 to `first` + `steps`, which the island takes. In a round of pipeline islands it begins the slot at stage
-    0, with `carried` and `late` as of Forward, and the output is a byte."""
+    1 to `first` + `steps`, which the island takes; a byte, where islands take them from data of their own. In
+    a round of pipeline islands it begins the slot at stage 0, with `carried` and `late` as of Forward, and
+    the output is a byte."""
 
     first: int = 0
     steps: int = 0
@@ -95,7 +96,7 @@ class Forward(MicrobatchTask, frozen=True):
     round from which the worker carries state of the slot (0: it begins anew; Result.error if it does not have
     that). late: inner steps of its contribution to that round, which was late and is added to this one. In a
     round of pipeline islands this task begins the slot at its stage, takes no inner step, and gives back the
-    byte that it got; first: inner steps of the slot before this round.
+    byte that it got. first: inner steps of the slot before this round.
     """
 
     train: bool
@@ -183,7 +184,8 @@ class InputGradient(MicrobatchTask, frozen=True):
 
 class WeightGradient(Task, frozen=True):
     """Addition of the stored contribution of `unit` to the accumulator. inputs (), for an embed unit
-    (gradient of stage 0's output,) -> outputs ()."""
+    (gradient of stage 0's output,) -> outputs (). Of a slot whose data are its machine's own, the result
+    has the digest of the contribution and its loss sum, for the log."""
 
     unit: int
 

@@ -135,7 +135,8 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Part of a Commit about one stage. fingerprint_before: of the state before the step. digest: of the
     reduced gradient. squares: sum of squares of each tensor's gradient. classes: numerics class of each
     member. owners[k]: position in `members` of the replica whose gradient of unit k counted; -1 for a slot
-    that does not count in a round. In runs that are audited, receipts: hash of the receipt of each member
+    that does not count in a round. contributions: digest of each slot's contribution ("": it does not count),
+    in a round on private data. In runs that are audited, receipts: hash of the receipt of each member
     that owns a unit or has a disputed result ("": none); disputed: results of which the receipts contradict
     each other; far_off: position of a member whose contribution is audited as its norm or direction is far
     off the others' (-1: none)."""
@@ -149,6 +150,7 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     receipts: tuple[str, ...] = ()
     disputed: tuple[Dispute, ...] = ()
     far_off: int = -1
+    contributions: tuple[str, ...] = ()
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -41,6 +41,16 @@ class Claim(FencedMessage, frozen=True, tag=20):
     holders: SentOn = msgspec.field(default_factory=dict)
 
 
+class ContributionDigests(FencedMessage, frozen=True, tag=95):
+    """Report of the digests of contributions that its sender made of data of its own (`data.private`), and of
+    their loss sums (nats), by slot, for the log; cumulative over the round, and sent before each `Claim` of
+    them. If a slot was filled twice, the data node's loss may be of the other machine's data."""
+
+    stage: StageNumber
+    digests: dict[Index, Hash]
+    losses: dict[Index, float]
+
+
 class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
     """Identity of a reduce attempt: the leader's term and its running number; later attempts are greater."""
 

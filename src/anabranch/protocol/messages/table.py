@@ -140,6 +140,7 @@ ROWS = (
     Row(pipeline.Got, "got", Sender.ADJACENT_STAGE, _ITERATION, rate=_WORK),
     Row(pipeline.Overflow, "overflow", fence=_INCARNATION, to_leader=True),
     Row(commit.Claim, "claim", fence=_INCARNATION, rate=_WORK, to_leader=True),
+    Row(commit.ContributionDigests, "digests", fence=_INCARNATION, rate=_WORK, to_leader=True),
     Row(commit.Attempt, "attempt", Sender.LEADER, _ITERATION),
     Row(commit.ReducePart, "reduce_part", Sender.REDUCE_GROUP, _ITERATION, rate=_TRANSFER, priority=2),
     Row(commit.ReducedPart, "reduce_part", Sender.REDUCE_GROUP, _ITERATION, rate=_TRANSFER, priority=2),

@@ -372,6 +372,7 @@ HANDLERS: dict[str, Handler] = {
     "audit": lambda on, _, message, __: on.iterations.auditor.on_audit(message),
     # messages to the log's leader
     "claim": lambda on, peer, message, _: on._lead.reports.on_claim(peer, message),
+    "digests": lambda on, peer, message, _: on._lead.reports.on_digests(peer, message),
     "prepared": lambda on, peer, message, _: on._lead.reports.on_prepared(peer, message),
     "applied": lambda on, peer, message, _: on._lead.on_applied(peer, message),
     "measured": MessageHandlers._measured,

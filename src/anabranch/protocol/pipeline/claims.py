@@ -11,7 +11,7 @@ from collections.abc import Callable
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Result, head_unit
 from anabranch.protocol.log.records import GIVEN_UP
-from anabranch.protocol.messages import Claim, Overflow, SentOn
+from anabranch.protocol.messages import Claim, ContributionDigests, Overflow, SentOn
 
 
 class Claims:
@@ -30,6 +30,8 @@ class Claims:
         self.losses: dict[int, float] = {}
         self.evaluations: dict[int, float] = {}
         self.overflows: dict[int, Overflow] = {}
+        self.own: dict[int, Result] = {}
+        """Slot whose data are this machine's own -> result with digest and loss sum of its contribution."""
         self.changed = False
         self.names_holders = False
         self._holders = holders
@@ -94,4 +96,9 @@ class Claims:
             apart,
             self._holders() if self.names_holders else {},
         )
+        if self.own:  # first: a step may be committed as soon as the claim has come
+            digests = {slot: result.digest for slot, result in self.own.items()}
+            losses = {slot: result.loss_sum for slot, result in self.own.items()}
+            report = ContributionDigests(claim.fence, claim.stage, digests, losses)
+            self.ctx.outbox.send(self.ctx.log.leader, report)
         self.ctx.outbox.send(self.ctx.log.leader, claim)

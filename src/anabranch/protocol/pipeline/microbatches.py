@@ -429,6 +429,8 @@ class Iteration:
             self._refuse(unit, result.error)
             return
         if self._in_range(unit, result):
+            if result.digest:
+                self.claims.own[name] = result
             self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
             self._release_slot(unit)
             self._go_ahead(unit.index)

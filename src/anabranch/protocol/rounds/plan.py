@@ -12,6 +12,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec import structs
+
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Commit, Crew, Slot, StageCommit
@@ -102,6 +104,16 @@ def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
     was skipped: all that took part. Empty if the iteration is no round."""
     slots = counted(commit.stages[1].owners) if plan and len(commit.stages) > 1 else active(plan)
     return {slot: plan[slot] for slot in slots if slot < len(plan)}
+
+
+def with_owners(plan: Plan, commit: Commit) -> Plan:
+    """Plan of the round that `commit` ended in which each slot that counted names the machine that filled it,
+    and other slots those to which they were bound."""
+    crews = filled(plan, commit.stages)
+    return tuple(
+        structs.replace(slot, peer=crews[k][0], others=crews[k][1:]) if k in crews else slot
+        for k, slot in enumerate(plan)
+    )
 
 
 def late_slots(plan: Plan, following: Plan) -> dict[int, Slot]:

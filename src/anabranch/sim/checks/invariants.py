@@ -14,7 +14,16 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
 from anabranch.protocol.peer.shared_state import Progress
-from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, next_plan_problem, slots_of, units_of
+from anabranch.protocol.rounds.plan import (
+    Plan,
+    Slots,
+    active,
+    counted,
+    next_plan_problem,
+    slots_of,
+    units_of,
+    with_owners,
+)
 from anabranch.sim.checks.resource_bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -298,8 +307,12 @@ class Invariants:
             return
         _, key = self._keys[commit.previous_base]
         stepped = commit.verdict == "step"
-        plan = self._plans.get(commit.previous_base, ())
+        plan = with_owners(self._plans.get(commit.previous_base, ()), commit)
         slots = slots_of(plan, commit)
+        if self.world.settings.rounds.private and stepped and slots:
+            said = commit.stages[1].contributions
+            if any(not said[slot] for slot in slots):
+                raise Violation("I3", f"a contribution to round {commit.t} has no digest in the log")
         if stepped:
             digests, losses = self.truth.step(key, commit.t, slots)
             logged = [commit.loss_sums[slot] for slot in sorted(slots) or range(len(commit.loss_sums))]

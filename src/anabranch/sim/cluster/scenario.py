@@ -280,6 +280,8 @@ def _round_problem(scenario: Scenario) -> str:
         return "round.overlap is less than round.steps, with round.first_steps = 0 and model.stages = 0"
     if not model.stages:
         return ""
+    if part.private:
+        return "round.private is for islands of one machine: set model.stages = 0"
     if model.stages == 1:
         return "round.slots works with model.stages = 0 (an island is one machine) or with 2 and more"
     if part.late == "wait":

@@ -51,7 +51,8 @@ class RoundPart:
     rounds have `steps`). overlap: steps of the next round that a machine takes during the exchange, on
     average; machines carry the state of their slots then. contributions, results: rounding of what an island
     sends and gets. late: late slots are left out ("drop") or waited for; grace: time that they have, as a
-    share of the time until three quarters are ready."""
+    share of the time until three quarters are ready. private: machines have data of their own, and get no
+    token ids in a round."""
 
     slots: Annotated[int, Range(0, 4096)] = 0
     steps: Annotated[int, Range(1, 100_000)] = 20
@@ -62,6 +63,7 @@ class RoundPart:
     results: Annotated[str, OneOf(*RESULT_BYTES)] = "int8"
     late: Annotated[str, OneOf("drop", "wait")] = "drop"
     grace: Annotated[float, Range(0.05, 100.0)] = 0.5
+    private: bool = False
 
 
 @dataclass(frozen=True)

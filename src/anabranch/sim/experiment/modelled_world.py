@@ -31,7 +31,7 @@ from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.network.lined_world import LinedWorld
 from anabranch.sim.network.shared_link import SETUP_TRIPS, SharedLink
 from anabranch.sim.workers import integer_world
-from anabranch.sim.workers.integer_arithmetic import PIECES
+from anabranch.sim.workers.integer_arithmetic import PIECES, own_data
 from anabranch.sim.workers.integer_worker import IntegerWorker
 
 #: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
@@ -45,15 +45,15 @@ SHARED = 2.0
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 #: Tasks on one microbatch of a pipeline island's inner step.
 OF_AN_INNER_STEP = (tasks.InnerForward, tasks.InnerHead, tasks.InnerBackward)
-#: Bytes of the payload that begins or ends a slot of a pipeline island on its way through the crew.
+#: Bytes of the payload that begins a slot on private data, or begins or ends one of a pipeline island.
 SLOT_BYTES = 1.0
 
 
 class SizedIntegerWorker(IntegerWorker):
     """Integer worker whose snapshots have as many pieces as those of the modelled tensors."""
 
-    def __init__(self, stage: int, pieces: int, delay: Delay, rounds: Rounds) -> None:
-        super().__init__(stage, delay, rounds)
+    def __init__(self, stage: int, pieces: int, delay: Delay, rounds: Rounds, own: int = 0) -> None:
+        super().__init__(stage, delay, rounds, own)
         self._padding = tuple(range(pieces - PIECES - 1))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
@@ -95,11 +95,13 @@ class ModelledWorld(LinedWorld):
         work = fleet.scenario.work
         leader = next(iter(fleet.hosts.values()))
 
-        def make(stage: int) -> TaskExecutor:
-            return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay, settings.rounds)
+        def make(stage: int, own: int = 0) -> TaskExecutor:
+            return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay, settings.rounds, own)
 
         genesis = integer_world.genesis_of(settings, leader.id)
         super().__init__(seed, settings, genesis, make, fleet.line, machine=fleet.machine)
+        if settings.rounds.private:
+            self.make_own = lambda peer, stage: make(stage, own_data(peer))
         self.unheard = SAME_EVERYWHERE
         self.work = work
         self._parameters = [work.parameters(stage) for stage in range(work.stages + 1)]
@@ -300,6 +302,8 @@ class ModelledWorld(LinedWorld):
         plan = sender.peer.ctx.run.plan(message.fence.t)
         if not plan or not message.train:
             return float(self.work.activation_bytes)
+        if self.settings.rounds.private:
+            return SLOT_BYTES
         inner = self.settings.microbatches // len(plan)
         return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
@@ -383,6 +387,7 @@ def _rounds(scenario: Scenario) -> Rounds:
         proportional=True,
         first=part.first_steps,
         pipeline=scenario.model.stages > 0,
+        private=part.private,
     )
 
 

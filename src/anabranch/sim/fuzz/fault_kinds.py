@@ -90,7 +90,8 @@ class FaultProfile:
     islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at phases of a round,
     too. delayed: True if all of its seeds have two iterations in flight, instead of some. carriers: True if
     all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of
-    some. tickets: True if whoever joins or starts again knows the addresses of the data nodes alone."""
+    some. tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private:
+    True if the rounds of its seeds are on data of the machines' own."""
 
     name: str
     kinds: tuple[str, ...]
@@ -104,6 +105,7 @@ class FaultProfile:
     delayed: bool = False
     carriers: bool = False
     tickets: bool = False
+    private: bool = False
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -134,6 +136,8 @@ UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
 #: The same for rounds of pipeline islands, in seeds of two stages or more.
 CREWS = FaultProfile("crews", tuple(KINDS), (1, 4), churn=0.1, islands=True, crews=True)
+#: Rounds of machines that hold the whole model and have data of their own.
+PRIVATE = FaultProfile("private", tuple(KINDS), (1, 5), churn=0.1, islands=True, in_rounds=True, private=True)
 #: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
 DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
 #: Profile of runs over carriers with shared lines, in which only carriers fail; no turn comes to it, since
@@ -142,7 +146,10 @@ CARRIERS = FaultProfile("carriers", (), (0, 0), carriers=True)
 #: Profile of runs that processes find by the addresses of their ticket; in others they are led to the leader.
 TICKETS = FaultProfile("tickets", tuple(KINDS), (2, 6), churn=0.2, tickets=True)
 #: Profiles that are run by name only.
-BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, CREWS, DELAYED, CARRIERS, TICKETS)}
+BY_NAME = {
+    profile.name: profile
+    for profile in (UNDEFENDED, ISLANDS, CREWS, PRIVATE, DELAYED, CARRIERS, TICKETS)
+}
 
 
 def profile_named(name: str) -> FaultProfile:

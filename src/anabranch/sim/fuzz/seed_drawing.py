@@ -276,7 +276,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
         settings = replace(settings, returns="any")
     if profile.islands:
         rounds = _rounds(seed, settings.microbatches, settings.stages, profile.crews, phases)
-        settings = replace(settings, rounds=rounds)
+        settings = replace(settings, rounds=replace(rounds, private=profile.private))
         aims = tuple(_in_a_round(aim, rounds) for aim in aims)
     settings = replace(settings, delay=_delay(seed, profile, torch, settings.audit_share))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)

@@ -66,6 +66,7 @@ class Environment(ABC):
     stage. watchers: called after every event of every node. bookkeepers: called, after the watchers, for
     finished tasks, events of the founder, and events at which a voter learned of committed entries. notes:
     (time, peer, kind, fields) of what peers report for the event log. log: all committed entries, encoded.
+    make_own: (peer, stage) -> executor of the tasks of a peer that has data of its own; None: no peer has.
     strict: True if a failed task is an error of the simulation. keeps_states: True if a process that ends in
     order leaves its stage's state on its disk.
     """
@@ -79,6 +80,7 @@ class Environment(ABC):
         self.schedule: Schedule | None = None
         self.checkpoints: dict[int, Checkpoint] = {}
         self.make_computer = make_computer
+        self.make_own: Callable[[str, int], TaskExecutor] | None = None
         self.watchers: list[Callable[[Node, ev.Event], None]] = []
         self.bookkeepers: list[Callable[[Node, ev.Event], None]] = []
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
@@ -336,7 +338,8 @@ class Node:
                 if self.catching_up:
                     self._hung_up.add(peer)
             case ev.BuildStage(stage):
-                self.computer = world.make_computer(stage)
+                own = world.make_own
+                self.computer = world.make_computer(stage) if own is None else own(self.id, stage)
                 result = self.computer.run(InitState(0))
                 built = ev.StageBuilt(stage, result.fingerprint, self.disk.states.get(stage))
                 world.clock.after(0.01, lambda: self.handle(built))

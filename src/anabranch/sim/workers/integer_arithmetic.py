@@ -47,6 +47,22 @@ def with_state(x: int, carried: int) -> int:
     return mix(12, x, carried) if carried else x
 
 
+def with_own(x: int, own: int) -> int:
+    """Input x of a slot, `with_state`, mixed with the number that stands for its machine's own data; x itself
+    if `own` is 0 (none)."""
+    return mix(18, x, own) if own else x
+
+
+def own_data(peer: str) -> int:
+    """Number that stands for the private data of a machine."""
+    return mix(19, *peer.encode())
+
+
+def own_loss(state: int, x: int) -> float:
+    """Loss sum of a slot on private data. state: of stage 1 before the round. x: input, `with_own`."""
+    return float(mix(20, state, x) % 10_007)
+
+
 def slot_state(state: int, x: int) -> int:
     """Number that stands for a machine's own state of a slot (its inner optimizer) after a round. state: the
     stage's state before the round. x: input of the slot, `with_state`."""

@@ -30,9 +30,11 @@ from anabranch.sim.workers.integer_arithmetic import (
     loss_gradient,
     loss_of,
     mix,
+    own_loss,
     predicted,
     slot_state,
     step,
+    with_own,
     with_state,
 )
 from anabranch.sim.workers.integer_slots import IslandSlots
@@ -48,6 +50,8 @@ class Begun:
         self.store: dict[int, Words] = {}
         self.slots: dict[int, tuple[int, int]] = {}
         """Slot -> numbers that stand for what it carries, and for the late contribution that it merges."""
+        self.losses: dict[int, float] = {}
+        """Slot on private data -> its loss sum."""
 
     def add(self, words: Words, sign: int) -> None:
         self.sum = [total + sign * word for total, word in zip(self.sum, words, strict=True)]
@@ -57,7 +61,12 @@ class IntegerWorker:
     """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
     parts of a reduce and weight gradients are tuples."""
 
-    def __init__(self, stage: int, delay: Delay = NO_DELAY, rounds: Rounds = NO_ROUNDS) -> None:
+    def __init__(
+        self, stage: int, delay: Delay = NO_DELAY, rounds: Rounds = NO_ROUNDS, own: int = 0
+    ) -> None:
+        """own: number that stands for this machine's private data, which its slots' contributions depend on
+        (0: it has none)."""
+        self._own = own if stage == 1 else 0
         self.stage = stage
         self.delay = delay
         self.t = 0
@@ -179,7 +188,8 @@ class IntegerWorker:
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
         if task.t == self.t + 1:
-            self._ahead_of[task.index] = self._rounds.ahead(task.steps), slot_state(weights, x)
+            state = slot_state(weights, with_own(x, self._own))
+            self._ahead_of[task.index] = self._rounds.ahead(task.steps), state
             self._go_ahead(task.index, 0)
         return x
 
@@ -219,7 +229,10 @@ class IntegerWorker:
                 return Result(error="the gradient received is not a number")
             work.add(contribution(self._weights(task), 0, t, unit // 2, _number(inputs[0])), +1)
         elif unit in work.store:
-            work.add(work.store.pop(unit), +1)
+            words = work.store.pop(unit)
+            work.add(words, +1)
+            if self._own and unit in work.slots:
+                return Result(digest=digest_of(words), loss_sum=work.losses[unit])
         else:
             return Result(error=f"no weight gradient of unit {unit} is waiting")
         return Result()
@@ -227,6 +240,9 @@ class IntegerWorker:
     def _contribution(self, work: Begun, index: int, x: int, dy: int, weights: int) -> Words:
         """Contribution of a microbatch, or of a slot together with the late one that it merges. x, dy:
         activation and gradient received; x as the forward used it (`with_state`)."""
+        if self._own and index in work.slots:
+            x = with_own(x, self._own)
+            work.losses[index] = own_loss(weights, x)
         words = contribution(weights, self.stage, x, dy)
         late = late_contribution(work.slots.get(index, (0, 0))[1])
         return tuple(word + other for word, other in zip(words, late, strict=True))

@@ -17,7 +17,7 @@ from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.simulated_peer import TaskExecutor
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_arithmetic import fingerprint, initial
+from anabranch.sim.workers.integer_arithmetic import fingerprint, initial, own_data
 from anabranch.sim.workers.integer_worker import IntegerWorker
 from anabranch.sim.workers.single_machine import states_after
 
@@ -72,6 +72,8 @@ def counting_world(
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay, rounds=settings.rounds)
     world = make_world(seed, settings, genesis_of(settings, machines[0].id), make, model)
+    if settings.rounds.private:
+        world.make_own = lambda peer, stage: make(stage, own=own_data(peer))
     populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
     return world
 

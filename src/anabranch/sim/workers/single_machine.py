@@ -13,7 +13,7 @@ from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Slot
-from anabranch.protocol.rounds.plan import Plan, Slots, slots_of
+from anabranch.protocol.rounds.plan import Plan, Slots, slots_of, with_owners
 from anabranch.sim.workers.integer_arithmetic import (
     WORDS,
     Words,
@@ -27,16 +27,20 @@ from anabranch.sim.workers.integer_arithmetic import (
     late_contribution,
     loss_gradient,
     loss_of,
+    own_data,
+    own_loss,
     predicted,
     slot_state,
     step,
+    with_own,
     with_state,
 )
 from anabranch.sim.workers.integer_islands import CrewSlot, SlotResult, slot_on_single_machine
 
-Batch = tuple[tuple[int, int, int, int], ...]
-"""(microbatch, its iteration, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
-carries, number of the late contribution that is merged) each, 0 where there is nothing."""
+Batch = tuple[tuple[int, int, int, int, int], ...]
+"""(microbatch, its iteration, 0, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
+carries, number of the late contribution that is merged, number of its machine's own data) each, 0 where there
+is nothing."""
 Carried = tuple[tuple[int, tuple[int, ...]], ...]
 """(slot, numbers that stand for its state after the last round) each: that of its machine, or with pipeline
 islands those of all stages from 0 on."""
@@ -62,7 +66,7 @@ def step_of(
     empty if t is no round. before: what they carry. seen: what the iteration computes with, if delayed."""
     if slots and settings.rounds.pipeline:
         return _round_of_crews(settings, states, slots, before)
-    return _synchronous(t, states, _batch(t, settings.microbatches, slots, before), seen)
+    return _synchronous(t, states, _batch(t, settings, slots, before), seen)
 
 
 def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, before: Carried) -> Carried:
@@ -88,6 +92,7 @@ def states_after(t: int, settings: Settings, history: LogReplay | None = None) -
         before = carried
         if history is not None and settings.rounds.has(each):
             plan, commit = history.plans[each], history.commits[each - 1]
+            plan = with_owners(plan, commit)
             slots, carried = slots_of(plan, commit), carried_after(settings, states, plan, before)
             if commit.verdict == "skip":
                 continue
@@ -107,32 +112,35 @@ def _synchronous(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int,
         sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
 
     losses = []
-    for index, salt, carried, late in batch:
+    for index, salt, carried, late, own in batch:
         x = with_state(embedded(states[0], salt, index), carried)
         add(1, late_contribution(late))
         inputs = []
         for stage in range(1, len(states)):
             inputs.append(x)
             x = activated(states[stage], stage, x)
-        losses.append(loss_of(states[0], x))
+        losses.append(own_loss(states[1], with_own(inputs[0], own)) if own else loss_of(states[0], x))
         dy = loss_gradient(states[0], x)
         add(0, contribution(states[0], 0, x))
         for stage in range(len(states) - 1, 0, -1):
-            add(stage, contribution(states[stage], stage, inputs[stage - 1], dy))
+            used = with_own(inputs[0], own) if stage == 1 else inputs[stage - 1]
+            add(stage, contribution(states[stage], stage, used, dy))
             dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
         add(0, contribution(states[0], 0, t, index, dy))
     gradients = tuple(map(tuple, sums))
     return Step(gradients, tuple(map(step, former, gradients)), tuple(losses))
 
 
-def _batch(t: int, microbatches: int, slots: Slots, before: Carried) -> Batch:
+def _batch(t: int, settings: Settings, slots: Slots, before: Carried) -> Batch:
     """Batch of iteration t; arguments as of `step_of`."""
+    microbatches, private = settings.microbatches, settings.rounds.private
     if not slots:
-        return tuple((index, t, 0, 0) for index in range(microbatches))
+        return tuple((index, t, 0, 0, 0) for index in range(microbatches))
     known, found = dict(before), []
     for slot, plan in sorted(slots.items()):
         carried = known.get(slot, (0,))[0] if plan.carried else 0
-        found.append((slot, inner_salt(plan.first, plan.steps), carried, carried if plan.late else 0))
+        own = own_data(plan.peer) if private else 0
+        found.append((slot, inner_salt(plan.first, plan.steps), carried, carried if plan.late else 0, own))
     return tuple(found)
 
 
@@ -143,7 +151,8 @@ def _slot_states(rounds: Rounds, states: Sequence[int], plan: Plan, before: Carr
     for slot, each in enumerate(plan):
         x = embedded(states[0], inner_salt(each.first, each.steps), slot)
         carried = known.get(slot, (0,))[0] if each.carried else 0
-        number = slot_state(states[1], with_state(x, carried))
+        own = own_data(each.peer) if rounds.private else 0
+        number = slot_state(states[1], with_own(with_state(x, carried), own))
         for _ in range(rounds.ahead(each.steps)):
             number = after_step_ahead(number)
         found.append((slot, (number,)))

@@ -3,5 +3,5 @@ values of a change are sent, fragments, the moments that follow from the mean ch
 
 Not here: inner and outer steps (`train.stage.inner_steps`), plans of rounds (`protocol.rounds`).
 
-Imported by: train.reference, train.stage, train.workers.
+Imported by: audit, node, train.reference, train.stage, train.workers.
 """

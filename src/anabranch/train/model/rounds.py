@@ -20,6 +20,7 @@ def rounds_of(run: RunConfig) -> Rounds:
     rounds = Rounds(
         start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", part.overlap,
         part.first_steps, pipeline=not run.pipeline.whole, proportional=part.ahead == "keep",
+        private=run.data.private,
     )  # fmt: skip
     if not part.end:
         return rounds
@@ -38,6 +39,16 @@ def iterations(run: RunConfig) -> int:
     """Iterations in which a run takes its run.steps optimizer steps: one a step while it is synchronous, one
     a round (of round.steps steps) afterwards."""
     return rounds_of(run).iterations(run.run.steps)
+
+
+def steps_on_corpus(run: RunConfig) -> int:
+    """Optimizer steps of a run that read its own corpus: all of them, or the synchronous ones where machines
+    have data of their own."""
+    rounds = rounds_of(run)
+    if not run.data.private:
+        return run.run.steps
+    last = rounds.last or iterations(run)
+    return rounds.start + max(0, iterations(run) - max(last, rounds.start))
 
 
 def inner_microbatches(run: RunConfig) -> int:

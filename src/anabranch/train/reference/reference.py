@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from anabranch.config import RunConfig
 from anabranch.protocol.log.records import Slot
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.islands.kept_contributions import contribution_digest
 from anabranch.train.islands.slot_state import SlotStates
 from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.linear import PlainWeights
@@ -41,6 +43,7 @@ from anabranch.train.stage.inner_steps import (
     end_rounds,
     inner_place,
     outer_step,
+    private_tokens,
     slot_tokens,
     taken,
 )
@@ -48,6 +51,7 @@ from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
+    Ids,
     check_shape,
     initial_states,
     loss_weight,
@@ -89,8 +93,9 @@ class Share:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch. squares: by tensor.
-    norm: before clipping. Stage-wise tuples are indexed by stage 0..S."""
+    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch (NaN: of a slot whose
+    data are not here). squares: by tensor. norm: before clipping. contributions: digest by slot of those that
+    were computed here on private data. Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -105,6 +110,20 @@ class StepRecord:
     clip_factor: float = 1.0
     learning_rate: float = 0.0
     bias_corrections: tuple[float, float] = (1.0, 1.0)
+    contributions: dict[int, str] = field(default_factory=dict)
+
+
+class PrivateRounds(Protocol):
+    """Contributions and data at hand of the rounds of a run on private data."""
+
+    def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
+        """(Slot, inner step) -> token ids (rows, sequence + 1), of the private corpus that a slot had in
+        round t; None if that is not here."""
+        ...
+
+    def contribution(self, t: int, slot: int) -> Tensor | None:
+        """Contribution of a slot to round t (flat), as its machine kept it; None if it is not here."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -128,11 +147,13 @@ class Reference:
         batches: Batches,
         initial: Mapping[str, Tensor] | None = None,
         frozen: Mapping[str, Tensor] | None = None,
+        private: PrivateRounds | None = None,
     ) -> None:
         """Model at its initial weights. initial: all trained tensors by name, which are copied (None: made
-        from the run's seed). frozen: weights beside a run's adapters, by name, which are not trained. Raises
-        ValueError if a tensor of `initial` is missing or has another shape, ConfigError if the run's
-        sequences are too long for the model."""
+        from the run's seed). frozen: weights beside a run's adapters, by name, which are not trained.
+        private: contributions and data of rounds, if the run's data are private. Raises ValueError if a
+        tensor of `initial` is missing or has another shape, ConfigError if the run's sequences are too long
+        for the model."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
@@ -160,6 +181,9 @@ class Reference:
             make_accumulator(run, self.model, state.layout, self._device) for state in self.states
         ]
         self._leaves: dict[str, Tensor] = {}
+        self._private = private
+        self._private_digests: dict[int, str] = {}
+        """Slot of the open round -> digest of its contribution, if that was computed here on private data."""
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
@@ -199,6 +223,7 @@ class Reference:
         earlier share are overwritten."""
         for accumulator in self._accumulators:
             accumulator.clear()
+        self._private_digests.clear()
         share = Share(t, [accumulator.flat for accumulator in self._accumulators])
         for index in indices:
             loss_sum, found = self._contribute(t, index)
@@ -211,7 +236,16 @@ class Reference:
         """Compute and keep the carried states of slots whose contributions to round t came too late to count:
         their next round begins from these states."""
         for slot in slots:
-            self._contributions_of(t, slot, self.late[slot], set())
+            if self.knows(t, slot, self.late[slot]):
+                self._contributions_of(t, slot, self.late[slot], set())
+
+    def knows(self, t: int, slot: int, plan: Slot) -> bool:
+        """True if the data of a slot in round t are here, and what it carries by its `plan`; always, unless
+        the run's data are private."""
+        if self._private is None:
+            return True
+        carried = self._slot_states[self._ends].find(slot, plan.carried) if plan.carried else None
+        return self._private.step_rows(t, slot) is not None and bool(carried or not plan.carried)
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
         """All overflows of microbatch `index` of t; none if there is no such microbatch. It is computed in
@@ -284,7 +318,10 @@ class Reference:
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
         loss, norm = math.fsum(share.losses.values()) / tokens, global_norm(squares.values())
-        return StepRecord(share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate)
+        return StepRecord(
+            *(share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate),
+            contributions=dict(self._private_digests),
+        )
 
     def skip(self, share: Share) -> StepRecord:
         """Let iteration share.t pass without a step, as a logged skip does."""
@@ -378,12 +415,44 @@ class Reference:
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
         """Add a slot's contributions to round t; returns what `_contribute` does."""
         found: set[Witness] = set()
+        if self._private is not None:
+            return self._contribute_privately(self._private, t, slot, found), frozenset(found)
         made = self._contributions_of(t, slot, self.slots[slot], found)
         for stage, each in made.items():
             with _noting(found, stage):
                 for name, view in self.states[stage].layout.views(each.change):
                     self._accumulators[stage].add(name, view, most=self._rounds.slots)
         return made[self._ends].loss if made else 0.0, frozenset(found)
+
+    def _contribute_privately(
+        self, private: PrivateRounds, t: int, slot: int, found: set[Witness]
+    ) -> float:
+        """Add the contribution of a slot on private data to round t: the kept one, or the computed one if
+        only its data are here. Returns its loss sum (nats), NaN if the data are not here; overflows are added
+        to `found`. Raises ValueError if there is neither."""
+        stage, loss = self._ends, math.nan
+        layout, kept = self.states[stage].layout, private.contribution(t, slot)
+        if self.knows(t, slot, self.slots[slot]):
+            made = self._contributions_of(t, slot, self.slots[slot], found)
+            if not made:
+                return 0.0
+            loss = made[stage].loss
+            self._private_digests[slot] = contribution_digest(layout, made[stage].change)
+            kept = made[stage].change if kept is None else kept
+        if kept is None:
+            raise ValueError(f"the contribution of slot {slot} to round {t} is not here")
+        with _noting(found, stage):
+            for name, view in layout.views(kept.to(self._device)):
+                self._accumulators[stage].add(name, view, most=self._rounds.slots)
+        return loss
+
+    def _tokens_of(self, t: int, slot: int, plan: Slot) -> Tensor:
+        """Token ids of a slot's inner steps in round t, of the run's corpus or a private one."""
+        steps = taken(self._run, plan.steps)
+        rows = None if self._private is None else self._private.step_rows(t, slot)
+        if rows is None:
+            return slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
+        return private_tokens(rows, slot, plan.first, steps).to(self._device)
 
     def _contributions_of(
         self, t: int, slot: int, plan: Slot, found: set[Witness]
@@ -400,8 +469,7 @@ class Reference:
         if found:
             return {}
         if self._ends:
-            steps = taken(self._run, plan.steps)
-            tokens = slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
+            tokens = self._tokens_of(t, slot, plan)
             with _noting(found, self._ends):
                 made[self._ends] = contribution_of(self._run, self.model, islands[self._ends], tokens)
         else:

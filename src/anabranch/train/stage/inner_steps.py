@@ -13,7 +13,7 @@ state, and there is no outer momentum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.optimizer import StepScalars, adamw, decays
-from anabranch.train.stage.run_objects import Batches, working_weights
+from anabranch.train.stage.run_objects import Batches, Ids, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
@@ -74,6 +74,13 @@ def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: 
         for number in range(inner_microbatches(run)):
             ids, targets = batches.microbatch(*inner_place(run, slot, step, number))
             rows.append(np.concatenate((ids, targets[:, -1:]), axis=1))
+    return torch.from_numpy(np.concatenate(rows).astype(np.int32))
+
+
+def private_tokens(step_rows: Callable[[int, int], Ids], slot: int, first: int, steps: int) -> Tensor:
+    """As `slot_tokens`, of a machine's own corpus. step_rows: (slot, inner step) -> token ids of that step
+    (`data.private`)."""
+    rows = [step_rows(slot, step) for step in range(first + 1, first + steps + 1)]
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
 

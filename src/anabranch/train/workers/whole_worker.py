@@ -2,35 +2,61 @@
 
 The payload from a data node to a relay is the token ids of a microbatch; the one back to a data node is its
 loss sum; the answer of the data node is a byte. In a round the microbatch is a slot: the token ids are those
-of all its inner steps, and its weight gradient is the slot's contribution (`inner_steps`).
+of all its inner steps, and its weight gradient is the slot's contribution (`inner_steps`). Where the run's
+data are private (`data.private`), the payload of a slot is a byte, and the relay takes its own token ids.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Result, Task
+from anabranch.train.adapters.frozen import FrozenStore
+from anabranch.train.islands.kept_contributions import contribution_digest
 from anabranch.train.model.rounds import inner_microbatches
-from anabranch.train.model.sizes import token_bytes
-from anabranch.train.stage.inner_steps import Island, go_ahead, slot_tokens, take_steps, taken
+from anabranch.train.model.sizes import ModelConfig, token_bytes
+from anabranch.train.stage.inner_steps import (
+    Island,
+    go_ahead,
+    private_tokens,
+    slot_tokens,
+    take_steps,
+    taken,
+)
 from anabranch.train.stage.optimizer import StepScalars
+from anabranch.train.stage.run_objects import Batches, Ids
 from anabranch.train.stage.whole_model import WholeModel
 from anabranch.train.stage.worker import Refused, outputs
 from anabranch.train.workers.rounds_worker import ANSWER, RoundsWorker, SumsOfRounds
+
+
+class OwnData(Protocol):
+    """Data of this machine alone, and its record of what it contributed on them."""
+
+    def step_rows(self, slot: int, step: int) -> Ids:
+        """Token ids (rows, sequence + 1) of inner step `step` (1, 2, ...) of a slot."""
+        ...
+
+    def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
+        """Keep a slot's contribution to round t (flat) for the run's verification."""
+        ...
 
 
 class TokenSource(SumsOfRounds):
     """Worker of a data node whose relays hold whole models: sends token ids, takes losses, no parameters."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
+        if task.steps and self._run.data.private:
+            return outputs(ANSWER)
         if task.steps:
             assert self._batches is not None
             steps = taken(self._run, task.steps)
@@ -67,6 +93,22 @@ class WholeWorker(RoundsWorker):
 
     _stage: WholeModel
 
+    def __init__(
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        stage: int,
+        batches: Batches | None = None,
+        initial: Mapping[str, Tensor] | None = None,
+        resident: int | None = None,
+        frozen: FrozenStore | None = None,
+        own: OwnData | None = None,
+    ) -> None:
+        """own: data of this machine for its slots, in a run whose data are private. The others are arguments
+        of `Worker`, and errors are the same."""
+        super().__init__(run, model, stage, batches, initial, resident, frozen)
+        self._own = own
+
     def _handlers(self) -> dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]]:
         return super()._handlers() | {tasks.StepAhead: self._step_ahead}
 
@@ -88,14 +130,32 @@ class WholeWorker(RoundsWorker):
 
     def _take_inner_steps(self, task: tasks.Forward, tokens: Tensor) -> float:
         carried = self._carried(task.index, task.carried)
-        rows = taken(self._run, task.steps) * inner_microbatches(self._run) * self._run.batch.rows
-        ids = self._checked(tokens, rows)
+        ids = self._tokens_of(task, tokens)
         island = Island(self._run, self.state, task.t, task.steps, carried, task.late > 0)
         take_steps(self._run, self.model, island, ids, task.steps)
         self._keep(task.index, made := island.close())
         if island.lacks:
             self._ahead_of[task.index] = island, ids
         return made.loss
+
+    def _tokens_of(self, task: tasks.Forward, payload: Tensor) -> Tensor:
+        """Token ids of a slot's inner steps, steps ahead included: the received ones, or this machine's own
+        where the run's data are private. Raises Refused."""
+        steps = taken(self._run, task.steps)
+        if not self._run.data.private:
+            return self._checked(payload, steps * inner_microbatches(self._run) * self._run.batch.rows)
+        if self._own is None:
+            raise Refused("the run's data are private, and this machine has none")
+        return private_tokens(self._own.step_rows, task.index, task.first, steps).to(self.device)
+
+    def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
+        result = super()._weight_gradient(task, inputs)
+        if self._own is None or not self._rounds.has(task.t) or not self._run.data.private:
+            return result
+        made = self._contribution(task.unit)
+        digest = contribution_digest(self.layout, made.change)
+        self._own.keep(task.t, task.unit, digest, made.change)
+        return replace(result, digest=digest, loss_sum=made.loss)
 
     @cached_property
     def _ahead_of(self) -> dict[int, tuple[Island, Tensor]]:

@@ -12,7 +12,7 @@ from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage.run_objects import Batches
 from anabranch.train.stage.worker import Worker
 from anabranch.train.workers.pipeline_worker import PipelineWorker
-from anabranch.train.workers.whole_worker import TokenSource, WholeWorker
+from anabranch.train.workers.whole_worker import OwnData, TokenSource, WholeWorker
 
 
 def make_worker(
@@ -23,11 +23,15 @@ def make_worker(
     initial: Mapping[str, Tensor] | None = None,
     resident: int | None = None,
     frozen: FrozenStore | None = None,
+    own: OwnData | None = None,
 ) -> Worker:
-    """Worker of a stage, of the class that the run file needs; for the arguments see `Worker`."""
+    """Worker of a stage, of the class that the run file needs; for the arguments see `Worker`, for `own`
+    `WholeWorker`."""
     kind = Worker
+    if run.pipeline.whole and stage:
+        return WholeWorker(run, model, stage, batches, initial, resident, frozen, own)
     if run.pipeline.whole:
-        kind = WholeWorker if stage else TokenSource
+        kind = TokenSource
     elif run.round.slots:
         kind = PipelineWorker
     return kind(run, model, stage, batches, initial, resident, frozen)

@@ -1,0 +1,206 @@
+"""Rounds of a run on private data, for `verify`: contributions that machines kept, and data of their owner.
+
+Whose contribution counted, and its digest, is in the log. A file counts if its values have that digest. A
+round that lacks one is a gap: the replay goes on from the next checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from anabranch.audit.log_check import LoggedRun
+from anabranch.audit.run_inputs import Inputs
+from anabranch.data.batches import Ids
+from anabranch.data.private import OPTION, PrivateData, open_private
+from anabranch.errors import UserError, words_of
+from anabranch.observe.console.progress import progress
+from anabranch.observe.wording import counted
+from anabranch.protocol.log.records import Commit
+from anabranch.protocol.rounds.plan import with_owners
+from anabranch.train.adapters.lora import run_model
+from anabranch.train.islands.kept_contributions import (
+    BadFile,
+    Kept,
+    contribution_files,
+    read_contribution,
+    read_header,
+)
+from anabranch.train.model.interface import DTYPES, stage_layout
+from anabranch.train.model.partition import partition
+from anabranch.train.stage.run_objects import master_dtype
+
+Place = tuple[int, int]
+"""(Round, slot) of a contribution."""
+
+
+@dataclass
+class KeptRounds:
+    """Contributions and data at hand of the rounds of a run (`Reference.PrivateRounds`); of one on the run's
+    own corpus nothing, and nothing lacks. whose: place -> machine that filled the slot. read: gives the
+    values of a file. commits: by iteration. files: those that count. owned: machine -> its private data, of
+    those whose data are here. lacking: round that cannot be taken again -> contribution that is not here.
+    fragile: the same of rounds that can be taken if none before is left out, as private data that are here
+    give the contribution, and the slot carries state. checked: number of contributions that have the digest
+    in the log. problems: sentences on files that are not what the log says."""
+
+    whose: Mapping[Place, str] = field(default_factory=dict)
+    read: Callable[[Path], Tensor] = lambda path: torch.empty(0)
+    commits: Mapping[int, Commit] = field(default_factory=dict)
+    files: dict[Place, Path] = field(default_factory=dict)
+    owned: dict[str, PrivateData] = field(default_factory=dict)
+    lacking: dict[int, str] = field(default_factory=dict)
+    fragile: dict[int, str] = field(default_factory=dict)
+    checked: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
+        data = self.owned.get(self.whose.get((t, slot), ""))
+        return None if data is None else data.step_rows
+
+    def contribution(self, t: int, slot: int) -> Tensor | None:
+        path = self.files.get((t, slot))
+        return None if path is None else self.read(path)
+
+    def gaps(self, begin: int, end: int, checkpoints: Sequence[int]) -> dict[int, Commit | None]:
+        """First iteration of each gap -> commit whose checkpoint comes next, up to `end`; None if there is
+        none. begin: iteration from whose state the replay begins."""
+        found: dict[int, Commit | None] = {}
+        reached = begin
+        for t in sorted(self.lacking.keys() | self.fragile.keys()):
+            if reached < t <= end and (found or t in self.lacking):
+                after = next((each for each in checkpoints if each >= t), 0)
+                found[t] = self.commits[after] if after else None
+                reached = after or end
+        return found
+
+    @staticmethod
+    def left_out(gaps: Mapping[int, Commit | None], end: int) -> list[int]:
+        """Iterations up to `end` that are in gaps."""
+        spans = (range(t, (end if after is None else after.t) + 1) for t, after in gaps.items())
+        return [t for span in spans for t in span]
+
+    def notes(self, gaps: Mapping[int, Commit | None], end: int) -> list[str]:
+        """Sentences on the gaps of a replay up to `end`, and on private data."""
+        notes = []
+        for t, after in gaps.items():
+            last = end if after is None else after.t
+            span = f"iteration {t} was" if last == t else f"iterations {t} to {last} were"
+            then = "no checkpoint follows" if after is None else f"the checkpoint of step {last} follows"
+            what = self.lacking.get(t) or self.fragile[t]
+            notes.append(f"{span} not taken again, as {what} is not here; {then}")
+        if self.owned:
+            notes.append(f"inner steps of {counted(len(self.owned), 'machine')} were taken again")
+        return notes
+
+
+def kept_rounds(
+    inputs: Inputs, log: LoggedRun, span: range, folders: Iterable[Path], data: Sequence[Path]
+) -> KeptRounds:
+    """Look through folders of contributions, those of the peers in the run directory first, and open the
+    private corpora `data`, for the iterations `span` of a run whose data are private. Raises UserError for a
+    corpus that is not of this run, or that no contribution names, and if one is given for another run."""
+    run = inputs.run
+    if not run.data.private:
+        if data:
+            raise UserError(f"{OPTION}: the data of this run are not private: leave it out")
+        return KeptRounds()
+    spec = partition(inputs.model, run.pipeline)[1]
+    layout = stage_layout(run_model(run, inputs.model, torch.device("cpu")), spec)
+    dtype = master_dtype(DTYPES[run.compute.dtype])
+    commits = {commit.t: commit for commit in log.history.commits}
+    kept = KeptRounds(_owners(log), lambda path: read_contribution(path, layout, dtype)[1], commits)
+    by_place: dict[Place, list[tuple[Path, Kept]]] = {}
+    for path, header in _headers([inputs.directory.peers_path, *folders], log.genesis.run, kept.problems):
+        by_place.setdefault((header.t, header.slot), []).append((path, header))
+    for corpus in data:
+        opened = open_private(corpus, run, log.genesis.tokenizer_hash, inputs.model.vocab_size)
+        named = (each for of_place in by_place.values() for _, each in of_place)
+        peers = {header.peer for header in named if header.corpus == opened.fingerprint}
+        if not peers:
+            raise UserError(
+                f"{OPTION} {corpus}: no contribution that is here was made of this corpus; name the folder "
+                "of its machine's contributions with --contributions"
+            )
+        kept.owned |= dict.fromkeys(peers, opened)
+    with progress("checking the contributions", len(span), unit="iterations") as advance:
+        for t in span:
+            if t in log.history.plans and commits[t].verdict == "step":
+                _check_round(kept, log, commits[t], by_place)
+            advance(1.0)
+    return kept
+
+
+def _owners(log: LoggedRun) -> dict[Place, str]:
+    """Machine that filled each slot of each round: by the round's commit or, of a slot that does not count,
+    by its plan."""
+    found: dict[Place, str] = {}
+    for commit in log.history.commits:
+        plan = log.history.plans.get(commit.t, ())
+        owned = enumerate(with_owners(plan, commit))
+        found |= {(commit.t, k): slot.peer for k, slot in owned if slot.peer}
+    return found
+
+
+def _headers(folders: Iterable[Path], run: str, problems: list[str]) -> Iterator[tuple[Path, Kept]]:
+    """(File, header) of each contribution to the run with the id `run`; files that have none are entered in
+    `problems`."""
+    for path in contribution_files(list(folders)):
+        try:
+            header = read_header(path)
+        except (BadFile, OSError) as error:
+            problems.append(f"{path}: {error if isinstance(error, BadFile) else words_of(error)}")
+            continue
+        if header.run == run:
+            yield path, header
+
+
+def _check_round(
+    kept: KeptRounds, log: LoggedRun, commit: Commit, files: Mapping[Place, list[tuple[Path, Kept]]]
+) -> None:
+    """Find the contribution of each slot that counts in a round, and check its values against the log. What
+    is not there is entered in `kept.lacking`, what is wrong in `kept.problems`."""
+    t, stage = commit.t, commit.stages[1]
+    for slot, owner in enumerate(stage.owners):
+        if owner < 0:
+            continue
+        peer = stage.members[owner]
+        where = f"the contribution of slot {slot} to round {t}, by {name_of(log, peer)}"
+        logged = stage.contributions[slot] if slot < len(stage.contributions) else ""
+        if not logged:
+            kept.problems.append(f"{where}: the log does not have its digest")
+        found = [(path, each) for path, each in files.get((t, slot), ()) if each.peer == peer]
+        same = [path for path, each in found if each.digest == logged]
+        if intact := _intact(kept, same, where):
+            kept.files[t, slot] = intact
+            kept.checked += 1
+        elif found and not same and not log.history.rolled_back:
+            kept.problems.append(f"{where}: {found[0][0]} is not the one that the log has")
+        if not intact and peer not in kept.owned:
+            kept.lacking.setdefault(t, where)
+        elif not intact and log.history.plans[t][slot].carried:
+            kept.fragile.setdefault(t, where)
+
+
+def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:
+    """First of the files whose values have the digest that they name; None if none has. Others are entered in
+    `kept.problems`. where: contribution, for messages."""
+    for path in paths:
+        try:
+            kept.read(path)
+            return path
+        except (BadFile, OSError) as error:
+            why = error if isinstance(error, BadFile) else words_of(error)
+            kept.problems.append(f"{where}: {path}: {why}")
+    return None
+
+
+def name_of(log: LoggedRun, peer: str) -> str:
+    """Name of a machine as its owner chose it, with the beginning of its id."""
+    members = log.history.membership.members
+    name = members[peer].name if peer in members else ""
+    return f"{name} ({peer[:8]})" if name else peer[:8]

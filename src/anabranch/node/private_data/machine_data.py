@@ -1,0 +1,117 @@
+"""Private data of this machine, in a run whose rounds are on such data, and what it keeps of its
+contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.config import RunConfig
+from anabranch.errors import UserError, words_of
+from anabranch.operating_system import lower_priority
+from anabranch.protocol.log.records import Genesis
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anabranch.data.batches import Ids
+    from anabranch.data.private import PrivateData
+    from anabranch.train.islands.kept_contributions import ContributionFolder, Kept
+
+#: Folder, in a peer's own, of the contributions that it keeps.
+CONTRIBUTIONS = "contributions"
+
+
+@dataclass(frozen=True)
+class OwnFolders:
+    """Folders of a machine's private data. corpus: prepared, None: it has none. contributions: kept ones, of
+    at most `most_bytes` together. tell: prints a sentence for the user. nice: priority with which they are
+    written (`operating_system.lower_priority`)."""
+
+    corpus: Path | None
+    contributions: Path
+    most_bytes: int
+    tell: Callable[[str], None] = lambda text: None
+    nice: int = 0
+
+
+class OwnedData:
+    """Sequences of this machine's private corpus, for its worker, and the contributions made of them, which a
+    thread of its own writes."""
+
+    def __init__(
+        self, data: PrivateData, kept: ContributionFolder, run: str, peer: str, folders: OwnFolders
+    ) -> None:
+        """run, peer: ids of the run and of this peer."""
+        self._data, self._kept = data, kept
+        self._run, self._peer, self._tell = run, peer, folders.tell
+        self._failed = False
+        # A pool's thread ends its work before the process ends.
+        self._writer = ThreadPoolExecutor(1, "anabranch kept", lower_priority, (folders.nice,))
+        self._written: Future[None] | None = None
+
+    def step_rows(self, slot: int, step: int) -> Ids:
+        return self._data.step_rows(slot, step)
+
+    def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
+        """Begin to write a contribution, once the former one is written; the exchange need not wait for the
+        disk. change: is not changed any more."""
+        from anabranch.train.islands.kept_contributions import Kept
+
+        about = Kept(
+            run=self._run, t=t, slot=slot, peer=self._peer, corpus=self._data.fingerprint, digest=digest,
+            elements=change.numel(), dtype=str(change.dtype),
+        )  # fmt: skip
+        self.wait()
+        self._written = self._writer.submit(self._write, about, change)
+
+    def wait(self) -> None:
+        """Wait until the last contribution is written."""
+        if self._written is not None:
+            self._written.result()
+
+    def _write(self, about: Kept, change: Tensor) -> None:
+        """Write a contribution. If the disk refuses it, that is told the first time: the run goes on, and
+        `verify` cannot check the round."""
+        try:
+            self._kept.keep(about, change)
+        except OSError as error:
+            if not self._failed:
+                why = f"{words_of(error)}: `verify` will not check this round"
+                self._tell(f"the contribution to round {about.t} cannot be kept: {why}")
+            self._failed = True
+
+
+def own_data_of(
+    folders: OwnFolders, run: RunConfig, genesis: Genesis, peer: str, relay: bool
+) -> OwnedData | None:
+    """Private data with which a machine takes part in the run of `genesis`; None if it needs none. peer: its
+    id. relay: False for a data node or an auditor. Raises UserError if it needs data and has none, if its
+    data do not fit the run, or if it has some and the run takes none."""
+    from anabranch.data.private import OPTION, open_private
+    from anabranch.train.islands.kept_contributions import ContributionFolder
+
+    if not run.data.private:
+        if folders.corpus is not None:
+            raise UserError(f"{OPTION}: this run sends its machines the tokens to train on: leave it out")
+        return None
+    if not relay:
+        if folders.corpus is not None:
+            raise UserError(f"{OPTION} is for machines that take inner steps: leave it out here")
+        return None
+    if folders.corpus is None:
+        raise UserError(
+            "this run trains on data that stay with its machines (data.private): join with "
+            f"{OPTION} FOLDER, a corpus of your own text, prepared with the run's tokenizer"
+        )
+    assert run.model.vocab_size is not None  # the run's founder filled it in
+    data = open_private(folders.corpus, run, genesis.tokenizer_hash, run.model.vocab_size)
+    kept = ContributionFolder(folders.contributions, folders.most_bytes)
+    folders.tell(
+        f"private data: {data.windows:,} windows of {run.batch.sequence} tokens, {data.rows} a step; they "
+        f"stay here, and contributions are kept in {folders.contributions}"
+    )
+    return OwnedData(data, kept, genesis.run, peer, folders)
