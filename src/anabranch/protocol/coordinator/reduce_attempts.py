@@ -153,7 +153,7 @@ class ReduceAttempts:
             current.looked[stage] = look
             return
         if attempt is not None:
-            if self._silent_helpers(attempt, look):  # one may be heard, and fall silent again
+            if self._silent_helpers(attempt, look):  # a silent peer may be heard, and fall silent again
                 current.even.add(stage)
             current.give_up(stage)
         members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)

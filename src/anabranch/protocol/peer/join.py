@@ -341,7 +341,7 @@ class JoinProcess(Timer):
         self._entry.repeat_at = math.inf
         silent = {ctx.log.leader} & ctx.links.suspects
         if self.step in (Step.ENQUIRED, Step.REQUESTED) and silent and {*self._doors_here()} - silent:
-            self._refused_by = ctx.log.leader  # one that vanished keeps its link: nobody here removes it
+            self._refused_by = ctx.log.leader  # if it vanished, its link stays all the same
             self._knock()
         elif self.step is Step.ENQUIRED:
             self._enquire()
