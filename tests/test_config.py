@@ -170,7 +170,17 @@ def test_every_number_has_a_range() -> None:
         ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),
-        ({"pipeline.stages": 0, "audit.share": 0.5}, ["audit.share is for pipelines"]),
+        (
+            {"pipeline.stages": 2, "round.slots": 4, "audit.share": 0.5},
+            ["audit.share does not work with islands of several machines"],
+        ),
+        *(
+            ({"pipeline.stages": 0, "round.slots": 4, "audit.share": 0.5, f"round.{key}": value}, [key])
+            for key, value in (
+                *(("first_moment", "keep"), ("unsent", "local"), ("unsent", "feedback")),
+                *(("select", "largest"), ("select", "significant"), ("late", "carry")),
+            )
+        ),
         ({"pipeline.blocks_per_stage": [2, 2, 0]}, ["pipeline.blocks_per_stage", "at least 1"]),
         ({"model.vocab_size": 300}, ["model.vocab_size 300 is smaller", "512"]),
         ({"optimizer.decay_steps": 10}, ["optimizer.decay_steps 10 ends before"]),

@@ -207,11 +207,11 @@ class AuditCases:
 
     def far_off(self, current: Round, attempt: Attempt, found: tuple[Moments, ...] = ()) -> int:
         """For the commit, position of the member whose contribution to the attempt's stage is far off the
-        others', so that it is audited; it is told as a note. -1: none, as at stage 0 and without audits. To
-        be called once, when the step is proposed. found: moments of the contributions, if this peer summed
-        all parts; else those count that members report."""
-        if not self.on or not attempt.stage:
-            return -1
+        others', so that it is audited; it is told as a note. -1: none, as at stage 0, in a round and without
+        audits. To be called once, when the step is proposed. found: moments of the contributions, if this
+        peer summed all parts; else those count that members report."""
+        if not self.on or not attempt.stage or current.slots:
+            return -1  # slots of a round differ in length, and their changes with it
         reports = {peer: each.moments for peer, each in current.prepared[attempt.stage].items()}
         contributions = contributions_of(attempt, {self.ctx.me: found} if found else reports)
         peer, reason = self._far_off.choose(current.t, attempt.stage, contributions)
@@ -321,8 +321,9 @@ class AuditCases:
             waits = not case.over and self._first(case) not in case.verdicts
             if waits and case.drawn.t <= record.t - LATE_STEPS:
                 self._late(case)
-        membership, share = self.ctx.run.membership, self.ctx.run.settings.audit_share
-        for each in drawn(record, base, share, membership.walk_ins, membership.auditors):
+        membership, settings = self.ctx.run.membership, self.ctx.run.settings
+        asked = membership.walk_ins, membership.auditors, settings.rounds.has(record.t)
+        for each in drawn(record, base, settings.audit_share, *asked):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
@@ -334,8 +335,9 @@ class AuditCases:
         self._void_disputed()
 
     def _tell_unaudited(self, case: Case) -> None:
-        """Close a case that nobody can audit, as the stage had one replica in the reduce and no auditor, and
-        note it as expired; the first time in a row tell the owner what to do."""
+        """Close a case that nobody can audit, and note it as expired: the stage had no auditor, and one
+        replica in the reduce, or this was a round of islands. The first time in a row tell the owner what to
+        do."""
         stage, told = case.drawn.stage, case.drawn.stage in self._unaudited
         if case.drawn.first:
             self._unaudited.discard(stage)
@@ -345,6 +347,9 @@ class AuditCases:
         if not told:
             what = f"stage {stage} has one replica and no auditor, so nobody can compute its work again"
             remedy = "lend a second machine for it, or start an auditor (`anabranch audit`)"
+            if self.ctx.run.settings.rounds.has(case.drawn.t):
+                what = "rounds have no auditor, so nobody computes contributions of islands again"
+                remedy = "start one (`anabranch audit`)"
             self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
     def holds(self, t: int) -> bool:
