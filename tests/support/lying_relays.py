@@ -2,8 +2,7 @@
 
 A plan is a JSON file {"task": "Freeze", "since": 3} beside the log of the process, with "withholds":
 ["Claim"] to send no such messages from then on, "dies_with": "Prepared" to die instead of sending the
-first one, "factor": -50 by which the results are multiplied (-1 if it is left out), or "always": true to
-lie in all later iterations too.
+first one, or "factor": -50 by which the results are multiplied (-1 if it is left out).
 """
 
 from __future__ import annotations
@@ -55,14 +54,13 @@ def plan_a_lie(directory: RunDirectory, name: str = LIAR, task: str = "Freeze", 
 
 class LiePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Kind of task whose outputs are false, in the first iteration from `since` on that has such a task.
-    factor: of the false outputs to the right ones. always: True for later iterations too."""
+    factor: of the false outputs to the right ones."""
 
     task: str
     since: int
     withholds: tuple[str, ...] = ()
     dies_with: str = ""
     factor: int = -1
-    always: bool = False
 
 
 def run_lying_peer(
@@ -78,7 +76,7 @@ def run_lying_peer(
             result = honest(worker, task, inputs)
             of_plan = type(task).__name__ == plan.task and task.t >= plan.since
             of_plan &= getattr(task, "train", True)
-            if not of_plan or result.error or (lied - {task.t} and not plan.always):
+            if not of_plan or result.error or lied - {task.t}:
                 return result
             lied.add(task.t)
             outputs = tuple(plan.factor * cast(Tensor, output) for output in result.outputs)

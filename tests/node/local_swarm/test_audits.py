@@ -161,17 +161,17 @@ def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
 def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(
     tmp_path: Path, texts: Path, supervisor: Supervisor, synchronous: bool
 ) -> None:
-    """In rounds the auditor convicts alone, but is as slow as one of the three islands whose work it computes
-    again: it cannot audit each round."""
-    islands = {"round__slots": 3, "round__steps": 3, "round__start": 0.1, "run__steps": 20}
-    changes = {"run__steps": 8} if synchronous else islands
+    """In rounds the auditor convicts alone. It is no quicker than each of the three islands whose work it
+    computes again, so it cannot audit all rounds; the run's end waits for the last ones."""
+    islands = {"round__slots": 3, "round__steps": 3, "round__start": 0.1, "round__late": "wait"}
+    changes = {"run__steps": 8} if synchronous else {"run__steps": 20, **islands}
     run = small_run(
         texts,
         **{"audit__share": 1.0, "routing__policy": "static", "pipeline__stages": 0, "model__blocks": 2},
         **{"fleet__relays_per_stage": [3], "checkpoint__every": 4, **changes},
     )
     directory = created(tmp_path / "run", run)
-    plan_a_lie(directory, always=True)
+    plan_a_lie(directory, since=8)
     with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
         ticket = new_ticket(directory.path, "auditor", 1, 3600.0).text
         swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
@@ -188,3 +188,9 @@ def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(
     assert [audit for audit in swarm.of(Audit) if audit.verdict == "same"], swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits", report.lines()
+    files = sorted(directory.path.glob("proofs/step-*.json"))
+    results = [verify_proof(directory.path, path, ANYBODY) for path in files]
+    assert results and {result.proof.subject for result in results} == {liar}
+    assert {result.outcome for result in results} == {PROVED}, [result.lines() for result in results]
+    assert all("of the sum of its gradients" in each for result in results for each in result.false)
+    assert all(result.right and not result.unknown for result in results)  # its loss was right
