@@ -32,15 +32,17 @@ def island_world(
     rounds: Rounds = ROUNDS,
     auditor_at: float = 0.3,
     slot_s: float = 0.5,
+    audit_s: float = 0.001,
 ) -> World:
     """World of islands, with the auditor a1 from `auditor_at` on (infinite: none). slot_s: seconds of a slot,
-    which the auditor, a quick machine, computes again in less."""
+    which the auditor computes again in audit_s."""
     settings = Settings(
         *("islands", 1, 1, 6, ITERATIONS),
         rounds=rounds, min_replicas=relays, audit_share=share, checkpoint_every=2,
     )  # fmt: skip
     machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(relays))]
-    world = counting_world(settings, machines, seed, Model(task_s={"Forward": slot_s}))
+    times = {"Forward": slot_s, "AuditUnit": audit_s}
+    world = counting_world(settings, machines, seed, Model(task_s=times))
     if auditor_at < 1e9:
         joins(world, "a1", 1, auditor_at)
     return world
@@ -241,3 +243,18 @@ def test_nobody_walks_into_a_run_with_rounds() -> None:
     world.run(until_s=900.0)
     assert world.history().t == ITERATIONS and "w0" not in world.history().membership.active_from
     assert "only auditors check work in rounds" in str(world.nodes["w0"].stopped)
+
+
+@pytest.mark.parametrize("first", [5, ITERATIONS])
+def test_an_auditor_has_the_time_of_rounds_that_take_minutes(first: int) -> None:
+    """Its slots take as long as the islands', and a third of what is drawn is late. The run's end waits for
+    the last ones, and until the audits of a round are over, a state from before it is kept."""
+    world = island_world(slot_s=300.0, audit_s=300.0)
+    worker = give_lying_worker(world, "r1.1", tasks.Freeze, also_audits=False)
+    worker.first = first
+    world.run(until_s=40_000.0)
+    assert worker.lies > 0 and revoked(world) == ["r1.1"] and expelled(world) <= {"r1.1"}
+    assert world.history().t == ITERATIONS and "different" in verdicts(world, "a1")
+    back = [record.t for record in records_of(world) if isinstance(record, Rollback)]
+    assert back, [fields["text"] for _, _, kind, fields in world.notes if kind == "note"]
+    assert first < ITERATIONS or wrong_states(world).keys() <= {"r1.1"}
