@@ -151,3 +151,13 @@ def test_only_what_may_be_audited_is_kept() -> None:
     machine.step(1, contributed.parts, keep=False)
     (inputs, _), *_ = contributed.units.values()
     assert machine.worker.run(tasks.AuditUnit(1, 0, True), inputs).error == tasks.WEIGHTS_GONE
+
+
+def test_an_auditor_on_two_devices_finds_what_one_device_computed() -> None:
+    """In a run without rounds: an island computes on one device."""
+    one = replace(whole_run(), round=RoundSection())
+    machine, auditor = Machine(one), Machine(with_section(one, "compute", device="cpu:0,cpu:1"))
+    contributed = machine.contribute(1, (0, 2))
+    for each in (machine, auditor):
+        each.step(1, contributed.parts)
+    contributed.check(auditor.worker)
