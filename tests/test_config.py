@@ -170,13 +170,23 @@ def test_every_number_has_a_range() -> None:
         ),
         ({"pipeline.stages": 0, "round.slots": 3}, ["round.slots 3 does not divide batch.microbatches 8"]),
         ({"pipeline.stages": 0, "pipeline.blocks_per_stage": [3]}, ["blocks_per_stage is for relay stages"]),
-        ({"pipeline.stages": 0, "audit.share": 0.5}, ["audit.share is for pipelines"]),
         ({"data.private": True}, ["data.private needs pipeline.stages = 0"]),
         ({"data.private": True, "round.slots": 4}, ["data.private needs pipeline.stages = 0"]),
         ({"data.private": True, "pipeline.stages": 0}, ["data.private is for rounds", "set round.slots"]),
         (
             {"data.private": True, "pipeline.stages": 0, "round.slots": 4, "audit.share": 0.5},
-            ["audit.share is for pipelines"],
+            ["audit.share does not work with data.private"],
+        ),
+        (
+            {"pipeline.stages": 2, "round.slots": 4, "audit.share": 0.5},
+            ["audit.share does not work with islands of several machines"],
+        ),
+        *(
+            ({"pipeline.stages": 0, "round.slots": 4, "audit.share": 0.5, f"round.{key}": value}, [key])
+            for key, value in (
+                *(("first_moment", "keep"), ("unsent", "local"), ("unsent", "feedback")),
+                *(("select", "largest"), ("select", "significant"), ("late", "carry")),
+            )
         ),
         ({"pipeline.blocks_per_stage": [2, 2, 0]}, ["pipeline.blocks_per_stage", "at least 1"]),
         ({"model.vocab_size": 300}, ["model.vocab_size 300 is smaller", "512"]),

@@ -12,6 +12,7 @@ from typing import Any
 from anabranch.audit.error_bounds import permuted
 from anabranch.audit.log_check import log_lines
 from anabranch.audit.replay import SequentialStepper
+from anabranch.audit.replayed_islands import IslandReplay
 from anabranch.audit.replayed_work import ReplayedWork, StepReplay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import shortened
@@ -33,6 +34,7 @@ from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.hash_chain import LogError
 from anabranch.protocol.log.records import Commit, StageCommit, decode_entry, entry_hash
+from anabranch.protocol.rounds.plan import late_slots, slots_of
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference
 
@@ -134,8 +136,12 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer, fetch: bool = False)
         )
         return result
     summed = [total.part for total in receipt.sums]
-    replay = StepReplay(inputs, reference)
-    work = replay.work(proof.step, proof.stage, logged.part, len(receipt.parts), summed)
+    about = logged.part, len(receipt.parts), summed
+    if inputs.run.pipeline.whole:
+        plan = logged.before.plans.get(proof.step, ())
+        work = IslandReplay(inputs, reference, plan).work(proof.step, *about)
+    else:
+        work = StepReplay(inputs, reference).work(proof.step, proof.stage, *about)
     _compare(result, receipt, logged, work)
     return result
 
@@ -227,6 +233,8 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
     commits = [commit for commit in before.commits if commit.t > start]
     with progress("taking the steps before it again", len(commits), unit="steps") as advance:
         for commit in commits:
+            plan, following = before.plans.get(commit.t, ()), before.plans.get(commit.t + 1, ())
+            reference.slots, reference.late = slots_of(plan, commit), late_slots(plan, following)
             take = stepper.skip if commit.verdict == "skip" else stepper.step
             take(commit.t)
             advance(1.0)
@@ -257,7 +265,7 @@ def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: 
     """Compare a part of the gradient sum that the accused peer added up, and enter the outcome in `result`:
     unknown if its inputs from the owners of units are not right."""
     came = {position: transfer.hash for position, transfer in total.inputs}
-    right = {position: work.parts[position][total.part] for position in set(logged.part.owners)}
+    right = {position: work.parts[position][total.part] for position in set(logged.part.owners) - {-1}}
     if came == right and not work.overflows:
         _judge(result, f"part {total.part} that it added up", total.output, work.sums[total.part])
         return

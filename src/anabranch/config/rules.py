@@ -325,8 +325,6 @@ def _delay_problem(config: RunConfig) -> str:
 
 def _round_problem(config: RunConfig) -> str:
     slots, microbatches = config.round.slots, config.batch.microbatches
-    if config.pipeline.whole and config.audit.share:
-        return "audit.share is for pipelines: set pipeline.stages to 1 or more, or audit.share to 0"
     if config.pipeline.whole and config.fleet.park:
         return "fleet.park is for pipelines: set pipeline.stages to 1 or more, or fleet.park to 0"
     if config.pipeline.whole and config.model.subspace:
@@ -339,6 +337,8 @@ def _round_problem(config: RunConfig) -> str:
         )
     if not slots:
         return ""
+    if config.audit.share and (refused := _audited_rounds_problem(config)):
+        return refused
     if not config.pipeline.whole and (refused := _pipeline_islands_problem(config)):
         return refused
     if config.run.reduction != "exact":
@@ -398,13 +398,40 @@ def _private_problem(config: RunConfig) -> str:
             "data.private is for rounds of islands, as every other step is on the run's own corpus: set "
             "round.slots to the number of machines, or data.private to false"
         )
+    if config.audit.share:
+        return (
+            "audit.share does not work with data.private: nobody else has the data that a contribution was "
+            "computed from; set audit.share to 0, or data.private to false"
+        )
+    return ""
+
+
+def _audited_rounds_problem(config: RunConfig) -> str:
+    """Reason why contributions of islands cannot be audited, "" if they can: an auditor computes a slot again
+    from the state before the round alone."""
+    part = config.round
+    if not config.pipeline.whole:
+        return "audit.share does not work with islands of several machines: set it or pipeline.stages to 0"
+    plain = (
+        ("first_moment", part.first_moment, ("zero", "estimate", "agree")),
+        ("unsent", part.unsent, ("drop",)),
+        ("select", part.select, ("all",)),
+        ("late", part.late, ("drop", "wait")),
+    )
+    for key, value, able in plain:
+        if value not in able:
+            which = " or ".join(f'"{each}"' for each in able)
+            return (
+                f'audit.share does not work with round.{key} = "{value}", with which an island keeps what no '
+                f"auditor has: set it to {which}, or audit.share to 0"
+            )
+    if part.overlap:
+        return "audit.share does not work with round.overlap: set one of them to 0"
     return ""
 
 
 def _pipeline_islands_problem(config: RunConfig) -> str:
     """Reason why islands of several machines do not work as the run file says, "" if they do."""
-    if config.audit.share:
-        return "audit.share does not work with round.slots: set one of them to 0"
     if config.fleet.park:
         return "fleet.park does not work with round.slots: set one of them to 0"
     if config.iteration.delay:

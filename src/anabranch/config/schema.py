@@ -423,7 +423,9 @@ class AuditSection:
     """Probability that a relay's microbatch is computed again by another replica of its stage; 0 = no audits.
     All of a relay's microbatches in a step are drawn together, a little more often if they are several (0.059
     for four, 0.073 for eight or more, at a share of 0.05). Above 0, work that is far off the others' is
-    computed again too, whatever is drawn. Needs numerics = "strict" and reduction = "exact"."""
+    computed again too, whatever is drawn. In rounds (`round.slots`) the inner steps of an island are computed
+    again, by an auditor only (`anabranch audit`): without one nothing is found there. Needs numerics =
+    "strict" and reduction = "exact", and islands of one machine that keep nothing from round to round."""
 
 
 @dataclass(frozen=True)

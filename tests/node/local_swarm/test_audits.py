@@ -12,6 +12,7 @@ from anabranch.api.model_card import read_ledger
 from anabranch.audit.proof import PROVED, verify_proof
 from anabranch.audit.verify import verify
 from anabranch.cli.ledger import table
+from anabranch.errors import UserError
 from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.node.lifecycle.tickets import history_of, new_ticket
 from anabranch.node.local_swarm.local_swarm import processes_of
@@ -154,3 +155,48 @@ def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
     assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("synchronous", [False, True], ids=["rounds", "steps"])
+def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(
+    tmp_path: Path, texts: Path, supervisor: Supervisor, synchronous: bool
+) -> None:
+    """In rounds the auditor convicts alone. It is no quicker than each of the three islands whose work it
+    computes again, so it cannot audit all rounds; the run's end waits for the last ones."""
+    islands = {"round__slots": 3, "round__steps": 3, "round__start": 0.1, "round__late": "wait"}
+    changes = {"run__steps": 8} if synchronous else {"run__steps": 20, **islands}
+    run = small_run(
+        texts,
+        **{"audit__share": 1.0, "routing__policy": "static", "pipeline__stages": 0, "model__blocks": 2},
+        **{"fleet__relays_per_stage": [3], "checkpoint__every": 4, **changes},
+    )
+    directory = created(tmp_path / "run", run)
+    plan_a_lie(directory, since=8)
+    with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
+        ticket = new_ticket(directory.path, "auditor", 1, 3600.0).text
+        swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
+        swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
+        if not synchronous:
+            with pytest.raises(UserError, match="in rounds of islands only an auditor"):
+                new_ticket(directory.path, "open", 1, 3600.0)
+        for name, stage in processes_of(run).items():
+            if stage:
+                swarm.join(name, swarm.ticket(), ["--stage", str(stage)])
+        swarm.to_the_end()
+    auditor, liar = swarm.peer_id("auditor"), swarm.peer_id(LIAR)
+    found = [audit for audit in swarm.of(Audit) if audit.verdict == "different"]
+    assert {audit.subject for audit in found} == {liar}, swarm.story()
+    assert synchronous or {audit.auditor for audit in found} == {auditor}, swarm.story()
+    assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
+    assert [audit for audit in swarm.of(Audit) if audit.verdict == "same"], swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+    files = sorted(directory.path.glob("proofs/step-*.json"))
+    results = [verify_proof(directory.path, path, ANYBODY) for path in files]
+    assert results and {result.proof.subject for result in results} == {liar}
+    assert {result.outcome for result in results} == {PROVED}, [result.lines() for result in results]
+    assert all("of the sum of its gradients" in each for result in results for each in result.false)
+    # Tokens and loss are right; its own sums are of the false parts.
+    unknown = [each for result in results for each in result.unknown]
+    assert all(result.right for result in results) and all("it added up" in each for each in unknown)

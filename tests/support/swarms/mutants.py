@@ -623,9 +623,14 @@ def predictable_draw(patch: Patch) -> None:
     """Audits are drawn from the hash that the iteration began with, which all know before they compute."""
 
     def early(
-        record: Commit, base: str, share: float, walk_ins: Mapping[str, int], auditors: Mapping[str, Member]
+        record: Commit,
+        base: str,
+        share: float,
+        walk_ins: Mapping[str, int],
+        auditors: Mapping[str, Member],
+        in_round: bool,
     ) -> list[Drawn]:
-        found = drawn(record, record.previous_base, share, walk_ins, auditors)
+        found = drawn(record, record.previous_base, share, walk_ins, auditors, in_round)
         return [replace(each, base=base) for each in found]
 
     patch.setattr(audit_cases, "drawn", early)
@@ -876,8 +881,8 @@ def carried_by_another(patch: Patch) -> None:
     """The plan says of every machine with a slot that it carries the slot's state."""
     plan = island_rounds.next_plan
 
-    def everybody(now, accepted, rounds, rates, t=0, lost=()):  # type: ignore[no-untyped-def]
-        following = plan(now, accepted, rounds, rates, t, lost)
+    def everybody(now, accepted, rounds, rates, t=0, lost=(), sends_s=()):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, rounds, rates, t, lost, dict(sends_s))
         return tuple(
             msgspec.structs.replace(slot, carried=t) if slot.peer and t > rounds.start else slot
             for slot in following

@@ -89,15 +89,21 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
     enter it in the gate's record; tickets.json stays. quota: peers that may be members with it at one time
     (0: any number). lifetime_s: seconds until it expires. name: "" for the role and a number. Raises
-    UserError if the run was never led from this directory, if the name is in use, or for an open or an
-    auditor's ticket of a run without audits, TicketError for an unknown role."""
+    UserError if the run was never led from this directory, if the name is in use, for an open or an auditor's
+    ticket of a run without audits, or an open one of a run with rounds, TicketError for an unknown role."""
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"
     if not former or not key.exists():
         raise UserError(f"{run_dir}: the run was not started yet; start it, then issue tickets")
-    if role in _AUDITED and not load_run_file(directory.run_file).audit.share:
+    run = load_run_file(directory.run_file)
+    if role in _AUDITED and not run.audit.share:
         raise UserError(f"{_AUDITED[role]}, so the run needs audits: set audit.share in a new run's file")
+    if role == OPEN and run.round.slots:
+        raise UserError(
+            "in rounds of islands only an auditor checks the work of guests: issue relay tickets, or set "
+            "round.slots = 0 in a new run's file"
+        )
     owner, latest = Identity.load_or_create(key), former["relay"]
     ticket = issue_ticket(
         owner,

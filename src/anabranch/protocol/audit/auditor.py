@@ -31,7 +31,7 @@ from anabranch.protocol.interface.tasks import (
     SumPart,
     Task,
 )
-from anabranch.protocol.log.records import Dispute
+from anabranch.protocol.log.records import Dispute, Slot
 from anabranch.protocol.messages import Audit, Audited, FetchWork, Work, WorkItem
 
 #: Time (s) to wait for a piece before the next source is asked. A choice: ten times what an activation needs
@@ -54,9 +54,12 @@ class _Check:
     what: tuple[str, ...]
 
 
-def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Iterator[_Check]:
+def _checks(
+    t: int, receipt: Receipt, disputed: Sequence[Dispute] = (), slots: Sequence[Slot] = ()
+) -> Iterator[_Check]:
     """Computations that together repeat a contribution: its units, their sum, the parts that it added up; and
-    before these the disputed results among its others, which are in no sum."""
+    before these the disputed results among its others, which are in no sum. slots: plan of the round t; () if
+    it is none."""
     results = {(result.unit, result.output) for result in disputed}
     for unit in receipt.others:
         index = unit.unit
@@ -65,7 +68,7 @@ def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Itera
         kinds = [(WorkItem(kind, index), came) for kind, came in inputs_of(unit)]
         outputs = (unit.activation_out, unit.gradient_out)[: len(kinds)]
         yield _Check(
-            AuditUnit(t, index, True, hashed=True),
+            AuditUnit(t, index, True, slots[index].steps if slots else 0, hashed=True),
             tuple(item for item, _ in kinds),
             tuple(came.sender for _, came in kinds),
             (*(came.hash for _, came in kinds), *outputs),
@@ -74,7 +77,7 @@ def _checks(t: int, receipt: Receipt, disputed: Sequence[Dispute] = ()) -> Itera
     for unit in receipt.units:
         index, first = unit.unit, unit is receipt.units[0]
         yield _Check(
-            AuditUnit(t, index, first, hashed=True),
+            AuditUnit(t, index, first, slots[index].steps if slots else 0, hashed=True),
             (WorkItem("activation", index), WorkItem("gradient", index)),
             (unit.activation_in.sender, unit.gradient_in.sender),
             (unit.activation_in.hash, unit.gradient_in.hash, unit.activation_out, unit.gradient_out),
@@ -382,7 +385,11 @@ class Auditor(Timer):
         if (what := broken_seal(receipt, self._ctx.signer)) is not None:
             self._report(job, "different", what)
             return
-        job.checks = list(_checks(job.drawn.t, receipt, job.drawn.disputed))
+        run, t = self._ctx.run, job.drawn.t
+        if not run.can_open(t):  # a round before this peer knew the log
+            self._report(job, "unable")
+            return
+        job.checks = list(_checks(t, receipt, job.drawn.disputed, run.plan(t)))
         self._next_check(job)
 
     # --- computing again -----------------------------------------------------------------------

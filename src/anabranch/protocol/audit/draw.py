@@ -12,6 +12,8 @@ An auditor of the stage, which the owner trusts (`protocol.fleet.auditors`), com
 The leader can name one contribution of each stage and step that is audited although the draw spares it: one
 that is far off the others' (`contribution_monitor`).
 
+In a round of islands only auditors compute a slot again: a machine that did would be late with its own.
+
 Nobody answers for a walk-in (`protocol.fleet.walk_ins`): while it is on probation all of its contributions
 are audited, and walk-ins audit only what no invited replica can.
 """
@@ -108,11 +110,13 @@ def drawn(
     share: float,
     walk_ins: Mapping[str, int] = _NONE,
     auditors: Mapping[str, Member] = _NOBODY,
+    in_round: bool = False,
 ) -> list[Drawn]:
     """Contributions to a step that are audited: a random draw, all with a disputed result, those far off the
     others', and all of walk-ins on probation. base: hash of the commit's log entry, which seeds the draw.
     share: probability that a contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with
-    which its probation begins. auditors: members that only audit, by id."""
+    which its probation begins. auditors: members that only audit, by id. in_round: True for the commit of a
+    round, which these alone audit."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
@@ -123,7 +127,7 @@ def drawn(
             chosen = bool(disputed) or position == commit.far_off or not proven
             if not receipt or (spared and not chosen):
                 continue
-            others = [peer for peer in commit.members if peer != subject]
+            others = [peer for peer in commit.members if peer != subject and not in_round]
             others.sort(key=lambda peer: (peer in walk_ins, _number(base, stage, position, peer)))
             about = stage, commit.classes[position]
             able = [peer for peer, each in auditors.items() if (each.stage, each.numerics_class) == about]

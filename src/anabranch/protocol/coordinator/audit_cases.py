@@ -55,7 +55,8 @@ UNLISTED_S = 10.0
 #: Seconds for which the commit of a step waits for a second auditor where one found a difference, and the
 #: weights to check it would be dropped with that step: accuser and subject are asked at once, then senders.
 HOLD_S = 2 * WAIT_S
-#: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain.
+#: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain. Audits
+#: of a round have AUDIT_STEPS rounds more.
 PATIENCE_S = 4 * WAIT_S
 
 
@@ -109,6 +110,9 @@ class AuditCases:
     """Last step that this leader proposed."""
     _unchecked: set[str] = field(default_factory=set)
     """Replicas for whose accusation a step waited in vain: none waits again until one of theirs convicts."""
+    _round_s: float = 0.0
+    """Seconds of the last round that this leader led: an auditor needs about as many for one slot. 0 before
+    the first round."""
 
     @property
     def on(self) -> bool:
@@ -207,11 +211,11 @@ class AuditCases:
 
     def far_off(self, current: Round, attempt: Attempt, found: tuple[Moments, ...] = ()) -> int:
         """For the commit, position of the member whose contribution to the attempt's stage is far off the
-        others', so that it is audited; it is told as a note. -1: none, as at stage 0 and without audits. To
-        be called once, when the step is proposed. found: moments of the contributions, if this peer summed
-        all parts; else those count that members report."""
-        if not self.on or not attempt.stage:
-            return -1
+        others', so that it is audited; it is told as a note. -1: none, as at stage 0, in a round and without
+        audits. To be called once, when the step is proposed. found: moments of the contributions, if this
+        peer summed all parts; else those count that members report."""
+        if not self.on or not attempt.stage or current.slots:
+            return -1  # slots of a round differ in length, and their changes with it
         reports = {peer: each.moments for peer, each in current.prepared[attempt.stage].items()}
         contributions = contributions_of(attempt, {self.ctx.me: found} if found else reports)
         peer, reason = self._far_off.choose(current.t, attempt.stage, contributions)
@@ -321,21 +325,32 @@ class AuditCases:
             waits = not case.over and self._first(case) not in case.verdicts
             if waits and case.drawn.t <= record.t - LATE_STEPS:
                 self._late(case)
-        membership, share = self.ctx.run.membership, self.ctx.run.settings.audit_share
-        for each in drawn(record, base, share, membership.walk_ins, membership.auditors):
+        membership, settings = self.ctx.run.membership, self.ctx.run.settings
+        in_round = settings.rounds.has(record.t)
+        if in_round and led is not None and led.t == record.t:
+            self._round_s = self.ctx.clock.now - led.opened_at
+        asked = membership.walk_ins, membership.auditors, in_round
+        for each in drawn(record, base, settings.audit_share, *asked):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
-            due_at = self.ctx.clock.now + PATIENCE_S
+            due_at = self._due_at(record.t)
             incarnation = -1 if member is None else member.incarnation
             case = Case(each, receipt, due_at, incarnation=incarnation)
             self._cases[each.t, each.subject] = case
             self._tell_unaudited(case)
         self._void_disputed()
 
+    def _due_at(self, t: int) -> float:
+        """Time (s) until which the end of the run waits for audits of iteration t, which is committed now: in
+        a round as long as the rounds take in which they may be made."""
+        in_round = self.ctx.run.settings.rounds.has(t)
+        return self.ctx.clock.now + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
+
     def _tell_unaudited(self, case: Case) -> None:
-        """Close a case that nobody can audit, as the stage had one replica in the reduce and no auditor, and
-        note it as expired; the first time in a row tell the owner what to do."""
+        """Close a case that nobody can audit, and note it as expired: the stage had no auditor, and one
+        replica in the reduce, or this was a round of islands. The first time in a row tell the owner what to
+        do."""
         stage, told = case.drawn.stage, case.drawn.stage in self._unaudited
         if case.drawn.first:
             self._unaudited.discard(stage)
@@ -345,6 +360,9 @@ class AuditCases:
         if not told:
             what = f"stage {stage} has one replica and no auditor, so nobody can compute its work again"
             remedy = "lend a second machine for it, or start an auditor (`anabranch audit`)"
+            if self.ctx.run.settings.rounds.has(case.drawn.t):
+                what = "rounds have no auditor, so nobody computes contributions of islands again"
+                remedy = "start one (`anabranch audit`)"
             self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
     def holds(self, t: int) -> bool:
@@ -377,10 +395,10 @@ class AuditCases:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
         steps: for each step the audits drawn from it. An audited peer that has come to serve its stage since
         may have dropped what it kept."""
-        membership, due_at = self.ctx.run.membership, self.ctx.clock.now + PATIENCE_S
+        membership = self.ctx.run.membership
         for each in itertools.chain.from_iterable(steps):
             member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
-            case = Case(each, b"", due_at, not each.first, inherited=True)
+            case = Case(each, b"", self._due_at(each.t), not each.first, inherited=True)
             case.gone = member is None or member.stage != each.stage or since is None or since > each.t
             case.incarnation = -1 if member is None else member.incarnation
             case.replaced = bool(each.trusted) and each.trusted not in membership.auditors

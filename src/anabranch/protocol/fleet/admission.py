@@ -216,6 +216,8 @@ class Admission:
             return f"there is no stage {request.stage}; stages are 0 to {settings.stages}"
         if walks_in(credential) and not settings.audits:
             return "this run has no audits (audit.share), so nobody can come without an invitation"
+        if walks_in(credential) and settings.rounds.inner:
+            return "only auditors check work in rounds of islands: nobody can come without an invitation"
         if auditors.audits(credential) and not settings.audits:
             return "this run has no audits (audit.share), so there is nothing for an auditor to compute again"
         if request.stage == 0 and role != "data":

@@ -263,10 +263,12 @@ class AuditUnit(MicrobatchTask, frozen=True):
 
     inputs (activation, gradient of the stage's output) -> outputs (activation, gradient of the input). The
     contribution is added to a sum of its own, which begins at zero with `first`. Without the gradient the
-    output is the activation alone, and nothing is added.
+    output is the activation alone, and nothing is added. steps: inner steps of a slot in a round, which are
+    all taken again; inputs and outputs are those of Forward and InputGradient.
     """
 
     first: bool = False
+    steps: int = 0
 
 
 class AuditSum(Task, frozen=True):

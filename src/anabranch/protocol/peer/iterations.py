@@ -159,7 +159,8 @@ class Iterations(Timer):
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
             membership = self._ctx.run.membership
-            audited = drawn(record, base, settings.audit_share, membership.walk_ins, membership.auditors)
+            asked = membership.walk_ins, membership.auditors, settings.rounds.has(record.t)
+            audited = drawn(record, base, settings.audit_share, *asked)
             self._keep_work(record, audited)
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):

@@ -154,8 +154,8 @@ class IntegerWorker:
                 return Result(outputs=frozen)
             case tasks.HashInputs():
                 return Result()
-            case tasks.AuditUnit(t, index, first):
-                return self._audit_unit(t, first, *map(_number, inputs))
+            case tasks.AuditUnit():
+                return self._audit_unit(task, *map(_number, inputs))
             case tasks.AuditSum(_, parts):
                 bounds = part_bounds(WORDS, parts)
                 return Result(outputs=tuple(tuple(self._audited[begin:end]) for begin, end in bounds))
@@ -258,13 +258,15 @@ class IntegerWorker:
         work.add(words, task.sign)
         return Result()
 
-    def _audit_unit(self, t: int, first: bool, x: int, dy: int | None = None) -> Result:
-        state, stage = self._before.get(t), self.stage
+    def _audit_unit(self, task: tasks.AuditUnit, x: int, dy: int | None = None) -> Result:
+        state, stage = self._before.get(task.t), self.stage
         if state is None:
             return Result(error=tasks.WEIGHTS_GONE)
+        if bool(task.steps) != self._rounds.has(task.t):
+            return Result(error=f"iteration {task.t} has no unit of {task.steps} inner steps")
         if dy is None:
             return Result(outputs=(activated(state, stage, x),))
-        former = [0] * WORDS if first else self._audited
+        former = [0] * WORDS if task.first else self._audited
         words = contribution(state, stage, x, dy)
         self._audited = [total + word for total, word in zip(former, words, strict=True)]
         return Result(outputs=(activated(state, stage, x), input_gradient(state, stage, x, dy)))

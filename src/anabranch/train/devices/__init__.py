@@ -2,5 +2,5 @@
 
 Not here: the choice of devices (`numerics.numerics_class`) and what a worker does on them (`stage`).
 
-Imported by: train.adapters, train.numerics, train.stage.
+Imported by: train.adapters, train.numerics, train.stage, train.workers.
 """

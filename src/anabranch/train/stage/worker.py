@@ -133,10 +133,7 @@ class Worker:
             self._ahead_stage = Stage(self.model, self.spec, {}, self._make_accumulator())
             self._true_stage = Stage(self.model, self.spec, {}, self._stage.accumulator)
         self._align = part_alignment(run)
-        self._audits = AuditedSteps(
-            *(self.model, self.spec, self._working_weights),
-            *(lambda state: units_of(run, state), self._make_accumulator, self._align),
-        )
+        self._audits = self._make_audits()
         self._tasks = self._handlers()
 
     def _handlers(self) -> dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]]:
@@ -205,6 +202,12 @@ class Worker:
 
     def _make_accumulator(self) -> exact.Accumulator:
         return make_accumulator(self._run, self.model, self.layout, self.where)
+
+    def _make_audits(self) -> AuditedSteps:
+        return AuditedSteps(
+            *(self.model, self.spec, self._working_weights),
+            *(lambda state: units_of(self._run, state), self._make_accumulator, self._align),
+        )
 
     # --- forward and backward ---------------------------------------------------------------------
 

@@ -2,5 +2,5 @@
 
 Not here: tasks that all of them do alike (`train.stage.worker`), and the passes of a stage (`train.stage`).
 
-Imported by: node, sim.
+Imported by: audit, node, sim.
 """

@@ -37,6 +37,7 @@ from anabranch.train.stage.run_objects import Batches, Ids
 from anabranch.train.stage.whole_model import WholeModel
 from anabranch.train.stage.worker import Refused, outputs
 from anabranch.train.workers.rounds_worker import ANSWER, RoundsWorker, SumsOfRounds
+from anabranch.train.workers.whole_audit import AuditedWholeSteps
 
 
 class OwnData(Protocol):
@@ -114,6 +115,18 @@ class WholeWorker(RoundsWorker):
 
     def _make_stage(self) -> WholeModel:
         return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
+
+    def _make_audits(self) -> AuditedWholeSteps:
+        about = self._run, self.model, self.spec, self.dtype
+        return AuditedWholeSteps(*about, self._make_accumulator, self.where)
+
+    def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
+        inner = task.steps * inner_microbatches(self._run) if task.steps else 1
+        ids = self._checked(inputs[0], inner * self._run.batch.rows)
+        again = self._audits.unit(task, ids, inputs[1] if inputs[1:] else None)
+        if again is None:
+            raise Refused(tasks.WEIGHTS_GONE)
+        return Result(outputs=again)
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
