@@ -62,6 +62,24 @@ def test_the_only_voter_needs_nobodys_vote_to_be_elected_anew() -> None:
     assert raft.role is Role.LEADER and raft.term == 3
 
 
+@pytest.mark.parametrize("every_s", [30.0, 100.0])
+def test_leadership_is_handed_over_however_often_it_was(every_s: float) -> None:
+    """Each time the voter names a later term while there is a leader. After eight times nobody heard it for
+    minutes: it was in a term of its own, and neither led nor followed."""
+    world = RaftWorld(1)
+    world._use = lambda machine: None  # type: ignore[method-assign]
+    world.run(20.0)
+    for _ in range(30):
+        leading = world.leader()
+        assert leading is not None and leading.raft is not None
+        to = next(each for each in world.up() if each is not leading and each.name != "p2")
+        leading.raft.transfer_leadership(world.now, to.voter)
+        world.settle(leading)
+        world.run(world.now + every_s)
+        assert world.leader() is to
+        assert len({each.raft.term for each in world.up() if each.raft is not None}) == 1
+
+
 def test_whom_a_change_leaves_out_is_needed_until_it_is_chosen() -> None:
     """Seed 1305: the longest logs were with two that a change, not yet chosen, had left out; nobody else
     could be elected, and they did not stand."""

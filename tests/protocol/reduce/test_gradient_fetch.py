@@ -77,3 +77,12 @@ def test_another_is_asked_soon_where_the_link_to_the_first_breaks_or_it_has_noth
     assert replica.asks(6.0) == ["c"]
     replica.lacking.received("c", Gradient(1, 1), None)
     assert replica.asks(11.0) == ["e"]
+
+
+def test_who_sent_a_false_gradient_is_asked_where_no_other_has_it() -> None:
+    """The other one, which did not have it, was asked again and again."""
+    replica = Replica({"b": 8e6, "c": 2e6})
+    replica.lacking._false.add("b")
+    assert replica.asks(1.0) == ["c"]
+    replica.lacking.received("c", Gradient(1, 1), None)
+    assert replica.asks(6.0) == ["b"]

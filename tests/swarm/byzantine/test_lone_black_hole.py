@@ -12,7 +12,7 @@ from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 
 LIAR, STEPS = "x", 12
 
@@ -57,3 +57,16 @@ def test_others_serve_in_the_step_that_it_holds_up(returns_nothing: bool) -> Non
     world, did = begun_with_liar(returns_nothing)
     assert did and world.history().t == STEPS and wrong_states(world) == {}
     assert world.history().removals == 0
+
+
+def test_who_comes_after_the_first_stall_serves_from_the_next_one() -> None:
+    """A relay that does one microbatch in several seconds stalls the step between two of them. Another one
+    that came after the first such stall had to wait for the iteration's end, ten times as long."""
+    settings = Settings("lone", 1, 2, 12, 3, min_replicas=1)
+    relays = [Machine("r1.0", 1, 4, 300.0), Machine("r2.0", 2)]
+    world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0), *relays], 1)
+    Invariants(world)
+    world.add(member_of(Machine("r1.1", 1)), "d0", 10.0)
+    world.run(until_s=100.0)
+    assert world.history().t == 3 and wrong_states(world) == {} and world.history().removals == 0
+    assert world.clock.now < 40.0

@@ -9,6 +9,7 @@ import pytest
 from anabranch.protocol import messages as msg
 from anabranch.protocol.coordinator import witnessed_reduces
 from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.telemetry.peer_costs import PeerCosts
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import wrong_states
@@ -105,4 +106,25 @@ def test_reduces_that_take_longer_for_good_are_waited_for() -> None:
     assert {text for text in notes if "stuck" in text} == {
         "stage 1: the reduce of iteration 6 is stuck; once more"
     }
+    assert not removed(world) and wrong_states(world) == {}
+
+
+def test_reduces_over_a_line_much_slower_than_the_leaders_links_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over the leader's links the sums need as long as forty steps, over one relay's line three times as
+    long. It was given more time once, of which the leader learnt no more than twenty steps' worth; in the
+    next iteration the relay was expelled."""
+    monkeypatch.setattr(PeerCosts, "reduce_s", lambda self, size_bytes: 20.0)
+    world, slow_s = swarm(2, stages=2, steps=STEPS), {3: 7.0, 8: 58.0}
+    carry = world.carry
+
+    def on_its_way(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said, wait_s = msg.decode(message), 0.0
+        if isinstance(said, msg.ReducePart) and sender.id == "r1.1":
+            wait_s = next((slow_s[t] for t in sorted(slow_s, reverse=True) if said.fence.t >= t), 0.0)
+        world.clock.after(wait_s, lambda: carry(sender, peer, message, payload))
+
+    world.carry = on_its_way  # type: ignore[method-assign]
+    assert go_on(world, 1500.0) == STEPS
     assert not removed(world) and wrong_states(world) == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anabranch.addresses import parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import load_run_file
+from anabranch.config import RunConfig, load_run_file
 from anabranch.errors import UserError
 from anabranch.net.errors import TicketError
 from anabranch.net.identity import Identity
@@ -85,6 +85,17 @@ def _works(
     )
 
 
+def _check_audited(role: str, run: RunConfig) -> None:
+    """Raise UserError if tickets of a role that needs audits cannot be issued for a run."""
+    if not run.audit.share:
+        raise UserError(f"{_AUDITED[role]}, so the run needs audits: set audit.share in a new run's file")
+    if role == OPEN and run.round.slots:
+        raise UserError(
+            "in rounds of islands only an auditor checks the work of guests: issue relay tickets, or set "
+            "round.slots = 0 in a new run's file"
+        )
+
+
 def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: str = "") -> Ticket:
     """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
     enter it in the gate's record; tickets.json stays. quota: peers that may be members with it at one time
@@ -96,14 +107,8 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     key = directory.peers_path / LEADER_NAME / "key"
     if not former or not key.exists():
         raise UserError(f"{run_dir}: the run was not started yet; start it, then issue tickets")
-    run = load_run_file(directory.run_file)
-    if role in _AUDITED and not run.audit.share:
-        raise UserError(f"{_AUDITED[role]}, so the run needs audits: set audit.share in a new run's file")
-    if role == OPEN and run.round.slots:
-        raise UserError(
-            "in rounds of islands only an auditor checks the work of guests: issue relay tickets, or set "
-            "round.slots = 0 in a new run's file"
-        )
+    if role in _AUDITED:
+        _check_audited(role, load_run_file(directory.run_file))
     owner, latest = Identity.load_or_create(key), former["relay"]
     ticket = issue_ticket(
         owner,

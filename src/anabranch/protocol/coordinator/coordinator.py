@@ -313,9 +313,11 @@ class Coordinator:
         in this one, if much of their stage's work is left (`_begins`): who serves may never do it, and the
         later iteration never come."""
         current = self.round
-        if current is None or current.slots or current.stalls <= current.called_in:
+        if current is None or current.slots or current.stalls == current.called_in:
             return
-        current.called_in = current.stalls
+        called_in, current.called_in = current.called_in, current.stalls
+        if current.stalls < called_in:  # there was news since
+            return
         for stage in range(1, self.ctx.run.settings.stages + 1):
             if self._begins(current.t + 1, stage, self.t) == current.t:
                 self.admission.serve_at_once(stage, current.t)

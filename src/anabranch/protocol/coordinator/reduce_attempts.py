@@ -35,8 +35,8 @@ WAIT_COUNTED = 0.25
 #: later wait, because of STALL_FLOOR_S. Share of the usual ones that stays usual after a step without them,
 #: so that one quick step does not make the next ones stall. Plain choices.
 REPORTS_S, REPORTS_FADE = STALL_FLOOR_S / STALL_FACTOR, 0.75
-#: Times the wait for a step without reports up to which the reports of a step count in its duration where a
-#: reduce was repeated. A choice: a repeated reduce gets twice the time.
+#: Times the wait for a step without reports, or a reduce over usual links, up to which the reports of a step
+#: count in its duration where a reduce was repeated. A choice: a repeated reduce gets twice the time.
 TAUGHT = 2.0
 #: Least time (s) without news after which a claim is late: above the repetition of lost reports' round trips.
 LATE_S = 1.0
@@ -153,7 +153,7 @@ class ReduceAttempts:
             current.looked[stage] = look
             return
         if attempt is not None:
-            if self._silent_helpers(attempt, look):  # a silent peer may be heard, and fall silent again
+            if self._silent_helpers(attempt, look):  # a helper may be heard, and fall silent again
                 current.even.add(stage)
             current.give_up(stage)
         members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)
@@ -469,12 +469,12 @@ class ReduceAttempts:
         """Seconds of a step's waits for reduces and reports that count in its duration: no more than usual,
         or than a quarter of the last step. One that sends its parts, or reports, just before the step stalls
         would else make each step several times as long as the one before. Where a reduce was repeated, or
-        was given more time, they count up to TAUGHT times the wait for a step without them: it may take so
-        long, and who held it up was looked for. One that has a reduce repeated again and again would else
-        make all steps ever longer."""
+        was given more time, they count up to what is usual, or TAUGHT times the wait for a step without them
+        or what the sums need over links like this peer's: it may take so long, and who held it up was looked
+        for. One that has a reduce repeated again and again would else make all steps ever longer."""
         if current.retries or current.witnessed:
-            work_s = STALL_FACTOR * self._work_s or self._first_reduce_s(current)
-            return min(current.reports_s, TAUGHT * max(STALL_FLOOR_S, work_s))
+            least_s = max(STALL_FLOOR_S, STALL_FACTOR * self._work_s, self._first_reduce_s(current))
+            return min(current.reports_s, max(self._reports_s, TAUGHT * least_s))
         usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s) or self._first_reduce_s(current)
         return min(current.reports_s, max(usual_s, REPORTS_S))
 

@@ -107,7 +107,10 @@ class Raft(VoterState):
         self._flush()
 
     def _hears(self, message: RaftMessage) -> bool:
-        """False if a message would end the present leader's term, and its sender did that too often."""
+        """False if a message would end the present leader's term, and its sender did that too often. To whom
+        this voter hands leadership is heard."""
+        if self.transferring and message.sender == self.replication.transferee:
+            return True
         raises = not message.trial and message.forced if isinstance(message, AskVote) else True
         granted = isinstance(message, Vote) and message.granted
         if message.term <= self.term or not raises or granted or not self.has_leader():

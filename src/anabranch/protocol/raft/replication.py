@@ -25,7 +25,7 @@ class Replication:
         """Running number of the broadcasts."""
         self._sent_at: dict[int, float] = {}
         self.heartbeat_at = 0.0
-        self._transferee = ""
+        self.transferee = ""
         """Voter to which leadership is being transferred, until `_transfer_until` (s)."""
         self._transfer_until = 0.0
         self._state = state
@@ -175,12 +175,12 @@ class Replication:
         election timeout."""
         state = self._state
         state.transferring = state.role is Role.LEADER
-        self._transferee = to
+        self.transferee = to
         self._transfer_until = state.now + self._state.timeout.patience_s
         self._offer_leadership()
 
     def _offer_leadership(self) -> None:
-        state, to = self._state, self._transferee
+        state, to = self._state, self.transferee
         known = self.progress.get(to)
         whole = known is not None and not known.probing and known.match_index == state.log.length
         if state.transferring and whole and to in state.log.voters:

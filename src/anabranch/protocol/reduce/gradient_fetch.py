@@ -107,8 +107,9 @@ class GradientFetch:
     def _ask(self, t: int, free: list[str]) -> None:
         """Ask one of the replicas `free` (at least one), which are not sending the gradient yet: the one that
         should deliver first, by the measured links; where the gradient's size is not known, the next in
-        turn. Who sent a false one is asked only if there is no other."""
-        free = [peer for peer in free if peer not in self._false] or free
+        turn. Who sent a false one is asked only if no other may have it."""
+        others = [peer for peer in free if peer not in self._false]
+        free = free if self._without.issuperset(others) else others
         ctx, size_bytes = self.ctx, self.ctx.run.settings.late_bytes_of(self.ctx.run.stage, t)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
