@@ -100,7 +100,8 @@ class Checkpoints:
         written stays. reason: for the event log."""
         self._open = None
         self.ctx.outbox.note("note", text=f"no checkpoint of iteration {t}: {reason}")
-        wait_s = self._again.next() if self.tip.over else None
+        # The last step's states are evaluated in an iteration of their own, until which the run is not over.
+        wait_s = self._again.next() if self.tip.over or t >= self.ctx.run.steps else None
         if wait_s is None:
             self.t = t
         else:
