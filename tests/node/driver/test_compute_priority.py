@@ -75,6 +75,7 @@ def test_a_volunteer_computes_with_low_priority(
         threads = [int(each.name) for each in Path(f"/proc/{guest.pid}/task").iterdir()]
         nices = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
         assert nices[guest.pid] == priority() and list(nices.values()).count(NICE) >= 2
+        swarm.until(lambda _: bool(swarm.of(Step)))
         swarm.stop()
         swarm.to_the_end()
     check_exact(directory, len(swarm.of(Step)))
