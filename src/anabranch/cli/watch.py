@@ -56,17 +56,27 @@ def run(args: argparse.Namespace) -> int:
         directory = RunDirectory.open(Path(args.run) if args.run else latest_run(Path("runs")))
         name, events = str(directory), directory.events
     page = PageThread(events, args.host, args.port, secret)
-    address = page.start()
-    print(f"{plain(name)}: {address}  (Ctrl+C ends the page)", flush=True)
-    if args.open:
-        webbrowser.open(address)
     try:
-        raise UserError(ended.get())
+        address = page.start()
+        print(f"{plain(name)}: {address}  (Ctrl+C ends the page)", flush=True)
+        if args.open:
+            webbrowser.open(address)
+        raise UserError(_awaited(ended))
     except KeyboardInterrupt:
         print()
         return 0
     finally:
         page.close()
+
+
+def _awaited(ended: queue.SimpleQueue[str]) -> str:
+    """Wait for the run's end; returns its reason. A wait without end hears no Ctrl+C where the system does
+    not break off waits for locks, or gives the signal to another thread."""
+    while True:
+        try:
+            return ended.get(timeout=1.0)
+        except queue.Empty:
+            pass
 
 
 def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
