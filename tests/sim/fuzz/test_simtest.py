@@ -13,6 +13,7 @@ from msgspec import structs
 
 from anabranch.cli.main import main
 from anabranch.executors import Processes
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.fleet.stragglers import Stragglers
 from anabranch.protocol.log.records import Commit, decode_entry
 from anabranch.protocol.rounds.plan import slots_of
@@ -121,6 +122,21 @@ def test_a_leader_that_sums_the_parts_of_a_stage_is_not_silent_to_itself(
     if silent:
         monkeypatch.setattr(Stragglers, "take_over", of_all)
     assert not run_seed(31006093, "rounds").failed
+
+
+def test_a_peer_that_goes_round_in_a_circle_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of the test before this one, without its mends, within one event: no count of events tells."""
+    take_over = Stragglers.take_over
+
+    def of_all(absent: Stragglers) -> None:
+        take_over(absent)
+        absent._unheard.add(absent.ctx.me)
+
+    monkeypatch.setattr(Stragglers, "take_over", of_all)
+    monkeypatch.setattr(
+        ReduceAttempts, "_silent_helpers", lambda self, attempt, look: look[2].intersection(attempt.helpers)
+    )
+    assert "have no end" in run_seed(31006093, "rounds").violation
 
 
 def test_joiners_ask_another_if_the_one_they_take_for_the_leader_vanished() -> None:
