@@ -125,7 +125,7 @@ def test_a_leader_that_sums_the_parts_of_a_stage_is_not_silent_to_itself(
 
 
 def test_a_peer_that_goes_round_in_a_circle_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader of the test before this one, without its mends, within one event: no count of events tells."""
+    """The leader of the test before, without its mends, and within one event: no count of events tells."""
     take_over = Stragglers.take_over
 
     def of_all(absent: Stragglers) -> None:
