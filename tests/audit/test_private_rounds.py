@@ -6,6 +6,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from anabranch.audit.log_comparison import Comparison
 from anabranch.audit.private_rounds import KeptRounds
 
 COMMITS: dict[int, Any] = {t: SimpleNamespace(t=t) for t in range(1, 31)}
@@ -44,3 +47,14 @@ def test_what_only_data_give_lacks_its_carried_state_after_a_gap() -> None:
     """Inner steps that begin from a state of the round before can be taken if that round was."""
     assert gaps(0, 30, [10, 20], fragile=(3, 15))[0] == {}
     assert gaps(0, 30, [10, 20], 12, fragile=(3, 15, 22))[0] == {12: 20, 22: None}
+
+
+def test_a_skip_that_only_the_datas_owner_can_check_is_not_called_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Comparison, "_schedule", lambda comparison, commit: None)
+    nothing: Any = None
+    comparison = Comparison(nothing, nothing, [], True, True, keep_saved=False)
+    commit: Any = SimpleNamespace(t=7, witness=SimpleNamespace(tensor="loss", index=2, stage=1))
+    comparison.skipped(commit, nothing, None)
+    assert comparison.unchecked == [7] and "only the owner" in comparison.notes[0]

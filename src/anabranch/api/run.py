@@ -97,6 +97,8 @@ class Run:
         from anabranch.observe.console.progress import progress_bars, ticking
 
         run = configuration(config)
+        if private_data and not local:
+            raise UserError("private_data is for a local swarm; machines that join bring data of their own")
         if local:
             run = complete_at_once(run)
         place = Path(path) if path is not None else free_path(run)

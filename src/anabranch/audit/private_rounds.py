@@ -42,25 +42,33 @@ Place = tuple[int, int]
 class KeptRounds:
     """Contributions and data at hand of the rounds of a run (`Reference.PrivateRounds`); of one on the run's
     own corpus nothing, and nothing lacks. whose: place -> machine that filled the slot. read: gives the
-    values of a file. commits: by iteration. files: those that count. owned: machine -> its private data, of
-    those whose data are here. lacking: round that cannot be taken again -> contribution that is not here.
-    fragile: the same of rounds that can be taken if none before is left out, as private data that are here
-    give the contribution, and the slot carries state. checked: number of contributions that have the digest
-    in the log. problems: sentences on files that are not what the log says."""
+    values of a file. commits: by iteration. files: those that count. owners: machines of which data are
+    here. owned: machine -> its private data, of those whose contributions all name one corpus. made_of: place
+    -> private data that the contribution names, of machines that had several corpora. lacking: round that
+    cannot be taken again -> contribution that is not here. fragile: the same of rounds that can be taken if
+    none before is left out, as private data that are here give the contribution, and the slot carries state.
+    checked: number of contributions that have the digest in the log. problems: sentences on files that are
+    not what the log says."""
 
     whose: Mapping[Place, str] = field(default_factory=dict)
     read: Callable[[Path], Tensor] = lambda path: torch.empty(0)
     commits: Mapping[int, Commit] = field(default_factory=dict)
     files: dict[Place, Path] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
     owned: dict[str, PrivateData] = field(default_factory=dict)
+    made_of: dict[Place, PrivateData] = field(default_factory=dict)
     lacking: dict[int, str] = field(default_factory=dict)
     fragile: dict[int, str] = field(default_factory=dict)
     checked: int = 0
     problems: list[str] = field(default_factory=list)
 
     def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
-        data = self.owned.get(self.whose.get((t, slot), ""))
+        data = self.data_of(t, slot)
         return None if data is None else data.step_rows
+
+    def data_of(self, t: int, slot: int) -> PrivateData | None:
+        """Private data of which a contribution was made; None if they are not here."""
+        return self.owned.get(self.whose.get((t, slot), "")) or self.made_of.get((t, slot))
 
     def contribution(self, t: int, slot: int) -> Tensor | None:
         path = self.files.get((t, slot))
@@ -93,8 +101,12 @@ class KeptRounds:
             then = "no checkpoint follows" if after is None else f"the checkpoint of step {last} follows"
             what = self.lacking.get(t) or self.fragile[t]
             notes.append(f"{span} not taken again, as {what} is not here; {then}")
-        if self.owned:
-            notes.append(f"inner steps of {counted(len(self.owned), 'machine')} were taken again")
+        if self.owners:
+            notes.append(f"inner steps of {counted(len(self.owners), 'machine')} were taken again")
+        theirs = [place for place in self.files if self.whose.get(place) in self.owners]
+        if others := sum(self.data_of(*place) is None for place in theirs):
+            what = f"{counted(others, 'contribution')} of theirs"
+            notes.append(f"inner steps of {what} were not, as these name another corpus")
         return notes
 
 
@@ -117,22 +129,37 @@ def kept_rounds(
     by_place: dict[Place, list[tuple[Path, Kept]]] = {}
     for path, header in _headers([inputs.directory.peers_path, *folders], log.genesis.run, kept.problems):
         by_place.setdefault((header.t, header.slot), []).append((path, header))
+    headers = [header for of_place in by_place.values() for _, header in of_place]
+    corpora: dict[str, set[str]] = {}
+    for header in headers:
+        corpora.setdefault(header.peer, set()).add(header.corpus)
     for corpus in data:
         opened = open_private(corpus, run, log.genesis.tokenizer_hash, inputs.model.vocab_size)
-        named = (each for of_place in by_place.values() for _, each in of_place)
-        peers = {header.peer for header in named if header.corpus == opened.fingerprint}
+        peers = {peer for peer, names in corpora.items() if opened.fingerprint in names}
         if not peers:
             raise UserError(
                 f"{OPTION} {corpus}: no contribution that is here was made of this corpus; name the folder "
                 "of its machine's contributions with --contributions"
             )
-        kept.owned |= dict.fromkeys(peers, opened)
+        kept.owners |= peers
+        kept.owned |= {peer: opened for peer in peers if len(corpora[peer]) == 1}
+        for header in headers:
+            place = header.t, header.slot
+            counts = _digest(commits.get(header.t), header.slot) in ("", header.digest)
+            if header.corpus == opened.fingerprint and header.peer == kept.whose.get(place) and counts:
+                kept.made_of[place] = opened
     with progress("checking the contributions", len(span), unit="iterations") as advance:
         for t in span:
             if t in log.history.plans and commits[t].verdict == "step":
                 _check_round(kept, log, commits[t], by_place)
             advance(1.0)
     return kept
+
+
+def _digest(commit: Commit | None, slot: int) -> str:
+    """Digest of a slot's contribution in a round's commit; "" if it has none."""
+    known = commit.stages[1].contributions if commit is not None and len(commit.stages) > 1 else ()
+    return known[slot] if 0 <= slot < len(known) else ""
 
 
 def _owners(log: LoggedRun) -> dict[Place, str]:
@@ -170,7 +197,7 @@ def _check_round(
             continue
         peer = stage.members[owner]
         where = f"the contribution of slot {slot} to round {t}, by {name_of(log, peer)}"
-        logged = stage.contributions[slot] if slot < len(stage.contributions) else ""
+        logged = _digest(commit, slot)
         if not logged:
             kept.problems.append(f"{where}: the log does not have its digest")
         found = [(path, each) for path, each in files.get((t, slot), ()) if each.peer == peer]
@@ -180,9 +207,11 @@ def _check_round(
             kept.checked += 1
         elif found and not same and not log.history.rolled_back:
             kept.problems.append(f"{where}: {found[0][0]} is not the one that the log has")
-        if not intact and peer not in kept.owned:
+        carries = bool(log.history.plans[t][slot].carried)
+        # The state that a slot of a machine with several corpora carries may be of one that is not here.
+        if not intact and (kept.data_of(t, slot) is None or (carries and peer not in kept.owned)):
             kept.lacking.setdefault(t, where)
-        elif not intact and log.history.plans[t][slot].carried:
+        elif not intact and carries:
             kept.fragile.setdefault(t, where)
 
 

@@ -92,7 +92,8 @@ class Report:
     policy: str
     """Text for the kind of steps: synchronous, delayed, or in rounds, with the rules of these."""
     left_out: Sequence[int] = ()
-    """Iterations of a run on private data that could not be taken again, as a contribution is not here."""
+    """Iterations of a run on private data that could not be taken again, as a contribution is not here, or
+    the data for which one was skipped."""
     holds: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -64,13 +64,15 @@ def verify(
     kept = kept_rounds(inputs, log, range(begin + 1, end + 1), contributions, private_data)
     gaps = kept.gaps(begin, end, checkpoints)
     comparison = Comparison(inputs, log, checkpoints, exact, same_class, keep_saved=independent)
+    comparison.restored = [after.t for after in gaps.values() if after is not None]
+    resumable = exact and not (independent or gaps or contributions or private_data)
     recorded = RecordedValues(checkpoints, history.t)
     # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
     observers: list[Observer] = [comparison] if exact else [comparison, recorded]
     with (
         _stepper(inputs, own_class, jobs if begin == 0 else 1, kept) as stepper,
         progress("taking every step again", end - begin, unit="steps") as advance,
-        _rest_named(inputs, comparison, begin, end, exact and not independent, advance) as count,
+        _rest_named(inputs, comparison, begin, end, resumable, advance) as count,
     ):
         restore = partial(_restore, stepper.reference, inputs)
         if begin:
@@ -79,7 +81,7 @@ def verify(
     comparison.counts["contributions"].compared = kept.checked
     there = [t for t in checkpoints if t not in comparison.deleted]
     found, bounds, used = _judged(inputs, log, comparison, recorded, there, jobs)
-    left_out = kept.left_out(gaps, end)
+    left_out = sorted({*kept.left_out(gaps, end), *comparison.unchecked})
     return Report(
         **_facts(inputs, log),
         steps=end - begin - len(left_out),
@@ -191,8 +193,8 @@ def _rest_named(
     inputs: Inputs, comparison: Comparison, begin: int, end: int, possible: bool, advance: Advance
 ) -> Iterator[Advance]:
     """Let Ctrl+C in a replay of the steps after `begin` up to `end` say how to take it up again. Yields the
-    function that counts steps taken and tells `advance` of them. possible: False if only the whole run can be
-    judged."""
+    function that counts steps taken and tells `advance` of them. possible: False if the rest cannot be
+    judged alone: steps before it are left out, it needs the same folders, or only the whole run can be."""
     reached = begin
 
     def count(steps: float) -> None:

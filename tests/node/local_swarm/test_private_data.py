@@ -9,6 +9,7 @@ import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, load_run_file
+from anabranch.data.corpus import open_corpus
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.local_swarm import create_local
 from anabranch.node.local_swarm.supervisor import Supervisor
@@ -248,6 +250,58 @@ def test_rounds_without_a_contribution_are_named_and_the_rest_is_checked(
         [directory.peers_path / "relay-1.0" / "private"],
     )
     assert own.holds and not own.left_out
+
+
+def rename_corpus(path: Path, corpus: str) -> None:
+    """Have a kept contribution name another corpus."""
+    header = msgspec.json.encode(msgspec.structs.replace(read_header(path), corpus=corpus))
+    data = path.read_bytes()
+    begin = 4 + int.from_bytes(data[:4], "little")
+    path.write_bytes(len(header).to_bytes(4, "little") + header + data[begin:])
+
+
+@pytest.mark.slow
+def test_a_machine_may_have_had_several_corpora(
+    trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path
+) -> None:
+    """Each contribution is compared with the corpus that it names: an owner who joins again with more text is
+    not said to have computed falsely before."""
+    directory = copied(trained[0], tmp_path)
+    files = contributions(directory, "relay-1.2")
+    data = [directory.peers_path / name / "private" for name in ("relay-1.2", "relay-1.0")]
+    before = verify(directory.path, private_data=data[:1])
+    rename_corpus(files[3], open_corpus(data[1]).fingerprint)
+    one = verify(directory.path, private_data=data[:1])
+    assert one.holds and any("1 contribution of theirs were not" in note for note in one.notes)
+    assert one.counts["inner steps"].compared == before.counts["inner steps"].compared - 1
+    about = read_header(files[3])
+    both = verify(directory.path, private_data=data)
+    assert both.counts["inner steps"].differ == 1  # it was made of the other one, in truth
+    assert both.counts["inner steps"].first == f"step {about.t}, contribution of slot {about.slot}"
+
+
+@pytest.mark.slow
+def test_what_is_left_out_is_not_called_compared(
+    trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that the replay goes on from is not compared with itself, and Ctrl+C after a gap does not
+    say that no bit differs."""
+    directory = copied(trained[0], tmp_path)
+    whole = verify(directory.path)
+    last = max(contributions(directory, "relay-1.0"), key=lambda path: read_header(path).t)
+    after = [t for t in directory.checkpoints() if t >= read_header(last).t]
+    last.unlink()
+    report = verify(directory.path)
+    assert after and report.holds and report.left_out
+    assert report.counts["weights"].compared < whole.counts["weights"].compared
+
+    def stopped(history: object, stepper: object, observers: object, count: Any, *rest: object) -> None:
+        count(20.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anabranch.audit.verify.replay", stopped)
+    with pytest.raises(KeyboardInterrupt, match="the same command begins again"):
+        verify(directory.path)
 
 
 @pytest.mark.slow

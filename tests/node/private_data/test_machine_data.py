@@ -129,11 +129,23 @@ def test_each_relay_may_have_a_text_or_a_corpus_of_its_own(
         assert corpus.tokenizer_hash == open_corpus(made.corpus).tokenizer_hash
 
 
+def test_a_corpus_that_is_cut_may_be_no_other_than_one_that_is_not(texts: Path, tmp_path: Path) -> None:
+    """Its parts have no masks, documents or sources any more by which it would be refused."""
+    section = DataSection(source="text", path=str(texts), tokenizer="bytes", packing="whole")
+    materialise(section, tmp_path / "whole")
+    with pytest.raises(UserError, match="a private corpus is running text of one source"):
+        create_local(private_run(texts), tmp_path / "run", [tmp_path / "whole"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_python_interface_gives_relays_their_data(texts: Path, tmp_path: Path) -> None:
     run = anabranch.Run.create(private_run(texts), tmp_path / "run", private_data=[texts])
     assert private_options(RunDirectory.open(run.path), "relay-1.0")
     with pytest.raises(UserError, match="give the relays data of their own"):
         anabranch.Run.create(private_run(texts), tmp_path / "other")
+    with pytest.raises(UserError, match="private_data is for a local swarm"):
+        anabranch.Run.create(private_run(texts), tmp_path / "other", local=False, private_data=[texts])
+    assert not (tmp_path / "other").exists()
 
 
 def test_data_that_do_not_fit_leave_nothing_behind(texts: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ bound."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 
@@ -130,6 +131,33 @@ def test_the_oldest_rounds_make_room(tmp_path: Path) -> None:
     assert len(files_of(tmp_path)) == 3  # too large for the folder: nothing else is lost for it
     ContributionFolder(tmp_path / "none", 0).keep(about(changes[1]), changes[1])
     assert not (tmp_path / "none").exists()
+
+
+def test_after_a_rollback_the_void_rounds_make_room(tmp_path: Path) -> None:
+    """Rounds begin again with lower numbers than those of files that are older."""
+    changes = {t: change_of(LAYOUT, 4, seed=t) for t in range(1, 7)}
+    folder = ContributionFolder(tmp_path, 1 << 20)
+    for t in (4, 5, 6):
+        folder.keep(about(changes[t], t=t), changes[t])
+    for path in files_of(tmp_path):
+        os.utime(path, (1e9, 1e9 + int(path.name[6:12])))
+    bounded = ContributionFolder(tmp_path, sum(path.stat().st_size for path in files_of(tmp_path)) + 50)
+    for t in (2, 3):
+        bounded.keep(about(changes[t], t=t), changes[t])
+    assert [int(path.name[6:12]) for path in files_of(tmp_path)] == [2, 3, 6]
+
+
+def test_what_killed_processes_left_does_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = change_of(LAYOUT, 4)
+    for number in range(3):
+        monkeypatch.setattr("os.getpid", lambda number=number: 1000 + number)
+        with monkeypatch.context() as killed:
+            killed.setattr("pathlib.Path.unlink", lambda path, missing_ok=False: None)
+            killed.setattr("os.replace", lambda *_: None)
+            ContributionFolder(tmp_path, 1 << 20).keep(about(change), change)
+    assert len(list(tmp_path.iterdir())) == 1
+    ContributionFolder(tmp_path, 1 << 20).keep(about(change), change)
+    assert list(tmp_path.iterdir()) == files_of(tmp_path)
 
 
 def test_links_and_other_files_are_left_out(tmp_path: Path) -> None:

@@ -53,12 +53,14 @@ def give_private(
     from anabranch.data.private import open_private
 
     run = load_run_file(directory.run_file)
-    tokenizer = open_corpus(directory.corpus).tokenizer_hash
+    tokenizer, vocabulary = open_corpus(directory.corpus).tokenizer_hash, run.model.vocab_size
+    assert vocabulary is not None  # the run's founder filled it in
     section = DataSection(source="text", tokenizer=str(directory.corpus / "tokenizer.json"))
 
     def corpus_of(path: Path, folder: Path) -> Corpus:
         """Corpus at `path`, or one prepared in `folder` of the text there."""
         if (path / MANIFEST).is_file():
+            open_private(path, run, tokenizer, vocabulary)  # its parts would not show masks and sources
             return open_corpus(path)
         return materialise(replace(section, path=str(path)), folder)
 
@@ -71,8 +73,7 @@ def give_private(
                 corpus = write_part(whole, number, len(relays), home / FOLDER)
             else:
                 corpus = corpus_of(given[number], home / FOLDER)
-            assert run.model.vocab_size is not None
-            open_private(corpus.directory, run, tokenizer, run.model.vocab_size)
+            open_private(corpus.directory, run, tokenizer, vocabulary)
             if corpus.directory != home / FOLDER:
                 (home / PATH_FILE).write_text(str(corpus.directory.resolve()), "utf-8")
             parts.append(f"{name} {corpus.train.tokens:,}")

@@ -35,6 +35,8 @@ EFFORT = 1
 FREE_SHARE = 0.5
 #: Characters of the digest in a file's name.
 NAME_DIGITS = 16
+#: Name of a file that is being written. A process that is killed leaves it, and the next one writes it anew.
+UNFINISHED = ".unfinished"
 
 _NAME = re.compile(r"round-(\d{6,})-slot-(\d{3,})-[0-9a-f]{16}\.contribution")
 
@@ -67,8 +69,8 @@ def contribution_digest(layout: Layout, change: Tensor) -> str:
 
 
 class ContributionFolder:
-    """Folder of the contributions of one machine, the newest ones. most_bytes: of all its files together; 0:
-    nothing is kept."""
+    """Folder of the contributions of one machine, the newest ones, for one process. most_bytes: of all its
+    files together; 0: nothing is kept."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self.most_bytes = folder, most_bytes
@@ -79,7 +81,7 @@ class ContributionFolder:
         if not self.most_bytes:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = self.folder / f".{os.getpid()}.unfinished"
+        unfinished = self.folder / UNFINISHED
         header = msgspec.json.encode(about)
         try:
             with open(unfinished, "wb") as file:
@@ -101,9 +103,10 @@ class ContributionFolder:
         return sum(path.stat().st_size for path in files_of(self.folder))
 
     def _shrink(self, most_bytes: int) -> None:
-        """Delete the files of the oldest rounds until the others take at most `most_bytes`."""
+        """Delete the oldest files until the others take at most `most_bytes`. After a rollback those of lower
+        rounds may be the newer ones."""
         used = self._used()
-        for path in files_of(self.folder):
+        for path in sorted(files_of(self.folder), key=lambda path: path.stat().st_mtime_ns):
             if used <= most_bytes:
                 return
             used -= path.stat().st_size
