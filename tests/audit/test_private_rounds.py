@@ -32,6 +32,12 @@ def test_a_gap_ends_at_the_next_checkpoint() -> None:
     assert spans == ["iterations 4 to 10 were", "iteration 20 was", "iterations 23 to 30 were"]
 
 
+def test_it_is_said_that_no_inner_step_was_taken_again() -> None:
+    """Without anybody's data contributions are summed alone; a run on its own corpus has nothing to say."""
+    assert "no inner step" in KeptRounds(whose={(3, 0): "r1.0"}).notes({}, 5)[0]
+    assert KeptRounds().notes({}, 5) == []
+
+
 def test_without_a_checkpoint_nothing_after_it_is_checked() -> None:
     found, left_out, kept = gaps(0, 30, [10], 12, 25)
     assert found == {12: None} and left_out == list(range(12, 31))

@@ -103,6 +103,8 @@ class KeptRounds:
             notes.append(f"{span} not taken again, as {what} is not here; {then}")
         if self.owners:
             notes.append(f"inner steps of {counted(len(self.owners), 'machine')} were taken again")
+        elif self.whose:
+            notes.append(f"no inner step on private data was taken again: its owner can, with {OPTION}")
         theirs = [place for place in self.files if self.whose.get(place) in self.owners]
         if others := sum(self.data_of(*place) is None for place in theirs):
             what = f"{counted(others, 'contribution')} of theirs"
