@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -23,6 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["ANABRANCH_CORPORA"] = "off"  # no test reads or writes the user's cache
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A job in the background of a script ignores Ctrl+C, and so would the commands that tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "slow: a second or more of CPU; left out of `make quick`")
     config.addinivalue_line("markers", "soak: long; left out of `make test`, run by `make soak`")
     if config.option.without_torch:
