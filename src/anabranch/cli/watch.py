@@ -61,22 +61,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{plain(name)}: {address}  (Ctrl+C ends the page)", flush=True)
         if args.open:
             webbrowser.open(address)
-        raise UserError(_awaited(ended))
+        raise UserError(ended.get())
     except KeyboardInterrupt:
         print()
         return 0
     finally:
         page.close()
-
-
-def _awaited(ended: queue.SimpleQueue[str]) -> str:
-    """Wait for the run's end; returns its reason. A wait without end hears no Ctrl+C where the system does
-    not break off waits for locks, or gives the signal to another thread."""
-    while True:
-        try:
-            return ended.get(timeout=1.0)
-        except queue.Empty:
-            pass
 
 
 def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
