@@ -57,15 +57,20 @@ def test_honest_relays_pass_every_audit_and_the_ledger_has_all_their_work(
     assert sum(row.audited for row in found.rows) > 0 and not list(directory.path.glob("proofs/*"))
 
 
+def start_auditor(swarm: Swarm) -> None:
+    """Let an auditor of stage 1 join, and wait until it has the stage's state."""
+    ticket = new_ticket(swarm.directory.path, "auditor", 1, 3600.0).text
+    swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
+    swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
+
+
 def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Stage 1 has two replicas. Without the auditor no third one could tell which of them lies."""
     run = small_run(texts, run__steps=6, audit__share=1.0, routing__policy="static", fleet__minimum=2)
     directory = created(tmp_path / "run", run)
     plan_a_lie(directory)
     with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
-        ticket = new_ticket(directory.path, "auditor", 1, 3600.0).text
-        swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
-        swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
+        start_auditor(swarm)
         for name, stage in processes_of(run).items():
             if stage:
                 swarm.join(name, swarm.ticket(), ["--stage", str(stage)])
@@ -174,9 +179,7 @@ def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(
     directory = created(tmp_path / "run", run)
     plan_a_lie(directory, since=8)
     with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
-        ticket = new_ticket(directory.path, "auditor", 1, 3600.0).text
-        swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
-        swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
+        start_auditor(swarm)
         if not synchronous:
             with pytest.raises(UserError, match="in rounds of islands only an auditor"):
                 new_ticket(directory.path, "open", 1, 3600.0)
