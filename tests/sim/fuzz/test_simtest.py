@@ -143,6 +143,12 @@ def test_joiners_ask_another_if_the_one_they_take_for_the_leader_vanished() -> N
     assert not run_seed(31008433, "rounds").failed
 
 
+def test_who_dials_a_peer_whose_second_process_ended_comes_to_the_first() -> None:
+    """A process with the key of the only relay was started and crashed: no newcomer could dial the relay any
+    more, nor reach it through others (the simulation's mistake)."""
+    assert not run_seed(41002139, "rounds").failed
+
+
 def test_what_a_peer_sent_before_it_moved_counts() -> None:
     """It added a unit of step 5 at stage 2, sent its sum, and moved to stage 1, whose state after step 4 it
     loaded (I1)."""

@@ -88,6 +88,8 @@ class World(Environment):
         self.random = random.Random(seed)
         self.model = model or Model()
         self.nodes: dict[str, Node] = {}
+        self._copied: dict[str, Node] = {}
+        """Peer whose key a second process has -> its first process, which went on."""
         self.tickets: dict[str, VerifiedCredential] = {}
         """Credentials that nodes show when they dial, by id; by default those without a ticket."""
         self._history: tuple[tuple[int, bytes], LogReplay] | None = None
@@ -141,6 +143,8 @@ class World(Environment):
         )  # fmt: skip
         node = Node(self, peer, member, slowness)
         node.disk = disk
+        if former is not None and former.running:
+            self._copied[member.id] = former
         self.nodes[member.id] = node
 
         def begin() -> None:
@@ -240,16 +244,21 @@ class World(Environment):
                 return
         self._dial_direct(node, peer, address)
 
+    def _at_door(self, peer: str) -> Node | None:
+        """Process that a dial to `peer` comes to: the current one, or the first one if that has ended."""
+        node = self.nodes.get(peer)
+        return node if node is None or node.running else self._copied.get(peer, node)
+
     def _answers(self, node: Node, peer: str, address: str) -> bool:
         """True if a direct dial would be answered now."""
-        other, blocked = self.nodes.get(peer), self._blocked.get(frozenset((node.id, peer)), 0.0)
+        other, blocked = self._at_door(peer), self._blocked.get(frozenset((node.id, peer)), 0.0)
         open_now = self.trouble.dialled_at(node.id, peer, self.clock.now, 0.0) < math.inf
         listens = other is not None and other.running and address == other.member.address
         return open_now and listens and blocked <= self.clock.now
 
     def carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
         """First of these carriers that the node reaches now and `peer` has dialled itself ("": none)."""
-        other, now = self.nodes.get(peer), self.clock.now
+        other, now = self._at_door(peer), self.clock.now
         for carrier in carriers:
             link = None if other is None or not other.running else other.links.get(carrier)
             if link is None or not link.open or link.via or link.dialled_by != peer:
@@ -266,7 +275,7 @@ class World(Environment):
         ready_s = 2 * (self._setup_s(node.id, carriers[0]) + self._setup_s(carriers[0], peer))
 
         def ready() -> None:
-            other = self.nodes.get(peer)
+            other = self._at_door(peer)
             if not node.running or (peer in node.links and node.links[peer].open):
                 return
             via = self.carrier_to(node, peer, carriers)
@@ -309,7 +318,7 @@ class World(Environment):
         at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
 
         def answer() -> None:
-            other = self.nodes.get(peer)
+            other = self._at_door(peer)
             if not node.running or (peer in node.links and node.links[peer].open):
                 return
             if at == math.inf:
