@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from anabranch.sim.kernel.swarm_world import World
 #: Messages that are remembered to be replayed, changed and mutated.
 OVERHEARD = 400
 KINDS = tuple(ROW_OF)
+type_info = cache(types.type_info)
 #: Messages by which an admitted member spoils, in its own name, its part of a sum, its own account. Lies of
 #: these kinds are told under others' names and of other epochs only (docs/reference, "What an admitted peer
 #: can do").
@@ -42,7 +44,7 @@ class Fabricator:
         self.numbers = numbers
 
     def message(self, kind: type[msg.Message]) -> msg.Message:
-        made = self.value(types.type_info(kind))
+        made = self.value(type_info(kind))
         assert isinstance(made, msg.Message)
         return made
 

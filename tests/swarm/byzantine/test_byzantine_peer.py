@@ -15,6 +15,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.byzantine_peer import KINDS, Hostile
@@ -48,7 +49,7 @@ class HostileTrial:
         self.hostile = Hostile(world, self.liar, draw, number, 0.03, 2.0, TROUBLE_ENDS_S)
         self.invariants = Invariants(world)
         self.most_early: Counter[str] = Counter()
-        world.watchers.append(lambda node, event: self._measure(world))
+        world.watchers.append(lambda node, event: self._measure(node))
         self.then = 0
         world.clock.at(TROUBLE_ENDS_S, self._quiet)
         world.clock.at(END_S, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
@@ -59,9 +60,8 @@ class HostileTrial:
         for at, other in ((1.0, "r1.0"), (1.1, "r2.0"), (1.2, "d1")):
             world.clock.at(at, lambda other=other: world.dial(node, other))  # type: ignore[misc]
 
-    def _measure(self, world: World) -> None:
-        for name, node in world.nodes.items():
-            self.most_early[name] = max(self.most_early[name], len(node.peer.reception.early))
+    def _measure(self, node: Node) -> None:
+        self.most_early[node.id] = max(self.most_early[node.id], len(node.peer.reception.early))
 
     def _quiet(self) -> None:
         self.then = self.world.history().t

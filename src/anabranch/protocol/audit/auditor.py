@@ -307,6 +307,8 @@ class Auditor(Timer):
 
     def deadline(self) -> float:
         if self._job is None:
+            if not self._queue:
+                return math.inf
             return self._ctx.clock.now if self._following() is not None else math.inf
         return self._due_at(self._job)
 

@@ -88,6 +88,8 @@ class EarlyBuffer:
         self._number = 0
 
     def __len__(self) -> int:
+        if not self._senders:
+            return 0
         return sum(len(sender.entries) for sender in self._senders.values())
 
     def keep(

@@ -383,6 +383,8 @@ class AuditCases:
 
     def held_until(self) -> float:
         """Time (s) at which the next wait for a second auditor is over by itself; infinite if none is on."""
+        if not self._cases:
+            return math.inf
         now = self.ctx.clock.now
         held = (case.held_until for case in self._cases.values() if not case.over)
         return min((until for until in held if until > now), default=math.inf)

@@ -116,6 +116,8 @@ class Coordinator:
         self._closed = False
         self._voters_at = 0.0
         self._waiting_for = ""
+        self._staffed = (-1, -1)
+        """Membership version and iteration in which every stage was last found to have an active member."""
 
     @property
     def t(self) -> int:
@@ -382,7 +384,9 @@ class Coordinator:
         """
         t, delay = self.t + 1, self.ctx.run.settings.delay
         membership, stages = self.ctx.run.membership, range(self.ctx.run.settings.stages + 1)
-        if all(membership.count(stage, t) for stage in stages):
+        look = membership.version, t
+        if look == self._staffed or all(membership.count(stage, t) for stage in stages):
+            self._staffed = look
             return t + 1 + delay.has(t + 1)
         ready = self.admission.ready
         begun = membership.begun
@@ -585,25 +589,30 @@ class Coordinator:
     # --- time ----------------------------------------------------------------------------------
 
     def deadline(self) -> float:
-        times = [self.checkpoints.deadline(), self.admission.deadline(), self.catalog.deadline()]
-        times += [self.stage_recovery.deadline(), self.telling.deadline(), self.initial_assignment.deadline()]
-        times.append(self.disputes.deadline())
-        if not self.log.busy:
-            times.append(self.carriers.deadline())
-        if self.tip.over and (awaited_until := self.audits.awaited_until()) > self.ctx.clock.now:
-            times.append(awaited_until)
-        changes_at = self.telling.changes_at() if self.admission.waiting else 0.0
-        if changes_at > self.ctx.clock.now:
-            times.append(changes_at)
-        current = self.round or (None if self.released.last else self.released.unopened)
-        if current is not None and not self.log.busy:
-            times.append(current.progress_at + self.reducing.patience_s(current))
-            times.append(current.unlisted_since + UNLISTED_S)
-            times.append(self.audits.held_until())
-            # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
-            if (late_at := self.rounds.deadline(current)) > self.ctx.clock.now:
-                times.append(late_at)
-        return min(times)
+        now, busy = self.ctx.clock.now, self.log.busy
+        due = min(
+            self.checkpoints.deadline(),
+            self.admission.deadline(),
+            self.catalog.deadline(),
+            self.stage_recovery.deadline(),
+            self.telling.deadline(),
+            self.initial_assignment.deadline(),
+            self.disputes.deadline(),
+        )
+        if not busy:
+            due = min(due, self.carriers.deadline())
+        if self.tip.over and (awaited_until := self.audits.awaited_until()) > now:
+            due = min(due, awaited_until)
+        if self.admission.waiting and (changes_at := self.telling.changes_at()) > now:
+            due = min(due, changes_at)
+        current = self.tip.round or (None if self.released.last else self.released.unopened)
+        if current is None or busy:
+            return due
+        stalls_at = current.progress_at + self.reducing.patience_s(current)
+        due = min(due, stalls_at, current.unlisted_since + UNLISTED_S, self.audits.held_until())
+        # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
+        late_at = self.rounds.deadline(current)
+        return late_at if now < late_at < due else due
 
     def tick(self) -> None:
         self.admission.tick()

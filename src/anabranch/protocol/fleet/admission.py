@@ -604,6 +604,8 @@ class Admission:
 
     def deadline(self) -> float:
         """Time of the next `tick` (s)."""
+        if not (self._lost or self._joining):
+            return self.absent.deadline()  # nearly always
         dials = [min(lost.until, lost.dial_at) for lost in self._lost.values()]
         if self._joining and not self._may_admit():
             dials.append(self.ctx.clock.now + (1.0 - self._admits.left) / ADMISSIONS.per_s)
@@ -626,6 +628,8 @@ class Admission:
         allows), of either as many as fit, else members that begin to serve; its contents are planned no
         longer. To be called once the record before is committed: the caller logs this one. begins(stage, t):
         iteration from which ready members with the stage's state after t serve; None: not yet."""
+        if not (self.waiting or self._going or self._coming):
+            return None  # asked after each event, and most of the time nothing is planned
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
         planned = [(peer, reason) for peer, reason in self._removals.items() if peer in members]

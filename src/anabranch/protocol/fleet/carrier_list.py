@@ -96,5 +96,7 @@ class CarrierList:
     def deadline(self) -> float:
         """Time (s) at which `record` gives up the next carrier without a link, or may log new offers;
         infinite if there is nothing to log."""
+        if not (self._unlinked or self._offers):
+            return math.inf
         due = min([*self._unlinked.values(), *([-math.inf] if self._offers else [])], default=math.inf)
         return max(due, self._ctx.clock.now + self._wait_s()) if due < math.inf else math.inf

@@ -230,6 +230,8 @@ class StageRecovery:
 
     def deadline(self) -> float:
         """Time (s) of the next decision about a lost stage."""
+        if not self._lost:
+            return math.inf
         now = self.ctx.clock.now
         times = [since + wait for since in self._lost.values() for wait in (GRACE_S, MOVE_AFTER_S)]
         return min((at for at in times if at > now), default=math.inf)
