@@ -76,8 +76,8 @@ class IslandRounds:
         """Inputs of the last `_reached`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
-        self._units: Mapping[str, int] = {}
-        """Peer -> microbatches of its work in the last step."""
+        self._units: dict[str, int] = {}
+        """Peer -> microbatches of its work in the last step, until it reports the seconds of that."""
         self._overdue: dict[str, tuple[int, str]] = {}
         """Peer that was removed since it was overdue with a slot -> round up to which it is expelled for the
         same, and data node that begins that slot."""
@@ -152,9 +152,10 @@ class IslandRounds:
         """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
         that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
         plausible one. A machine that was late is believed to have become at most twice as quick since: its
-        seconds are its own word, and the steps that it gets for them are lost if it is late again."""
+        seconds are its own word, and the steps that it gets for them are lost if it is late again. Reports
+        are repeated, and the first one counts."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
-        if (units := self._units.get(peer)) and plausible(seconds):
+        if plausible(seconds) and (units := self._units.pop(peer, 0)):
             rate, most = units / seconds, 2.0 * self._limits.pop(peer, math.inf)
             if rate > most:
                 self._keep(self._limits, peer, most)

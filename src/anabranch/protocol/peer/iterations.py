@@ -355,15 +355,15 @@ class Iterations(Timer):
 
     def _partners(self) -> set[str]:
         """Peers that this peer exchanges microbatches or reduce parts with."""
-        found = self._waits_for()
-        if self.replica.all_reduce.reduce is not None and self.replica.all_reduce.prepared is None:
-            found.update(self.replica.all_reduce.reduce.partners)
-        return found
+        reduce, prepared = self.replica.all_reduce.reduce, self.replica.all_reduce.prepared
+        return self._exchanging().union(reduce.partners if reduce is not None and prepared is None else ())
 
     def _waits_for(self) -> set[str]:
         """Peers that this peer exchanges microbatches with, or that a reduce may wait for."""
+        return self._exchanging().union(self.replica.all_reduce.late)
+
+    def _exchanging(self) -> set[str]:
         found = {peer for iteration in self.in_flight for peer in iteration.partners}
-        found.update(self.replica.all_reduce.late)
         return found | self.helping.partners
 
     # --- timer and link observer ---------------------------------------------------------------
