@@ -154,6 +154,9 @@ class Connections:
             self._listen()
         self._ping_at = ctx.clock.now + heartbeat_s / (LOOKS if ctx.run.near.crowded else 1)
         self._ping(*self._turns(whole))
+        if ctx.clock.now < self._none_silent_before:  # a bound that was found long ago, for links heard since
+            links = self._listening()
+            self._none_silent_before = min((s.doubted_at() for s in links.values()), default=math.inf)
         if whole:
             self._seek()
 
