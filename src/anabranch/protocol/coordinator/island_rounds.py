@@ -278,8 +278,9 @@ class IslandRounds:
         not count, but among those that are ready: their machines may be far too slow."""
         planned, least = current.planned_s, self.ctx.run.settings.rounds.least
         done_s = max((planned[k] for k in ready if k in planned), default=0.0)
-        longest_s = self._longest(s for k, s in planned.items() if current.slots[k].steps > least)
-        return max(1.0, longest_s / done_s) if done_s else 1.0
+        if current.longest_s is None:
+            current.longest_s = self._longest(s for k, s in planned.items() if current.slots[k].steps > least)
+        return max(1.0, current.longest_s / done_s) if done_s else 1.0
 
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:
