@@ -36,6 +36,20 @@ def test_speeds_of_former_peers_are_bounded() -> None:
     assert rounds._rates["stays"] == rounds._rates[f"p{RATES_KEPT + 9}"] == 3.0 and "p0" not in rounds._rates
 
 
+def test_a_repeated_report_counts_once() -> None:
+    """Each report of a machine that was late may double its rate, and reports are repeated every second or
+    two, by honest machines too."""
+    ctx = make_context("d", 1, 0, Settings("r", 1, 1, 3, 9, rounds=Rounds(inner=4, slots=3)), "d")
+    rounds = IslandRounds(ctx, cast(Admission, None), bool)
+    for rate in (2.0, 4.0):
+        rounds._limits.setdefault("late", 1.0)
+        rounds._units = {"late": 6}
+        for _ in range(5):
+            rounds.on_applied("late", {})
+            rounds.on_applied("late", {"Forward": 1.0})
+        assert rounds._rates["late"] == rounds._limits["late"] == rate
+
+
 def test_a_joiner_is_believed_as_quick_as_others_with_its_times() -> None:
     """Times at joining lack the optimizer's steps; the lower median of what others reach of theirs counts, so
     that one machine that reports itself far too quick moves nobody else."""

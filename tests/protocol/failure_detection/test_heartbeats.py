@@ -96,3 +96,32 @@ def test_a_hurried_heartbeat_goes_to_all() -> None:
     connections.tick(0)
     pinged = {effect.peer for effect in ctx.outbox.effects if isinstance(effect, Send)}
     assert ctx.run.near.crowded and pinged >= ctx.run.near.all(0) - {"d"}
+
+
+def test_the_silence_of_a_peer_that_nobody_pings_teaches_no_patience() -> None:
+    """A partner of reduces, heard once a round and watched only while a reduce may wait for it."""
+    ctx = make_context("r0", 1, 1, Settings("run", 1, 1, 4, 100, neighbours=1), "d")
+    peers = [f"r{n}" for n in range(12)]
+    members = (Member("d", 0, 1, "", 4), *(Member(peer, 1, 1, "", 4) for peer in peers))
+    ctx.run.membership.apply(Members(1, members, {member.id: 1 for member in members}))
+    ctx.run.membership.open(1, 1)
+    waited: set[str] = set()
+    ctx.links.register_user(lambda: peers, lambda: waited)
+    connections = Connections(ctx)
+    for peer in peers[1:]:
+        connections.link_up(peer)
+    connections.tick(0)
+    other = next(peer for peer in peers[1:] if peer not in ctx.run.near.all(1))
+    patience_s = ctx.links.up[other].patience_s
+    for round_ in range(1, 5):
+        ctx.clock.now = 400.0 * round_
+        connections.heard(other)
+    assert ctx.run.near.crowded and ctx.links.up[other].patience_s == patience_s
+    waited.add(other)
+    ctx.clock.now += 100.0
+    connections.tick(0)
+    assert ctx.links.up[other].last_heard == ctx.clock.now, "its silence begins with its watch"
+    for _ in range(8):
+        ctx.clock.now += 1.5
+        connections.heard(other)
+    assert ctx.links.up[other].patience_s > patience_s

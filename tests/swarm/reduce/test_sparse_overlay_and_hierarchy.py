@@ -176,6 +176,51 @@ def test_who_missed_a_step_and_has_no_neighbour_left_asks_strangers_for_its_grad
     assert not wrong_states(world) and len(world.history().commits) == STEPS
 
 
+def partners_of_reduce(node: Node) -> list[str]:
+    """Peers that a relay exchanges parts with now and that are not its neighbours; [] without a reduce."""
+    ctx, reduce = node.peer.ctx, node.peer.replica.all_reduce.reduce
+    if not ctx.run.stage or reduce is None or not reduce.parts or node.peer.replica.all_reduce.prepared:
+        return []
+    return [peer for peer in reduce.partners if peer not in ctx.run.near.all(ctx.run.stage)]
+
+
+def test_partners_of_a_reduce_are_pinged_only_if_they_are_late() -> None:
+    """The exchange takes several heartbeats, and the leader watches all members meanwhile."""
+    world = crowded(Model(bulk_s=3.0))
+    exchanging, pinged = Counter[str](), Counter[str]()
+
+    def look(node: Node, event: ev.Event) -> None:
+        partners = partners_of_reduce(node)
+        late = node.peer.replica.all_reduce.late
+        exchanging[node.id] += len(partners) > len(set(late) & set(partners))
+        if isinstance(event, ev.Received) and isinstance(event.message, msg.Pong):
+            pinged[node.id] += event.peer in partners and event.peer not in late
+
+    world.watchers.append(look)
+    world.run()
+    assert len(exchanging) > STAGES * REPLICAS and exchanging.total() > 100 and not pinged.total()
+    assert not wrong_states(world) and not [f for _, _, kind, f in world.notes if kind == "suspected"]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_link_that_swallows_parts_of_a_reduce_holds_no_step_up(share: float) -> None:
+    """Also where nothing of what a member awaits comes, so that no part seems late (I4). share: of that
+    member's links to partners that are no neighbours; at least one."""
+    world = crowded()
+    swallowed: list[float] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        partners = [] if swallowed else partners_of_reduce(node)
+        for other in partners[: max(1, round(share * len(partners)))]:
+            swallowed.append(world.clock.now)
+            world.trouble.swallow([(other, node.id), (node.id, other)], float("inf"))
+
+    world.watchers.append(look)
+    world.run(60.0)
+    assert len(swallowed) >= (2 if share else 1)
+    assert not wrong_states(world) and len(world.history().commits) == STEPS
+
+
 def test_members_of_one_region_reduce_in_the_same_cell() -> None:
     """Two of three payloads of a reduce in cells stay within the cell: lines there are quick where it is one
     place."""

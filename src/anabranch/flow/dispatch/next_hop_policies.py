@@ -110,10 +110,10 @@ class Dispatch(Policy):
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
+        if not any(candidate.free for candidate in candidates):
+            return None
         costs = self._costs(candidates)
         free = [pair for pair in costs if pair[1].free]
-        if not free:
-            return None
         cost, peer = min(free, key=_rank)
         least, best = min(costs, key=_rank)
         ahead = best.outstanding + best.others + 1

@@ -237,6 +237,8 @@ class Auditor(Timer):
         gets the gradient of a step after its commit, so it waits until it has applied the step and kept the
         weights before it. It begins with the newest step: if it is too slow for all audits, it makes some in
         time rather than all of them late."""
+        if not self._queue:
+            return None
         me = self._ctx.me
         able = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t <= self._applied_t]
         if able and able[0].drawn.trusted == me:

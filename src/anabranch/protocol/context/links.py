@@ -64,6 +64,7 @@ class LinkTable:
         self._late: dict[str, set[LatePayload]] = {}
         self._timed: dict[str, set[bool]] = {}
         self._users: list[Callable[[], Collection[str]]] = []
+        self._waiting: list[Callable[[], Collection[str]]] = []
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none); `add`
@@ -142,14 +143,25 @@ class LinkTable:
         so that `peer` can measure the link. It is the stored set: the caller adds to it."""
         return self._timed.setdefault(peer, set())
 
-    def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a component that exchanges work with other peers: `partners()` returns them."""
+    def register_user(
+        self,
+        partners: Callable[[], Collection[str]],
+        waits_for: Callable[[], Collection[str]] | None = None,
+    ) -> None:
+        """Register a component that exchanges work with other peers: `partners()` returns them.
+        `waits_for()`: those among them that it may wait for, whose links are to be watched; by default all.
+        """
         self._users.append(partners)
+        self._waiting.append(waits_for or partners)
 
     def in_use(self) -> set[str]:
         """Peers with which any component of this peer exchanges work now, neighbours or not, linked or
         not."""
         return {peer for partners in self._users for peer in partners()}
+
+    def waited_for(self) -> set[str]:
+        """Those among the peers of `in_use` that a component of this peer may wait for now."""
+        return {peer for waits_for in self._waiting for peer in waits_for()}
 
 
 def _forget(counts: Counter[tuple[str, str]], peer: str) -> None:

@@ -21,7 +21,7 @@ from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
-from anabranch.protocol.rounds.plan import Plan, plan_hash, plan_problem, sets_of
+from anabranch.protocol.rounds.plan import Plan, plan_hash, sets_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.
@@ -127,7 +127,7 @@ class RunView:
         Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
         slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
-        wrong = plan_problem(self.settings.rounds, t, slots, self.settings.stages)
+        wrong = sets_of(slots).problem(self.settings.rounds, t, self.settings.stages)
         if slots and not wrong:
             self._plans[t] = slots
         self._next = t

@@ -76,8 +76,8 @@ class IslandRounds:
         """Inputs of the last `_reached`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
-        self._units: Mapping[str, int] = {}
-        """Peer -> microbatches of its work in the last step."""
+        self._units: dict[str, int] = {}
+        """Peer -> microbatches of its work in the last step, until it reports the seconds of that."""
         self._overdue: dict[str, tuple[int, str]] = {}
         """Peer that was removed since it was overdue with a slot -> round up to which it is expelled for the
         same, and data node that begins that slot."""
@@ -152,9 +152,10 @@ class IslandRounds:
         """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
         that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
         plausible one. A machine that was late is believed to have become at most twice as quick since: its
-        seconds are its own word, and the steps that it gets for them are lost if it is late again."""
+        seconds are its own word, and the steps that it gets for them are lost if it is late again. Reports
+        are repeated, and the first one counts."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
-        if (units := self._units.get(peer)) and plausible(seconds):
+        if plausible(seconds) and (units := self._units.pop(peer, 0)):
             rate, most = units / seconds, 2.0 * self._limits.pop(peer, math.inf)
             if rate > most:
                 self._keep(self._limits, peer, most)
@@ -277,8 +278,9 @@ class IslandRounds:
         not count, but among those that are ready: their machines may be far too slow."""
         planned, least = current.planned_s, self.ctx.run.settings.rounds.least
         done_s = max((planned[k] for k in ready if k in planned), default=0.0)
-        longest_s = self._longest(s for k, s in planned.items() if current.slots[k].steps > least)
-        return max(1.0, longest_s / done_s) if done_s else 1.0
+        if current.longest_s is None:
+            current.longest_s = self._longest(s for k, s in planned.items() if current.slots[k].steps > least)
+        return max(1.0, current.longest_s / done_s) if done_s else 1.0
 
     @staticmethod
     def _longest(seconds: Iterable[float]) -> float:

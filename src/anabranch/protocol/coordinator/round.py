@@ -89,6 +89,9 @@ class Round:
     """Time (s) at which half of the slots were ready, in a run that waits for late slots."""
     planned_s: Mapping[int, float] = field(default_factory=dict)
     """Slot of a round -> seconds that it should take (`IslandRounds.planned_s`)."""
+    longest_s: float | None = None
+    """Longest of these seconds (`IslandRounds._longest`), of slots with more than the fewest steps; None: not
+    worked out yet."""
     stretch: float = 1.0
     """Times as long as the slots that were ready at `ready_at` that all others should take."""
     cut_off_at: float = -math.inf

@@ -124,16 +124,15 @@ class Connections:
         return self.ctx.links.up if self._listened is None else self._listened
 
     def _listen(self) -> Mapping[str, AdaptiveTimeout]:
-        """Choose and store the watched links: all, or in a large swarm those to neighbours, to peers with
-        which this peer exchanges microbatches, to voters and to peers that are no members. A voter watches
-        all links."""
+        """Choose and store the watched links: all, or in a large swarm those to neighbours, to peers that
+        this peer may wait for, to voters and to peers that are no members. A voter watches all links."""
         ctx, before = self.ctx, self._listened
         if ctx.run.near.crowded:
             self._near = self._around()
         if not ctx.run.near.crowded or ctx.run.deals or ctx.me in self._keepers():
             self._listened = None
             return ctx.links.up
-        wanted = self._near.union(ctx.links.in_use())
+        wanted = self._near.union(ctx.links.waited_for())
         members = ctx.run.membership.members
         self._listened = {p: s for p, s in ctx.links.up.items() if p in wanted or p not in members}
         for peer, silence in self._listened.items():
@@ -155,6 +154,9 @@ class Connections:
             self._listen()
         self._ping_at = ctx.clock.now + heartbeat_s / (LOOKS if ctx.run.near.crowded else 1)
         self._ping(*self._turns(whole))
+        if ctx.clock.now < self._none_silent_before:  # a bound that was found long ago, for links heard since
+            links = self._listening()
+            self._none_silent_before = min((s.doubted_at() for s in links.values()), default=math.inf)
         if whole:
             self._seek()
 
@@ -284,10 +286,13 @@ class Connections:
                 for link in links.values():  # this peer was cut off
                     link.last_heard = now
         silent_s, doubted = now - silence.last_heard, now >= silence.doubted_at()
-        silence.heard(now)
-        doubted_at = silence.doubted_at()
-        if doubted_at < self._none_silent_before:
-            self._none_silent_before = doubted_at
+        if self._listened is None or peer in self._listened:
+            silence.heard(now)
+            doubted_at = silence.doubted_at()
+            if doubted_at < self._none_silent_before:
+                self._none_silent_before = doubted_at
+        else:
+            silence.last_heard = now  # its silence was no sign: nobody pinged it
         self.indirect_probes.heard(peer)
         if doubted:
             self.indirect_probes.forget(peer)
@@ -416,10 +421,10 @@ class Connections:
         watched = self._listen()
         if watched is ctx.links.up:
             return
-        idle_s = IDLE_HEARTBEATS * ctx.run.settings.heartbeat_s
+        idle_s, kept = IDLE_HEARTBEATS * ctx.run.settings.heartbeat_s, ctx.links.in_use().union(watched)
         for peer, silence in list(ctx.links.up.items()):
             other = members.get(peer)
-            if peer in watched or other is None or other.stage == ctx.run.stage:
+            if peer in kept or other is None or other.stage == ctx.run.stage:
                 continue
             if ctx.clock.now > silence.last_heard + idle_s and not ctx.log.keeps_log(peer):
                 ctx.outbox.emit(HangUp(peer, "not a neighbour any more"))

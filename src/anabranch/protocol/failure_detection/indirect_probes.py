@@ -236,7 +236,7 @@ class IndirectProbes:
         if not self._questions:
             return math.inf
         asked = self._questions.items()
-        return min((self._answer_at(about, since) for (_, about), (_, since) in asked), default=math.inf)
+        return min((self._answer_at(about, since) for (_, about), (_, since) in asked))
 
 
 def _words(probed: Probed, since_s: float) -> str:

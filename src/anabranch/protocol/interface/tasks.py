@@ -12,13 +12,15 @@ held-out evaluation windows: forward only, never a unit.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import msgspec
 
 Payload = object
 
+#: Covers that are kept, by stage and microbatches. A choice: as many stages as a run has.
+COVERS_CACHED = 64
 #: Steps for which a reduced gradient is kept, for replicas that catch up. A choice: a few steps of absence.
 KEPT_GRADIENTS = 4
 #: Steps for which the weights before a step are kept where it is audited. A choice: an audit takes a few
@@ -49,6 +51,7 @@ def unit_count(stage: int, microbatches: int) -> int:
     return 2 * microbatches if stage == 0 else microbatches
 
 
+@lru_cache(COVERS_CACHED)
 def full_cover(stage: int, microbatches: int) -> frozenset[int]:
     """Units that a committed step counts at `stage`, each exactly once (invariant I1)."""
     return frozenset(range(unit_count(stage, microbatches)))

@@ -71,7 +71,7 @@ class Iterations(Timer):
         self.possession = PossessionProof(ctx, self._state, self._proved)
         self._vouched: tuple[tuple[int, str, int], str, int] | None = None
         """State for which this peer vouched last, leader and term that it told; None: nothing is told."""
-        ctx.links.register_user(self._partners)
+        ctx.links.register_user(self._partners, self._waits_for)
 
     def reduce_account(self, attempt: msg.Attempt) -> ReduceAccount | None:
         """First-hand account (who sent what, and the result) of an attempt whose parts are all summed by this
@@ -355,9 +355,15 @@ class Iterations(Timer):
 
     def _partners(self) -> set[str]:
         """Peers that this peer exchanges microbatches or reduce parts with."""
+        reduce, prepared = self.replica.all_reduce.reduce, self.replica.all_reduce.prepared
+        return self._exchanging().union(reduce.partners if reduce is not None and prepared is None else ())
+
+    def _waits_for(self) -> set[str]:
+        """Peers that this peer exchanges microbatches with, or that a reduce may wait for."""
+        return self._exchanging().union(self.replica.all_reduce.late)
+
+    def _exchanging(self) -> set[str]:
         found = {peer for iteration in self.in_flight for peer in iteration.partners}
-        if self.replica.all_reduce.reduce is not None and self.replica.all_reduce.prepared is None:
-            found.update(self.replica.all_reduce.reduce.partners)
         return found | self.helping.partners
 
     # --- timer and link observer ---------------------------------------------------------------

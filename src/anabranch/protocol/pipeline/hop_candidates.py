@@ -39,6 +39,20 @@ class HopCandidates:
         """Last time at which a microbatch was sent to a replica that is no standby."""
         self.doubted: set[str] = set()
         """Peers with whose gradients something overflowed here in this iteration; others are preferred."""
+        self._pass: list[str] | None = None
+        """Peers that may get any microbatch against which nothing speaks, during a pass; None: not known."""
+        self._found: list[Candidate] = []
+        """Candidates `_pass` as they were for the last microbatch."""
+        self._in_pass = False
+
+    def begin_pass(self) -> None:
+        """Begin a pass over waiting microbatches, in which nothing changes but by sending them: what holds
+        for all of them is worked out once."""
+        self._in_pass, self._pass = True, None
+
+    def end_pass(self) -> None:
+        """End the pass, after which anything may change."""
+        self._in_pass, self._pass, self._found = False, None, []
 
     def took(self, peer: str) -> None:
         """Note that a microbatch is sent to `peer`. Standbys become eligible once no microbatch was sent to
@@ -77,12 +91,17 @@ class HopCandidates:
             if plan[item.index].carried:
                 return self._only(holder), math.inf
             return self._of_slot(item, holder, sets_of(plan).peers)
-        peers = [peer for peer in self.peers() if self.ctx.reachable(peer)]
+        if self._pass is not None and not item.refused_by:
+            return self._pass, math.inf
+        peers, own = [peer for peer in self.peers() if self.ctx.reachable(peer)], True
         if not any(self._is_preferred(item, peer) for peer in peers):
+            own = False
             peers += [peer for peer in self.strangers() if peer not in peers]
         peers, all_at = self._preferred(item, peers)
         working, waits = self.ctx.standby_view.working(peers), self.ctx.standby_view.waits
         if len(working) == len(peers):
+            if self._in_pass and own and not item.refused_by and item.waits_since == math.inf:
+                self._pass, self._found = peers, []
             return peers, all_at
         since = max(self._waits_since(item), self._served_at)
         until = {peer: since + waits[peer] for peer in peers if peer in waits}
@@ -111,8 +130,9 @@ class HopCandidates:
         if drops and self.keeps_slot(holder) and holder not in item.refused_by:
             return [holder], math.inf  # the round ends without it if it takes too long
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
-        serves = ctx.run.membership.is_live(holder, ctx.run.next_stage(), self.t)
-        if serves and not drops and holder not in item.refused_by and ctx.clock.now < all_at:
+        is_live, stage = ctx.run.membership.is_live, ctx.run.next_stage()
+        serves = is_live(holder, stage, self.t) and (not drops or is_live(holder, stage, self.t - 1))
+        if serves and holder not in item.refused_by and ctx.clock.now < all_at:
             ctx.dialer.reach(holder)  # nearly always: no look at all other machines
             return [holder] if ctx.reachable(holder) else [], all_at
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
@@ -195,23 +215,38 @@ class HopCandidates:
         own = self.ctx.run.settings.returns == "own" and self.ctx.run.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
-        found, costs, planned = [], self.ctx.costs, self._planned()
-        for peer in peers:
-            there, credit = costs.of(peer), credits.get(peer)
-            found.append(
-                Candidate(
-                    peer,
-                    there.hop_s,
-                    there.work_s or self._offered_s(peer),
-                    outstanding.get(peer, 0),
-                    credit is not None and credit.free > 0,
-                    credit.others if credit is not None else 0,
-                    there.price,
-                    planned.get(peer, 0),
-                    there.line_s,
-                )
-            )
-        return found
+        if peers is not self._pass or not self._found:
+            planned = self._planned()
+            found = [self._candidate(peer, outstanding, credits, planned) for peer in peers]
+            if peers is self._pass:
+                self._found = found
+            return found
+        for place, peer in enumerate(peers):  # in a pass only the load and the credits change
+            credit, before = credits.get(peer), self._found[place]
+            free = credit is not None and credit.free > 0
+            if before.outstanding != outstanding.get(peer, 0) or before.free != free:
+                self._found[place] = before._replace(outstanding=outstanding.get(peer, 0), free=free)
+        return self._found
+
+    def _candidate(
+        self,
+        peer: str,
+        outstanding: Mapping[str, int],
+        credits: Mapping[str, Credit],
+        planned: Mapping[str, int],
+    ) -> Candidate:
+        there, credit = self.ctx.costs.of(peer), credits.get(peer)
+        return Candidate(
+            peer,
+            there.hop_s,
+            there.work_s or self._offered_s(peer),
+            outstanding.get(peer, 0),
+            credit is not None and credit.free > 0,
+            credit.others if credit is not None else 0,
+            there.price,
+            planned.get(peer, 0),
+            there.line_s,
+        )
 
     def _offered_s(self, peer: str) -> float:
         """Compute seconds of one microbatch at a peer that has not reported any yet, from what was measured

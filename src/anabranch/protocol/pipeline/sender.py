@@ -263,12 +263,14 @@ class Sender:
         outstanding: dict[str, int] = {}
         for item in self.items.values() if waiting else ():
             item.count(outstanding, 1)
+        self.hops.begin_pass()
         for item in waiting:
             if item.payload is None and self._prepare is None:
                 continue
             item.count(outstanding, -1)
             self._dispatch(item, outstanding)
             item.count(outstanding, 1)
+        self.hops.end_pass()
         left = sum(item.leg is OutgoingState.WAITING for item in self.items.values())
         self.ctx.outbox.report_backlog(left)
         self._give_back(to)

@@ -70,10 +70,11 @@ class Source:
         first from the data nodes that begin them, and a data node gets the losses from the last one."""
         if not sets_of(self.slots).bound:
             return None
-        stage, around = self.ctx.run.stage, []
-        for slot, peer in self.assignments[0].holder.items():
+        stage, around, holder = self.ctx.run.stage, [], self.assignments[0].holder
+        own = sets_of(self.slots).of_machine.get(self.ctx.me, ()) if stage else holder
+        for slot in own if len(own) < 2 else holder:  # in the order of the data nodes
             relays = self.slots[slot].crew[: self.ctx.run.settings.stages]
-            around.append((peer, *relays))
+            around.append((holder[slot], *relays))
         return Counter(crew[stage - 1] for crew in around if crew[stage : stage + 1] == (self.ctx.me,))
 
     def settle(self) -> None:

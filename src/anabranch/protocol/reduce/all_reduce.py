@@ -43,6 +43,11 @@ from anabranch.protocol.reduce.partial_sums import (
 )
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
+#: Heartbeats that a reduce of a large stage may take before the links to all partners are watched. A choice,
+#: as often as neighbours that are heard are pinged: the leader finds a dead member sooner, and a broken link
+#: of two live ones delays the step only where others are done (`attempt.LATE_SHARE`).
+PATIENT = 8.0
+
 
 class AllReduce:
     """Reduce of the open iteration at one replica.
@@ -164,7 +169,8 @@ class AllReduce:
         count = len(message.members)
         cells = cells_of(count, count if message.sums else FLAT * self.ctx.run.settings.neighbours)
         receipt = WorkReceipt(self.ctx, iteration.seals, message, flat=len(cells.bounds) == 1)
-        reduce = ReduceAttempt(message, receipt, attempt_sets(message).positions[self.ctx.me], cells)
+        position = attempt_sets(message).positions[self.ctx.me]
+        reduce = ReduceAttempt(message, receipt, position, cells, begun_at=self.ctx.clock.now)
         self.reduce = reduce
         reduce.first = self._deferred.first(reduce, self._committed(message.fence.t))
         reduce.told_late = reduce.position not in reduce.first
@@ -451,6 +457,17 @@ class AllReduce:
                     self._send_reduced(reduce, part, to)
         elif reduce.cells.part(to) in reduce.mine and reduce.cell in reduce.sums:
             self._send_part(reduce, reduce.mine[0], peer, reduce.sums[reduce.cell])
+
+    @property
+    def late(self) -> list[str]:
+        """Partners that the reduce may wait for: those whose payloads are late (`ReduceAttempt.late`), and
+        all once it takes PATIENT heartbeats. Empty without an attempt, and once this replica has the reduced
+        gradient."""
+        reduce, ctx = self.reduce, self.ctx
+        if reduce is None or self.prepared is not None:
+            return []
+        long = ctx.clock.now >= reduce.begun_at + PATIENT * ctx.run.settings.heartbeat_s
+        return reduce.partners if long else reduce.late()
 
     # --- for step_apply --------------------------------------------------------------------------
 

@@ -23,6 +23,11 @@ from anabranch.protocol.reduce.partial_sums import (
 )
 from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
+#: Share of the payloads of a kind that this replica expects in a reduce from which on the others are late. A
+#: choice: payloads that share a full line come at about the same time, and a link that broke delays nothing
+#: before that.
+LATE_SHARE = 0.75
+
 
 @dataclass
 class ReduceAttempt:
@@ -32,7 +37,8 @@ class ReduceAttempt:
     members. cells: division of the members into cells (groups, in a large stage; else one). parts: parts of
     its own sum. summing: sums in progress. sums: cell -> sum of the cell for the part that this replica
     collects. reduced: part -> reduced part. memory: of the parts that came. added: True once all cells' sums
-    of its part are being added up. assembled: True if all reduced parts are here.
+    of its part are being added up. assembled: True if all reduced parts are here. begun_at: time (s) at which
+    this replica began the attempt.
 
     Computed: positions: member -> its position. collectors: peer that sums each part for this replica. mine:
     parts that this replica sums. senders: positions in this replica's cell that send parts. first: positions
@@ -51,6 +57,7 @@ class ReduceAttempt:
     memory: PartMemory = field(default_factory=PartMemory)
     added: bool = False
     assembled: bool = False
+    begun_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.cell = self.cells.of(self.position)
@@ -85,6 +92,25 @@ class ReduceAttempt:
         fellows = [self.members[position] for position in sorted(self.cells.partners(self.position))]
         return [*fellows, *self.message.helpers]
 
+    def late(self) -> list[str]:
+        """Peers whose payloads are late, this replica left out: LATE_SHARE of those of the same kind (parts
+        of members' sums, sums of other cells, reduced parts) are here. Empty before the sum is cut."""
+        if self.summing is None:
+            return []
+        found = _late([self.members[position] for position in self.summing.lacking()], len(self.senders))
+        cells = range(len(self.cells.bounds))
+        if self.mine and len(cells) > 1:
+            part, lacking = self.mine[0], [cell for cell in cells if cell not in self.sums]
+            found += _late([self.members[self.cells.collector(cell, part)] for cell in lacking], len(cells))
+        collectors = [peer for part, peer in enumerate(self.collectors) if part not in self.reduced]
+        found += _late(collectors, self.count)
+        return [peer for peer in dict.fromkeys(found) if peer != self.members[self.position]]
+
     @property
     def members(self) -> tuple[str, ...]:
         return self.message.members
+
+
+def _late(lacking: list[str], expected: int) -> list[str]:
+    """The peers `lacking`, of so many that are expected to send a payload, if few are lacking still."""
+    return lacking if len(lacking) <= (1.0 - LATE_SHARE) * expected else []

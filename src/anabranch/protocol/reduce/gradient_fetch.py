@@ -114,7 +114,7 @@ class GradientFetch:
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
             able = [peer for peer in free if peer not in self._without] or free
-            peer = min(able, key=lambda peer: ctx.costs.coming_s(peer, size_bytes))
+            peer = ctx.costs.soonest(able, size_bytes)
         most_s = ctx.costs.coming_s(peer, size_bytes)
         self._awaited[peer], self._expected_at = ctx.clock.now + most_s, ctx.clock.now + most_s / SLOWER
         ctx.outbox.send(peer, FetchGradient(t, ctx.run.stage))

@@ -57,6 +57,24 @@ class RoundSets:
         self.peers = frozenset(slot.peer for slot in plan)
         self.bound = bool(plan) and all(plan[slot].peer for slot in self.active)
         self.carried = sum(plan[slot].carried > 0 for slot in self.active)
+        self._problem: tuple[tuple[Rounds, int, int], str] | None = None
+        """Inputs of the last `problem`, and its result."""
+
+    def problem(self, rounds: Rounds, t: int, stages: int) -> str:
+        """Reason why no honest leader plans iteration t so, as `plan_problem`."""
+        of = (rounds, t, stages)
+        if self._problem is None or self._problem[0] != of:
+            self._problem = of, plan_problem(rounds, t, self.plan, stages)
+        return self._problem[1]
+
+    @cached_property
+    def of_machine(self) -> Mapping[str, tuple[int, ...]]:
+        """Machine -> slots that are bound to it, or to a crew with it."""
+        found: dict[str, list[int]] = {}
+        for slot in self.active:
+            for _, peer in self.plan[slot].seats():
+                found.setdefault(peer, []).append(slot)
+        return {peer: tuple(slots) for peer, slots in found.items()}
 
     @cached_property
     def slots(self) -> frozenset[int]:

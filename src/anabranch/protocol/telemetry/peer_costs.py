@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field
 
 from anabranch.protocol.telemetry.estimators import LinkCost, Samples, plausible
@@ -277,8 +277,20 @@ class PeerCosts:
     def coming_s(self, peer: str, size_bytes: float) -> float:
         """Longest plausible time (s) until `size_bytes` from `peer` have arrived, by the bandwidth that
         `peer` reported, else by the lowest that any neighbour reported."""
-        rates = (each.link.back_bps for each in self.neighbours.values())
-        reported = sorted(bps for bps in rates if bps is not None)
+        return self._coming_s(peer, size_bytes, self._reported_bps())
+
+    def soonest(self, peers: Collection[str], size_bytes: float) -> str:
+        """First of `peers` (at least one) from which `size_bytes` have arrived soonest, by `coming_s`."""
+        reported = self._reported_bps()
+        return min(peers, key=lambda peer: self._coming_s(peer, size_bytes, reported))
+
+    def _reported_bps(self) -> list[float]:
+        """Bandwidths that neighbours reported towards this peer, sorted."""
+        rates = [each.link.back_bps for each in self.neighbours.values()]
+        return sorted([bps for bps in rates if bps is not None])
+
+    def _coming_s(self, peer: str, size_bytes: float, reported: list[float]) -> float:
+        """As `coming_s`. reported: result of `_reported_bps`."""
         if not reported:
             return 8.0 * size_bytes / LEAST_BPS
         slowest_bps = max(CRAWL_BPS, reported[(len(reported) - 1) // 2] / THINNER)

@@ -224,7 +224,7 @@ class Node:
         """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
         process are queued, those of an ended one are dropped. Exceptions of the protocol and of observers
         (Violation) leave it."""
-        if not self.running:
+        if not self.alive or self.stopped is not None:  # not `running`: a call for each event
             return
         if self._backlog is not None:
             self._backlog.append(event)
@@ -242,7 +242,7 @@ class Node:
         if more or type(event) is Finished or self.id == world.genesis.leader:
             for bookkeeper in world.bookkeepers:
                 bookkeeper(self, event)
-        if self.running:  # the event may have ended it
+        if self.alive and self.stopped is None:  # the event may have ended it
             self._plan_wake()
 
     def freeze(self) -> None:

@@ -21,6 +21,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
+from typing import Final
 
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.network.shared_link import Line, SharedLink, spliced
@@ -116,20 +118,21 @@ class _Wire:
     lanes: in order of their begin. most_bps: bandwidth. narrow: True if its lanes could take more than the
     bandwidth (None: not computed). binds: the same, but also True within the rounding error.
 
-    During progressive filling: turn and filled, last passes that visited the line; room, bandwidth not
-    assigned yet; rising, number of lanes that can take more; share_bps, share of each of them; number, place
-    among the lines that may become full.
+    During progressive filling: turn and touched, last passes that visited the line; room, bandwidth not
+    assigned yet; rising, number of lanes that can take more; share_bps, share of each of them; queued_bps,
+    that share or less, by which the line has its place in the queue; number, place among the lines that may
+    become full.
     """
 
-    __slots__ = ("binds", "filled", "lanes", "most_bps", "narrow", "number", "rising", "room", "share_bps",
-                 "turn")  # fmt: skip
+    __slots__ = ("binds", "lanes", "most_bps", "narrow", "number", "queued_bps", "rising", "room",
+                 "share_bps", "touched", "turn")  # fmt: skip
 
     def __init__(self, most_bps: float) -> None:
         self.lanes: dict[_Lane, None] = {}
-        self.most_bps = self.room = self.share_bps = most_bps
+        self.most_bps = self.room = self.share_bps = self.queued_bps = most_bps
         self.narrow: bool | None = None
         self.binds = False
-        self.rising = self.turn = self.filled = self.number = 0
+        self.rising = self.turn = self.touched = self.number = 0
 
     def is_narrow(self) -> bool:
         """True if the lanes of this line could take more than its bandwidth (cached in `narrow`)."""
@@ -150,12 +153,8 @@ class _Wire:
         self.narrow = None
 
 
-def _by_bound(lane: _Lane) -> float:
-    return lane.most_bps
-
-
-def _by_turn(lane: _Lane) -> int:
-    return lane.turn
+_by_bound: Final = attrgetter("most_bps")
+_by_turn: Final = attrgetter("turn")
 
 
 class Traffic:
@@ -318,12 +317,12 @@ class Traffic:
     def _settle(self) -> None:
         """Compute the rates of the unsettled lanes, and of all lanes that share narrow lines with them."""
         while self._unsettled:
-            coupled = self._coupled(next(iter(self._unsettled)))
-            for lane in coupled:
-                self._unsettled.pop(lane, None)
+            coupled, full = self._coupled(next(iter(self._unsettled)))
+            for lane in [lane for lane in self._unsettled if lane.turn == self._turn]:
+                del self._unsettled[lane]
             if len(coupled) > MANY:
                 self._settles_at = max(self._settles_at, self.clock.now + SETTLE_S * len(coupled))
-            self._share(coupled)
+            self._share(coupled, full)
 
     def _wire(self, wires: dict[str, _Wire], host: str) -> _Wire:
         found = wires.get(host)
@@ -371,10 +370,11 @@ class Traffic:
             self.watch(lane.sender, lane.receiver, lane.begun_at, now, lane.sending)
         lane.begun_at, lane.sending = now, priority
 
-    def _coupled(self, lane: _Lane) -> list[_Lane]:
-        """Lanes whose rates may depend on this lane's, because they share narrow lines."""
+    def _coupled(self, lane: _Lane) -> tuple[list[_Lane], list[_Wire]]:
+        """Lanes whose rates may depend on this lane's, because they share narrow lines; and their lines that
+        may become full, reset for progressive filling."""
         self._turn = lane.turn = turn = self._turn + 1
-        found, todo = [lane], [lane]
+        found, todo, full, brim = [lane], [lane], [], []
         while todo:
             here = todo.pop()
             for wire in here.wires:
@@ -382,15 +382,23 @@ class Traffic:
                     continue
                 wire.turn = turn
                 if wire.is_narrow():
+                    full.append(wire)
                     for other in wire.lanes:
                         if other.turn != turn:
                             other.turn = turn
                             found.append(other)
                             todo.append(other)
-        return found
+                elif wire.binds:
+                    brim.append(wire)
+        for wire in full:
+            wire.room, wire.rising, wire.touched = wire.most_bps, len(wire.lanes), 0
+        for wire in brim:  # not all of its lanes need be among them
+            rising = len([other for other in wire.lanes if other.turn == turn])
+            wire.room, wire.rising, wire.touched = wire.most_bps, rising, 0
+        return found, full + brim
 
-    def _share(self, lanes: list[_Lane]) -> None:
-        """Assign max-min fair rates by progressive filling.
+    def _share(self, lanes: list[_Lane], wires: list[_Wire]) -> None:
+        """Assign max-min fair rates by progressive filling, as `_coupled` returns lanes and lines.
 
         All rates rise alike; a lane stops at its own bound, or when one of its lines is full. A lane that has
         stopped has the negative number of that pass as its `turn`.
@@ -399,16 +407,17 @@ class Traffic:
             lane = lanes[0]
             self._set_rate(lane, min(min(wire.most_bps for wire in lane.wires), lane.most_bps))
             return
-        wires, bounded = self._prepare_filling(lanes), sorted(lanes, key=_by_bound)
+        bounded = sorted(lanes, key=_by_bound)
         queue = []
         for number, wire in enumerate(wires):
             wire.number, wire.share_bps = number, wire.room / wire.rising
+            wire.queued_bps = wire.share_bps
             queue.append((wire.share_bps, number))
         heapq.heapify(queue)
         open_turn, passed, at, left = self._turn, 0, 0, len(lanes)
         while left:
-            while queue and not self._is_current(wires, *queue[0]):
-                heapq.heappop(queue)
+            while queue and not self._is_current(wires[queue[0][1]], queue):
+                pass
             while at < len(bounded) and bounded[at].turn != open_turn:
                 at += 1  # it has stopped
             level = queue[0][0] if queue else math.inf
@@ -417,11 +426,13 @@ class Traffic:
             stop: list[_Lane] = []
             passed -= 1
             while queue and queue[0][0] <= level:
-                share_bps, number = heapq.heappop(queue)
-                for lane in wires[number].lanes if self._is_current(wires, share_bps, number) else ():
-                    if lane.turn == open_turn:
-                        lane.turn = passed
-                        stop.append(lane)
+                wire = wires[queue[0][1]]
+                if self._is_current(wire, queue):
+                    heapq.heappop(queue)
+                    for lane in wire.lanes:
+                        if lane.turn == open_turn:
+                            lane.turn = passed
+                            stop.append(lane)
             while at < len(bounded) and bounded[at].most_bps <= level:
                 lane = bounded[at]
                 at += 1
@@ -429,40 +440,45 @@ class Traffic:
                     lane.turn = passed
                     stop.append(lane)
             left -= len(stop)
-            for lane in stop:
-                lane.level_bps = level
-                for wire in lane.wires:
-                    wire.room -= level
-                    wire.rising -= 1
-            for lane in stop if left else ():
-                for wire in lane.wires:
-                    if wire.binds and wire.rising:
-                        share_bps = wire.room / wire.rising
-                        if share_bps != wire.share_bps:
-                            wire.share_bps = share_bps
-                            heapq.heappush(queue, (share_bps, wire.number))
-        for lane in sorted(lanes, key=_by_turn, reverse=True):  # those that stopped first come first
+            self._stop(stop, level, passed, queue)
+        changed = [lane for lane in lanes if lane.level_bps != lane.rate_bps]
+        for lane in sorted(changed, key=_by_turn, reverse=True):  # those that stopped first come first
             self._set_rate(lane, lane.level_bps)
 
     @staticmethod
-    def _is_current(wires: list[_Wire], share_bps: float, number: int) -> bool:
-        """True if an entry of the queue of `_share` says what its line's lanes share now."""
-        wire = wires[number]
-        return wire.rising > 0 and wire.share_bps == share_bps
+    def _is_current(wire: _Wire, queue: list[tuple[float, int]]) -> bool:
+        """True if the first entry of the filling's queue, of this line, says what its lanes share now; else
+        the entry is dropped, or renewed."""
+        queued_bps, number = queue[0]
+        if not wire.rising or wire.queued_bps != queued_bps:
+            heapq.heappop(queue)
+            return False
+        if wire.share_bps > queued_bps:
+            wire.queued_bps = wire.share_bps
+            heapq.heapreplace(queue, (wire.share_bps, number))
+            return False
+        return True
 
-    def _prepare_filling(self, lanes: list[_Lane]) -> list[_Wire]:
-        """Reset the lines of these lanes for progressive filling; returns those that may become full."""
-        turn, found = self._turn, []
-        for lane in lanes:
+    @staticmethod
+    def _stop(stop: list[_Lane], level_bps: float, passed: int, queue: list[tuple[float, int]]) -> None:
+        """Stop lanes at a rate in the pass number `passed` of the filling, and put what the lanes left on
+        their lines share from then on in its queue."""
+        touched = []
+        for lane in stop:
+            lane.level_bps = level_bps
             for wire in lane.wires:
-                if wire.filled == turn:
-                    wire.rising += 1
-                    continue
-                wire.filled, wire.room, wire.rising = turn, wire.most_bps, 1
-                wire.is_narrow()
                 if wire.binds:
-                    found.append(wire)
-        return found
+                    wire.room -= level_bps
+                    wire.rising -= 1
+                    if wire.touched != passed:
+                        wire.touched = passed
+                        touched.append(wire)
+        for wire in touched:
+            if wire.rising:
+                wire.share_bps = share_bps = wire.room / wire.rising
+                if share_bps < wire.queued_bps:  # by rounding; else its entry is renewed once it is the first
+                    wire.queued_bps = share_bps
+                    heapq.heappush(queue, (share_bps, wire.number))
 
     def _set_rate(self, lane: _Lane, rate_bps: float) -> None:
         if rate_bps != lane.rate_bps:
