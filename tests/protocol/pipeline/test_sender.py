@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from anabranch.protocol.context.early_buffer import EARLY_PAYLOADS_MAX
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.log.records import Member, Members, Slot
@@ -86,6 +87,35 @@ def test_who_asks_once_more_after_a_crash_is_granted_a_slot() -> None:
     assert node.sent(Forward) == ["a"]
     node.lose("a")
     assert node.sent(Ask)[-1] == "b"
+
+
+def test_a_foreseen_credit_is_used_once_however_it_is_reported() -> None:
+    """The report that the receiver makes when it opens the round adds nothing. After a broken link its own
+    count holds again."""
+    node = Node("static")
+    node.ctx.run.membership.active_from.update(dict.fromkeys("ab", 0))  # they served in the iteration before
+    node.sender.foresee({"a": 1, "b": EARLY_PAYLOADS_MAX + 2})
+    assert node.sender.credits["a"].free == 1 and node.sender.credits["b"].free == EARLY_PAYLOADS_MAX
+    node.sender.submit(0, b"x", ("d",), True)
+    assert node.sent(Forward) == ["a"] and not node.sent(Ask)
+    node.slots("a", 1, standing=1)
+    assert node.sender.credits["a"].free == 0 and not node.sent(Return)
+    node.sender.link_down("a")
+    assert node.sender.credits["a"].free == 0
+    node.slots("a", 1, standing=1)  # the forward was lost with the link
+    assert node.sender.credits["a"].free == 1
+
+
+def test_no_credit_of_a_newcomer_is_foreseen() -> None:
+    """A peer that serves from this iteration on, or whose process is newer than its member in the log, may
+    open the round late."""
+    node = Node("static")
+    node.sender.foresee({"a": 1})
+    assert not node.sender.credits
+    node.ctx.run.membership.active_from.update(dict.fromkeys("ab", 0))
+    node.ctx.links.incarnations["b"] = 2
+    node.sender.foresee({"a": 1, "b": 1})
+    assert list(node.sender.credits) == ["a"]
 
 
 def test_what_is_done_again_spreads_over_the_replicas() -> None:

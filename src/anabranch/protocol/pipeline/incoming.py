@@ -40,7 +40,8 @@ class IncomingMicrobatch:
     -> gradient last sent to it. sender, gradient_sender: peers that sent the activation and the gradient.
     others: further upstream peers that wait for the gradient -> number of their transmission. again: upstream
     peer -> Forwards of it that came while the microbatch was here. spoilt: True if its forward overflowed: it
-    waits for the input of another peer.
+    waits for the input of another peer. added: True once its weight gradient was added before its gradient
+    came.
     """
 
     index: int
@@ -63,6 +64,7 @@ class IncomingMicrobatch:
     sender: str = ""
     gradient_sender: str = ""
     spoilt: bool = False
+    added: bool = False
 
     @property
     def sender_of_last(self) -> str:

@@ -278,14 +278,42 @@ class Iteration:
     def _forward_done(self, unit: IncomingMicrobatch, result: Result) -> None:
         if not self._is_usable(unit, ACTIVATION, result):
             return
+        if self._adds_at_once(unit):
+            task, loss = WeightGradient(self.t, unit.index), result.outputs[0]
+            then = partial(self._added_at_once, unit, loss)
+            self.ctx.tasks.submit(TaskPriority.GRADIENT, task, (), then, unit.index)
+        else:
+            self._send_on(unit, result.outputs[0])
+
+    def _adds_at_once(self, unit: IncomingMicrobatch) -> bool:
+        """True for a slot of a machine that holds the whole model: its contribution needs no gradient of the
+        data node, and is added and claimed once the inner steps are done. Not where work is audited: seals
+        and audits follow the data node's answer."""
+        rounds = self.ctx.run.settings.rounds
+        return bool(self.source.slot(unit.index).steps) and not (rounds.pipeline or self.seals.on)
+
+    def _added_at_once(self, unit: IncomingMicrobatch, loss: Payload, result: Result) -> None:
+        """Claim a slot whose contribution is in the sum, then send its loss. After an error or an overflow
+        the slot is given up as if its inner steps had failed."""
+        if result.error or result.overflow:
+            self._discard(unit)
+        if result.error:
+            self._refuse(unit, result.error)
+        elif self._in_range(unit, result):
+            unit.added = True
+            self._claim(unit, unit.index, result)
+            self._send_on(unit, loss)
+
+    def _send_on(self, unit: IncomingMicrobatch, output: Payload) -> None:
+        """Send the output of a forward task to the next stage, and go on if its gradient is here already."""
         unit.forward_done = True
         slot = self.source.slot(unit.index)
         if slot.crew and self.ctx.run.settings.rounds.pipeline:
             self.islands.begin(unit.index, slot)
         if unit.index in self.sender.items:
-            self.sender.provide(unit.index, result.outputs[0])
+            self.sender.provide(unit.index, output)
         else:
-            self.sender.submit(unit.index, result.outputs[0], (*unit.path, self.ctx.me), unit.train)
+            self.sender.submit(unit.index, output, (*unit.path, self.ctx.me), unit.train)
         if unit.gradient_in is not None:
             self._input_gradient(unit)
 
@@ -393,7 +421,10 @@ class Iteration:
         unit.gradient_out = result.outputs[0]
         self._finish(unit)
         self.replies.send_back(unit)
-        self._weight_gradient(unit, unit.index)
+        if unit.added:
+            self._release_slot(unit)
+        else:
+            self._weight_gradient(unit, unit.index)
 
     def _sealed(self, index: int, came: str, made: str, result: Result) -> str | None:
         """Check the seal of a task's first input, of kind `came`, and note the hash of its output, of kind
@@ -429,11 +460,15 @@ class Iteration:
             self._refuse(unit, result.error)
             return
         if self._in_range(unit, result):
-            if result.digest:
-                self.claims.own[name] = result
-            self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
+            self._claim(unit, name, result)
             self._release_slot(unit)
-            self._go_ahead(unit.index)
+
+    def _claim(self, unit: IncomingMicrobatch, name: int, result: Result) -> None:
+        """Claim a unit whose weight gradient was added with this result."""
+        if result.digest:
+            self.claims.own[name] = result
+        self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
+        self._go_ahead(unit.index)
 
     def _go_ahead(self, index: int) -> None:
         """Submit the steps of the next round that this machine takes while the contribution of a slot, which
@@ -507,7 +542,7 @@ class Iteration:
         for rank, task in self.ctx.tasks.waits((ForwardTask, InputGradient)):
             assert isinstance(task, ForwardTask | InputGradient)
             unit = self.units.get(task.index) if task.t == self.t else None
-            if unit is None or not unit.train or unit.upstream != peer or unit.others:
+            if unit is None or not unit.train or unit.upstream != peer or unit.others or unit.added:
                 continue
             if unit.granted not in (peer, GONE) or unit.index in self.sender.called_back:
                 continue

@@ -11,6 +11,7 @@ from statistics import median_low
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.audit.seals import ACTIVATION, Seals
+from anabranch.protocol.context.early_buffer import EARLY_PAYLOADS_MAX
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, SentOn, Slots, Want
@@ -172,6 +173,18 @@ class Sender:
             self.ctx.links.payloads_come(peer)
 
     # --- credits -------------------------------------------------------------------------------
+
+    def foresee(self, slots: Mapping[str, int]) -> None:
+        """Count the credits as granted that machines will grant for the slots which the log binds to them, so
+        that a slot is sent without a round trip; a machine that has not opened the round keeps it until then.
+        Only of machines that served in the round before, and never more than such a machine keeps; reports of
+        credits are taken as ever. slots: machine -> number of slots that this data node sends it."""
+        membership, stage = self.ctx.run.membership, self.ctx.run.next_stage()
+        for peer, count in slots.items():
+            served = membership.is_live(peer, stage, self.t - 1) and membership.is_live(peer, stage, self.t)
+            if served and self.ctx.links.incarnations.get(peer, 0) <= membership.members[peer].incarnation:
+                sure = min(count, EARLY_PAYLOADS_MAX)
+                self.credits[peer] = Credit(sure, standing=sure, stale=False, granted_at=self.ctx.clock.now)
 
     def on_slots(self, peer: str, slots: Slots) -> None:
         """Store the credits that `peer`, of the next stage, reports, send what can be sent, and return those

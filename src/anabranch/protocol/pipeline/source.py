@@ -62,7 +62,18 @@ class Source:
         """Begin the microbatches of this data node, those of a batch alone while the step before is not
         applied; called once. Nothing at a relay."""
         if self.ctx.run.stage == 0:
+            if self._foresees():
+                mine = self.assignments[0].of(self.ctx.me)
+                self.sender.foresee(Counter(self.slots[slot].peer for slot in mine))
             self._admit([0] if self._delayed else [0, 1])
+
+    def _foresees(self) -> bool:
+        """True if the machines that the log binds to slots certainly grant this data node a credit for each
+        of its own: they hold whole models, and opened the round with the same split, as no data node was
+        removed since."""
+        run = self.ctx.run
+        whole = sets_of(self.slots).bound and not run.settings.rounds.pipeline
+        return whole and not run.membership.handed(self.t)
 
     def expected(self) -> Mapping[str, int] | None:
         """Upstream peer -> number of slots that it sends here, in a round whose slots are all bound to

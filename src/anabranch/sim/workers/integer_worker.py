@@ -182,8 +182,9 @@ class IntegerWorker:
 
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
         """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
-        which is entered in `work`; and keeps the state to carry after the round, if this is the next step. A
-        carried state that is not here counts as none: the caller refuses such a task."""
+        which is entered in `work` with the slot's contribution; and keeps the state to carry after the round,
+        if this is the next step. A carried state that is not here counts as none: the caller refuses such a
+        task."""
         number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
@@ -191,6 +192,7 @@ class IntegerWorker:
             state = slot_state(weights, with_own(x, self._own))
             self._ahead_of[task.index] = self._rounds.ahead(task.steps), state
             self._go_ahead(task.index, 0)
+        work.store[task.index] = self._contribution(work, task.index, x, 0, weights)
         return x
 
     def _go_ahead(self, slot: int, steps: int) -> Result:
@@ -219,7 +221,8 @@ class IntegerWorker:
         if index not in work.graphs:
             return Result(error=f"no forward of microbatch {index} is held")
         x = work.graphs.pop(index)
-        work.store[index] = self._contribution(work, index, x, dy, weights)
+        if index not in work.slots:
+            work.store[index] = self._contribution(work, index, x, dy, weights)
         return Result(outputs=(input_gradient(weights, self.stage, x, dy),))
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: tuple[Payload, ...]) -> Result:
@@ -239,7 +242,7 @@ class IntegerWorker:
 
     def _contribution(self, work: Begun, index: int, x: int, dy: int, weights: int) -> Words:
         """Contribution of a microbatch, or of a slot together with the late one that it merges. x, dy:
-        activation and gradient received; x as the forward used it (`with_state`)."""
+        activation and gradient received, for a slot 0; x as the forward used it (`with_state`)."""
         if self._own and index in work.slots:
             x = with_own(x, self._own)
             work.losses[index] = own_loss(weights, x)
@@ -251,7 +254,7 @@ class IntegerWorker:
         boundary, work, weights = tuple(map(_number, inputs)), self._work(task.t), self._weights(task)
         if self.stage and task.unit in work.slots:
             x = with_state(boundary[0], work.slots[task.unit][0])
-            words = self._contribution(work, task.unit, x, boundary[1], weights)
+            words = self._contribution(work, task.unit, x, 0, weights)
         else:
             first = (task.t, task.unit // 2) if self._embeds(task.unit) else ()
             words = contribution(weights, self.stage, *first, *boundary)
@@ -267,7 +270,7 @@ class IntegerWorker:
         if dy is None:
             return Result(outputs=(activated(state, stage, x),))
         former = [0] * WORDS if task.first else self._audited
-        words = contribution(state, stage, x, dy)
+        words = contribution(state, stage, x, 0 if task.steps else dy)
         self._audited = [total + word for total, word in zip(former, words, strict=True)]
         return Result(outputs=(activated(state, stage, x), input_gradient(state, stage, x, dy)))
 

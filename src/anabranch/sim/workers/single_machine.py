@@ -66,7 +66,7 @@ def step_of(
     empty if t is no round. before: what they carry. seen: what the iteration computes with, if delayed."""
     if slots and settings.rounds.pipeline:
         return _round_of_crews(settings, states, slots, before)
-    return _synchronous(t, states, _batch(t, settings, slots, before), seen)
+    return _synchronous(t, states, _batch(t, settings, slots, before), seen, bool(slots))
 
 
 def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, before: Carried) -> Carried:
@@ -102,9 +102,12 @@ def states_after(t: int, settings: Settings, history: LogReplay | None = None) -
 
 
 @lru_cache(maxsize=4096)
-def _synchronous(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = ()) -> Step:
-    """Results of an iteration whose microbatches, or slots of whole models, pass all stages once. Arguments
-    as of `step_of`, from the states `former`."""
+def _synchronous(
+    t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = (), whole: bool = False
+) -> Step:
+    """Results of an iteration whose microbatches, or slots of whole models (`whole`), pass all stages once.
+    Such a slot's contribution depends on no gradient. Other arguments as of `step_of`, from the states
+    `former`."""
     states = seen or former
     sums = [[0] * WORDS for _ in states]
 
@@ -124,7 +127,7 @@ def _synchronous(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int,
         add(0, contribution(states[0], 0, x))
         for stage in range(len(states) - 1, 0, -1):
             used = with_own(inputs[0], own) if stage == 1 else inputs[stage - 1]
-            add(stage, contribution(states[stage], stage, used, dy))
+            add(stage, contribution(states[stage], stage, used, 0 if whole else dy))
             dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
         add(0, contribution(states[0], 0, t, index, dy))
     gradients = tuple(map(tuple, sums))
