@@ -31,6 +31,7 @@ from anabranch.protocol.audit.receipts import (
     opened,
     receipt_hash,
 )
+from anabranch.protocol.audit.second_audits import SecondAudits
 from anabranch.protocol.audit.tracing import DisputedResult, traced
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
@@ -52,9 +53,6 @@ LATE_STEPS = AUDIT_STEPS // 2
 VERDICTS = ("same", "different", "withheld", "unable")
 #: Seconds that a relay has to send a receipt that lists what it sealed: PREPARED is repeated every two.
 UNLISTED_S = 10.0
-#: Seconds for which the commit of a step waits for a second auditor where one found a difference, and the
-#: weights to check it would be dropped with that step: accuser and subject are asked at once, then senders.
-HOLD_S = 2 * WAIT_S
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain. Audits
 #: of a round have AUDIT_STEPS rounds more.
 PATIENCE_S = 4 * WAIT_S
@@ -67,9 +65,7 @@ class Case:
     awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
     verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone: True once the
     audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
-    inherited: True if another leader opened the case, and may have asked others than the first. held_until:
-    time (s) until which steps wait for a second auditor (-inf: nobody found a difference). told: True once
-    the owner was told that a step waits."""
+    inherited: True if another leader opened the case, and may have asked others than the first."""
 
     drawn: Drawn
     receipt: bytes
@@ -81,8 +77,6 @@ class Case:
     gone: bool = False
     replaced: bool = False
     inherited: bool = False
-    held_until: float = -math.inf
-    told: bool = False
 
 
 @dataclass(eq=False)
@@ -90,7 +84,8 @@ class AuditCases:
     """Receipts and audits of the last steps, at the leader. Without audits in the settings (`on`) nothing is
     checked or kept. returns: reason why the log has to go back to a snapshot, "" if it need not.
     returns_before: first iteration that is void then, if it has to. settled: True if the liar was found,
-    whose key is revoked; else the same dispute may come again after the return."""
+    whose key is revoked; else the same dispute may come again after the return. second: waits of commits for
+    second auditors."""
 
     ctx: PeerContext
     admission: Admission
@@ -106,13 +101,12 @@ class AuditCases:
     """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
     """Inputs of the last comparison of receipts."""
-    _proposed: int = -1
-    """Last step that this leader proposed."""
-    _unchecked: set[str] = field(default_factory=set)
-    """Replicas for whose accusation a step waited in vain: none waits again until one of theirs convicts."""
     _round_s: float = 0.0
     """Seconds of the last round that this leader led: an auditor needs about as many for one slot. 0 before
     the first round."""
+
+    def __post_init__(self) -> None:
+        self.second = SecondAudits(self.ctx, self._cases)
 
     @property
     def on(self) -> bool:
@@ -365,32 +359,6 @@ class AuditCases:
                 remedy = "start one (`anabranch audit`)"
             self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
-    def holds(self, t: int) -> bool:
-        """True if step t may not be committed yet: with it the weights of an earlier one would be dropped,
-        where an auditor found a difference that a second one has not checked. Without this, who accuses
-        falsely just before the weights go has the log go back at no risk."""
-        now, waits = self.ctx.clock.now, False
-        for case in self._cases.values():
-            if case.over or case.drawn.t > t - AUDIT_STEPS or case.held_until <= now:
-                continue
-            waits = True
-            if not case.told:
-                case.told, each = True, case.drawn
-                about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
-                reason = f"iteration {t} waits for a second audit of {about}: one found it different"
-                self.ctx.outbox.note("waiting", reason=reason)
-        return waits
-
-    def held_until(self) -> float:
-        """Time (s) at which the next wait for a second auditor is over by itself; infinite if none is on."""
-        now = self.ctx.clock.now
-        held = (case.held_until for case in self._cases.values() if not case.over)
-        return min((until for until in held if until > now), default=math.inf)
-
-    def proposed(self, t: int) -> None:
-        """Note that step t is being committed: what it drops cannot be audited any more."""
-        self._proposed = t
-
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
         steps: for each step the audits drawn from it. An audited peer that has come to serve its stage since
@@ -448,7 +416,7 @@ class AuditCases:
             if case.drawn.t <= t:
                 self._expired(case)
         self._cases.clear()
-        self._proposed = t
+        self.second.rolled_back(t)
         self._far_off = FarOff()
         self.returns, self.settled, self._checked = "", False, ()
 
@@ -469,10 +437,11 @@ class AuditCases:
             return "an audit that it was not drawn for"
         if peer in jury and case.drawn.trusted and not case.replaced:
             return None  # asked by nobody: it may not know the auditor yet
-        if peer in case.verdicts or message.verdict not in VERDICTS or self._too_late(case, peer, message):
+        known = peer in case.verdicts or message.verdict not in VERDICTS
+        if known or self.second.too_late(case, peer, message.verdict):
             return None
-        if peer in jury and message.verdict == "different" and peer not in self._unchecked:
-            case.held_until = max(case.held_until, self.ctx.clock.now + HOLD_S)
+        if peer in jury and message.verdict == "different":
+            self.second.found((message.t, message.subject), peer)
         case.verdicts[peer] = message.verdict
         names = ("t", "base", "stage", "subject", "verdict", "what", "found", "claimed")
         found = {name: getattr(message, name) for name in names}
@@ -486,19 +455,12 @@ class AuditCases:
         self._void_disputed()
         return None
 
-    def _too_late(self, case: Case, peer: str, message: Audited) -> bool:
-        """True if a juror is the first that finds a difference, and that with which the weights to check it
-        are dropped is being committed already. Another leader may have heard of it in time."""
-        first = message.verdict == "different" and "different" not in case.verdicts.values()
-        checked = peer in case.drawn.jury and not case.inherited
-        return first and checked and case.drawn.t <= self._proposed - AUDIT_STEPS
-
     def removed(self, peer: str) -> None:
         """Go on without a peer that left, or moved to another stage and has its weights no more. Others of
         the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
         audited peer may hand nothing over any more, even if it comes back."""
         self._far_off.removed(peer)
-        self._unchecked.discard(peer)
+        self.second.removed(peer)
         for case in self._cases.values():
             jury = case.drawn.jury
             if peer == case.drawn.subject:
@@ -612,7 +574,7 @@ class AuditCases:
         accusers = [peer for peer in heard if verdicts[peer] == "different"]
         if found["different"] >= each.convicts:
             case.over = True
-            self._unchecked.difference_update(accusers)
+            self.second.confirmed(accusers)
             many = {2: "two", 3: "three"}[each.convicts]
             self._convict(each.subject, f"{many} replicas computed {about} again: {what}", each.t)
         elif accusers and found["same"] + 1 >= each.convicts:
@@ -665,7 +627,7 @@ class AuditCases:
         self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
         accusers = {peer for peer, verdict in case.verdicts.items() if verdict == "different"}
         if accusers:
-            self._unchecked |= accusers if case.told else set()
+            self.second.unchecked((each.t, each.subject), accusers)
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
             self._return(f"too few replicas answered if {about} is false", each.t)
 

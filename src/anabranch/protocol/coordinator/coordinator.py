@@ -351,7 +351,7 @@ class Coordinator:
         self._remove_withholding(current)
         step = self.proposing.record(current)
         if step is not None:
-            self.audits.proposed(current.t)
+            self.audits.second.proposed(current.t)
             self.log.append(step)
             return True
         self.reducing.stalled(current)
@@ -626,7 +626,7 @@ class Coordinator:
         if current is not None and not self.log.busy:
             times.append(current.progress_at + self.reducing.patience_s(current))
             times.append(current.unlisted_since + UNLISTED_S)
-            times.append(self.audits.held_until())
+            times.append(self.audits.second.held_until())
             # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
             if (late_at := self.rounds.deadline(current)) > self.ctx.clock.now:
                 times.append(late_at)
