@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,20 +56,23 @@ UNLISTED_S = 10.0
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain. Audits
 #: of a round have AUDIT_STEPS rounds more.
 PATIENCE_S = 4 * WAIT_S
+#: Times what the longest slot of a round should take, as which a round counts at most in that. A choice: as
+#: machines that are overdue with their slots (`island_rounds.OVERDUE`).
+MOST_SLOTS = 6.0
 
 
 @dataclass
 class Case:
     """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED (b"": not known
-    here). due_at: time (s) until which the end of the run waits for it. over: True once no more reports are
-    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
-    verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone: True once the
-    audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
-    inherited: True if another leader opened the case, and may have asked others than the first."""
+    here). since: time (s) at which the step was committed, or this leader took over. over: True once no more
+    reports are awaited. incarnation: process number of the audited peer when the step was committed (-1: no
+    member then). verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone:
+    True once the audited peer left its stage. replaced: True once replicas were asked in place of the trusted
+    auditor. inherited: True if another leader opened the case, and may have asked others than the first."""
 
     drawn: Drawn
     receipt: bytes
-    due_at: float
+    since: float
     over: bool = False
     incarnation: int = -1
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -101,8 +104,10 @@ class AuditCases:
     """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
     """Inputs of the last comparison of receipts."""
+    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=AUDIT_STEPS))
+    """Seconds for each optimizer step of the last rounds that this leader led."""
     _round_s: float = 0.0
-    """Seconds of the last round that this leader led: an auditor needs about as many for one slot. 0 before
+    """Seconds that the last of them should have taken: an auditor needs about as many for one slot. 0 before
     the first round."""
 
     def __post_init__(self) -> None:
@@ -322,24 +327,31 @@ class AuditCases:
         membership, settings = self.ctx.run.membership, self.ctx.run.settings
         in_round = settings.rounds.has(record.t)
         if in_round and led is not None and led.t == record.t:
-            self._round_s = self.ctx.clock.now - led.opened_at
+            self._took(led)
         asked = membership.walk_ins, membership.auditors, in_round
         for each in drawn(record, base, settings.audit_share, *asked):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
-            due_at = self._due_at(record.t)
             incarnation = -1 if member is None else member.incarnation
-            case = Case(each, receipt, due_at, incarnation=incarnation)
+            case = Case(each, receipt, self.ctx.clock.now, incarnation=incarnation)
             self._cases[each.t, each.subject] = case
             self._tell_unaudited(case)
         self._void_disputed()
 
-    def _due_at(self, t: int) -> float:
-        """Time (s) until which the end of the run waits for audits of iteration t, which is committed now: in
-        a round as long as the rounds take in which they may be made."""
-        in_round = self.ctx.run.settings.rounds.has(t)
-        return self.ctx.clock.now + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
+    def _took(self, led: Round) -> None:
+        """Note what a round that is committed now should have taken, by the quickest of the last ones, and by
+        its slots: one may stand for hours, as machines are away."""
+        steps = self.ctx.run.settings.rounds.length(led.t)
+        self._paces.append((self.ctx.clock.now - led.opened_at) / steps)
+        most_s = MOST_SLOTS * max(led.planned_s.values(), default=math.inf)
+        self._round_s = min(steps * min(self._paces), most_s)
+
+    def _due_at(self, case: Case) -> float:
+        """Time (s) until which the end of the run waits for an audit: in a round as long as the rounds take
+        in which it may be made."""
+        in_round = self.ctx.run.settings.rounds.has(case.drawn.t)
+        return case.since + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
 
     def _tell_unaudited(self, case: Case) -> None:
         """Close a case that nobody can audit, and note it as expired: the stage had no auditor, and one
@@ -366,7 +378,7 @@ class AuditCases:
         membership = self.ctx.run.membership
         for each in itertools.chain.from_iterable(steps):
             member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
-            case = Case(each, b"", self._due_at(each.t), not each.first, inherited=True)
+            case = Case(each, b"", self.ctx.clock.now, not each.first, inherited=True)
             case.gone = member is None or member.stage != each.stage or since is None or since > each.t
             case.incarnation = -1 if member is None else member.incarnation
             case.replaced = bool(each.trusted) and each.trusted not in membership.auditors
@@ -394,14 +406,14 @@ class AuditCases:
         """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open whose
         auditor is a member."""
         members, cases = self.ctx.run.membership.members, self._cases.values()
-        due = [case.due_at for case in cases if not case.over and self._first(case) in members]
+        due = [self._due_at(case) for case in cases if not case.over and self._first(case) in members]
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
         """First iteration that is void or has an audit still open and not overdue; infinite if there is none.
         States after earlier iterations are sound."""
         now, open_cases = self.ctx.clock.now, (c for c in self._cases.values() if not c.over)
-        first = min((case.drawn.t for case in open_cases if case.due_at > now), default=math.inf)
+        first = min((case.drawn.t for case in open_cases if self._due_at(case) > now), default=math.inf)
         return min(first, self.returns_before) if self.returns else first
 
     def receipt_of(self, t: int, subject: str) -> bytes:
