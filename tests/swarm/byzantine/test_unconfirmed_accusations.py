@@ -13,10 +13,10 @@ from anabranch.protocol.audit.auditor import TURN_S, WAIT_S, Auditor
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import opened, receipt_hash
-from anabranch.protocol.coordinator.audit_cases import HOLD_S, AuditCases
+from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.tasks import AUDIT_STEPS, Payload
+from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Revoke, Rollback
 from anabranch.protocol.messages import AnyMessage, Audit, Audited, FetchWork, Work, decode
 from anabranch.sim.kernel.simulated_peer import Node
@@ -140,48 +140,6 @@ def accused() -> tuple[AuditCases, Removals, Drawn]:
 
 def says(cases: AuditCases, each: Drawn, peer: str, verdict: str) -> None:
     assert cases.on_audited(peer, Audited(1, "hash", 1, each.subject, verdict)) is None
-
-
-def test_the_step_that_ends_the_audit_waits_for_the_second_auditor() -> None:
-    cases, removals, each = accused()
-    last = 1 + AUDIT_STEPS
-    assert not cases.holds(last - 1) and cases.holds(last) and cases.holds(last)
-    notes = [effect for effect in cases.ctx.outbox.effects if isinstance(effect, ev.Note)]
-    assert [note.kind for note in notes].count("waiting") == 1
-    assert cases.held_until() == cases.ctx.clock.now + HOLD_S
-    says(cases, each, each.auditors[1], "same")
-    assert not cases.holds(last) and list(removals.removed) == [each.auditors[0]] and not cases.returns
-
-
-def test_the_wait_for_a_second_auditor_ends_and_happens_once_for_an_accuser() -> None:
-    """An accuser whose accomplice is drawn second would else have each such step wait."""
-    cases, _, each = accused()
-    assert cases.holds(1 + AUDIT_STEPS)
-    cases.ctx.clock.advance(cases.held_until())
-    assert not cases.holds(1 + AUDIT_STEPS) and cases.held_until() > cases.ctx.clock.now
-    cases.committed(msgspec.structs.replace(committed(), t=1 + AUDIT_STEPS), "later", None)
-    assert cases.returns
-    cases.rolled_back(0)
-    cases.committed(committed(), "hash", None)
-    says(cases, each, each.auditors[0], "different")
-    assert not cases.holds(1 + AUDIT_STEPS)
-    says(cases, each, each.auditors[1], "different")  # so it was right
-    cases.rolled_back(0)
-    cases.committed(committed(), "hash", None)
-    says(cases, each, each.auditors[0], "different")
-    assert cases.holds(1 + AUDIT_STEPS)
-
-
-def test_an_accusation_that_comes_with_the_last_step_is_too_late() -> None:
-    """Nobody could check it any more."""
-    for t, void in ((AUDIT_STEPS, True), (1 + AUDIT_STEPS, False)):
-        cases, _ = leader()
-        cases.committed(committed(), "hash", None)
-        [each, *_] = drawn(committed(), "hash", 1.0)
-        cases.proposed(t)
-        says(cases, each, each.auditors[0], "different")
-        cases.committed(msgspec.structs.replace(committed(), t=1 + AUDIT_STEPS), "later", None)
-        assert bool(cases.returns) == void
 
 
 def test_a_second_auditor_that_is_at_work_learns_who_found_a_difference() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +31,7 @@ from anabranch.protocol.audit.receipts import (
     opened,
     receipt_hash,
 )
+from anabranch.protocol.audit.second_audits import SecondAudits
 from anabranch.protocol.audit.tracing import DisputedResult, traced
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
@@ -52,28 +53,26 @@ LATE_STEPS = AUDIT_STEPS // 2
 VERDICTS = ("same", "different", "withheld", "unable")
 #: Seconds that a relay has to send a receipt that lists what it sealed: PREPARED is repeated every two.
 UNLISTED_S = 10.0
-#: Seconds for which the commit of a step waits for a second auditor where one found a difference, and the
-#: weights to check it would be dropped with that step: accuser and subject are asked at once, then senders.
-HOLD_S = 2 * WAIT_S
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain. Audits
 #: of a round have AUDIT_STEPS rounds more.
 PATIENCE_S = 4 * WAIT_S
+#: Times what the longest slot of a round should take, as which a round counts at most in that. A choice: as
+#: machines that are overdue with their slots (`island_rounds.OVERDUE`).
+MOST_SLOTS = 6.0
 
 
 @dataclass
 class Case:
     """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED (b"": not known
-    here). due_at: time (s) until which the end of the run waits for it. over: True once no more reports are
-    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
-    verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone: True once the
-    audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
-    inherited: True if another leader opened the case, and may have asked others than the first. held_until:
-    time (s) until which steps wait for a second auditor (-inf: nobody found a difference). told: True once
-    the owner was told that a step waits."""
+    here). since: time (s) at which the step was committed, or this leader took over. over: True once no more
+    reports are awaited. incarnation: process number of the audited peer when the step was committed (-1: no
+    member then). verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone:
+    True once the audited peer left its stage. replaced: True once replicas were asked in place of the trusted
+    auditor. inherited: True if another leader opened the case, and may have asked others than the first."""
 
     drawn: Drawn
     receipt: bytes
-    due_at: float
+    since: float
     over: bool = False
     incarnation: int = -1
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -81,8 +80,6 @@ class Case:
     gone: bool = False
     replaced: bool = False
     inherited: bool = False
-    held_until: float = -math.inf
-    told: bool = False
 
 
 @dataclass(eq=False)
@@ -90,7 +87,8 @@ class AuditCases:
     """Receipts and audits of the last steps, at the leader. Without audits in the settings (`on`) nothing is
     checked or kept. returns: reason why the log has to go back to a snapshot, "" if it need not.
     returns_before: first iteration that is void then, if it has to. settled: True if the liar was found,
-    whose key is revoked; else the same dispute may come again after the return."""
+    whose key is revoked; else the same dispute may come again after the return. second: waits of commits for
+    second auditors."""
 
     ctx: PeerContext
     admission: Admission
@@ -106,13 +104,14 @@ class AuditCases:
     """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
     """Inputs of the last comparison of receipts."""
-    _proposed: int = -1
-    """Last step that this leader proposed."""
-    _unchecked: set[str] = field(default_factory=set)
-    """Replicas for whose accusation a step waited in vain: none waits again until one of theirs convicts."""
+    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=AUDIT_STEPS))
+    """Seconds for each optimizer step of the last rounds that this leader led."""
     _round_s: float = 0.0
-    """Seconds of the last round that this leader led: an auditor needs about as many for one slot. 0 before
+    """Seconds that the last of them should have taken: an auditor needs about as many for one slot. 0 before
     the first round."""
+
+    def __post_init__(self) -> None:
+        self.second = SecondAudits(self.ctx, self._cases)
 
     @property
     def on(self) -> bool:
@@ -328,24 +327,31 @@ class AuditCases:
         membership, settings = self.ctx.run.membership, self.ctx.run.settings
         in_round = settings.rounds.has(record.t)
         if in_round and led is not None and led.t == record.t:
-            self._round_s = self.ctx.clock.now - led.opened_at
+            self._took(led)
         asked = membership.walk_ins, membership.auditors, in_round
         for each in drawn(record, base, settings.audit_share, *asked):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
-            due_at = self._due_at(record.t)
             incarnation = -1 if member is None else member.incarnation
-            case = Case(each, receipt, due_at, incarnation=incarnation)
+            case = Case(each, receipt, self.ctx.clock.now, incarnation=incarnation)
             self._cases[each.t, each.subject] = case
             self._tell_unaudited(case)
         self._void_disputed()
 
-    def _due_at(self, t: int) -> float:
-        """Time (s) until which the end of the run waits for audits of iteration t, which is committed now: in
-        a round as long as the rounds take in which they may be made."""
-        in_round = self.ctx.run.settings.rounds.has(t)
-        return self.ctx.clock.now + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
+    def _took(self, led: Round) -> None:
+        """Note what a round that is committed now should have taken, by the quickest of the last ones, and by
+        its slots: one may stand for hours, as machines are away."""
+        steps = self.ctx.run.settings.rounds.length(led.t)
+        self._paces.append((self.ctx.clock.now - led.opened_at) / steps)
+        most_s = MOST_SLOTS * max(led.planned_s.values(), default=math.inf)
+        self._round_s = min(steps * min(self._paces), most_s)
+
+    def _due_at(self, case: Case) -> float:
+        """Time (s) until which the end of the run waits for an audit: in a round as long as the rounds take
+        in which it may be made."""
+        in_round = self.ctx.run.settings.rounds.has(case.drawn.t)
+        return case.since + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
 
     def _tell_unaudited(self, case: Case) -> None:
         """Close a case that nobody can audit, and note it as expired: the stage had no auditor, and one
@@ -365,34 +371,6 @@ class AuditCases:
                 remedy = "start one (`anabranch audit`)"
             self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
-    def holds(self, t: int) -> bool:
-        """True if step t may not be committed yet: with it the weights of an earlier one would be dropped,
-        where an auditor found a difference that a second one has not checked. Without this, who accuses
-        falsely just before the weights go has the log go back at no risk."""
-        now, waits = self.ctx.clock.now, False
-        for case in self._cases.values():
-            if case.over or case.drawn.t > t - AUDIT_STEPS or case.held_until <= now:
-                continue
-            waits = True
-            if not case.told:
-                case.told, each = True, case.drawn
-                about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
-                reason = f"iteration {t} waits for a second audit of {about}: one found it different"
-                self.ctx.outbox.note("waiting", reason=reason)
-        return waits
-
-    def held_until(self) -> float:
-        """Time (s) at which the next wait for a second auditor is over by itself; infinite if none is on."""
-        if not self._cases:
-            return math.inf
-        now = self.ctx.clock.now
-        held = (case.held_until for case in self._cases.values() if not case.over)
-        return min((until for until in held if until > now), default=math.inf)
-
-    def proposed(self, t: int) -> None:
-        """Note that step t is being committed: what it drops cannot be audited any more."""
-        self._proposed = t
-
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
         """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
         steps: for each step the audits drawn from it. An audited peer that has come to serve its stage since
@@ -400,7 +378,7 @@ class AuditCases:
         membership = self.ctx.run.membership
         for each in itertools.chain.from_iterable(steps):
             member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
-            case = Case(each, b"", self._due_at(each.t), not each.first, inherited=True)
+            case = Case(each, b"", self.ctx.clock.now, not each.first, inherited=True)
             case.gone = member is None or member.stage != each.stage or since is None or since > each.t
             case.incarnation = -1 if member is None else member.incarnation
             case.replaced = bool(each.trusted) and each.trusted not in membership.auditors
@@ -428,14 +406,14 @@ class AuditCases:
         """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open whose
         auditor is a member."""
         members, cases = self.ctx.run.membership.members, self._cases.values()
-        due = [case.due_at for case in cases if not case.over and self._first(case) in members]
+        due = [self._due_at(case) for case in cases if not case.over and self._first(case) in members]
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
         """First iteration that is void or has an audit still open and not overdue; infinite if there is none.
         States after earlier iterations are sound."""
         now, open_cases = self.ctx.clock.now, (c for c in self._cases.values() if not c.over)
-        first = min((case.drawn.t for case in open_cases if case.due_at > now), default=math.inf)
+        first = min((case.drawn.t for case in open_cases if self._due_at(case) > now), default=math.inf)
         return min(first, self.returns_before) if self.returns else first
 
     def receipt_of(self, t: int, subject: str) -> bytes:
@@ -450,7 +428,7 @@ class AuditCases:
             if case.drawn.t <= t:
                 self._expired(case)
         self._cases.clear()
-        self._proposed = t
+        self.second.rolled_back(t)
         self._far_off = FarOff()
         self.returns, self.settled, self._checked = "", False, ()
 
@@ -471,10 +449,11 @@ class AuditCases:
             return "an audit that it was not drawn for"
         if peer in jury and case.drawn.trusted and not case.replaced:
             return None  # asked by nobody: it may not know the auditor yet
-        if peer in case.verdicts or message.verdict not in VERDICTS or self._too_late(case, peer, message):
+        known = peer in case.verdicts or message.verdict not in VERDICTS
+        if known or self.second.too_late(case, peer, message.verdict):
             return None
-        if peer in jury and message.verdict == "different" and peer not in self._unchecked:
-            case.held_until = max(case.held_until, self.ctx.clock.now + HOLD_S)
+        if peer in jury and message.verdict == "different":
+            self.second.found((message.t, message.subject), peer)
         case.verdicts[peer] = message.verdict
         names = ("t", "base", "stage", "subject", "verdict", "what", "found", "claimed")
         found = {name: getattr(message, name) for name in names}
@@ -488,19 +467,12 @@ class AuditCases:
         self._void_disputed()
         return None
 
-    def _too_late(self, case: Case, peer: str, message: Audited) -> bool:
-        """True if a juror is the first that finds a difference, and that with which the weights to check it
-        are dropped is being committed already. Another leader may have heard of it in time."""
-        first = message.verdict == "different" and "different" not in case.verdicts.values()
-        checked = peer in case.drawn.jury and not case.inherited
-        return first and checked and case.drawn.t <= self._proposed - AUDIT_STEPS
-
     def removed(self, peer: str) -> None:
         """Go on without a peer that left, or moved to another stage and has its weights no more. Others of
         the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
         audited peer may hand nothing over any more, even if it comes back."""
         self._far_off.removed(peer)
-        self._unchecked.discard(peer)
+        self.second.removed(peer)
         for case in self._cases.values():
             jury = case.drawn.jury
             if peer == case.drawn.subject:
@@ -614,7 +586,7 @@ class AuditCases:
         accusers = [peer for peer in heard if verdicts[peer] == "different"]
         if found["different"] >= each.convicts:
             case.over = True
-            self._unchecked.difference_update(accusers)
+            self.second.confirmed(accusers)
             many = {2: "two", 3: "three"}[each.convicts]
             self._convict(each.subject, f"{many} replicas computed {about} again: {what}", each.t)
         elif accusers and found["same"] + 1 >= each.convicts:
@@ -667,7 +639,7 @@ class AuditCases:
         self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
         accusers = {peer for peer, verdict in case.verdicts.items() if verdict == "different"}
         if accusers:
-            self._unchecked |= accusers if case.told else set()
+            self.second.unchecked((each.t, each.subject), accusers)
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
             self._return(f"too few replicas answered if {about} is false", each.t)
 

@@ -9,7 +9,7 @@ decision that the present state allows; it is called after each change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from anabranch.protocol.consensus import voter_selection as electorate
@@ -49,7 +49,7 @@ from anabranch.protocol.log.records import (
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
-from anabranch.protocol.reduce.coverage import missing
+from anabranch.protocol.reduce.coverage import missing, not_returned
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
@@ -312,8 +312,8 @@ class Coordinator:
 
     def _call_in(self) -> None:
         """Once after each stall of the open step, have those that are to serve from a later iteration serve
-        in this one, if much of their stage's work is left (`_begins`): who serves may never do it, and the
-        later iteration never come."""
+        in this one, if much of their stage's work is left, or its only replica holds the step up (`_begins`):
+        who serves may never do it, and the later iteration never come."""
         current = self.round
         if current is None or current.slots or current.stalls == current.called_in:
             return
@@ -353,10 +353,13 @@ class Coordinator:
         self._remove_withholding(current)
         step = self.proposing.record(current)
         if step is not None:
-            self.audits.proposed(current.t)
+            self.audits.second.proposed(current.t)
             self.log.append(step)
             return True
         self.reducing.stalled(current)
+        relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls and not current.slots else ()
+        held_up = [stage for stage in relays if self._held_up(current, stage)]
+        self.stage_recovery.stalled(held_up, current.stalls, self.reducing.step_s)
         return False
 
     def _voters(self) -> Voters | None:
@@ -411,9 +414,9 @@ class Coordinator:
         of that iteration, or a lost stage's replica after its reduce order. A relay serves in the open
         iteration already if much of its stage's work is left and the swarm is small (in a large one
         neighbours would change, which waits for the next iteration); in a round of islands, if it has the
-        last step's state. A step that stalled takes as long as it took so far, at least. ready_t: iteration
-        after which it has the state. None, not yet: it could serve in the open iteration, but must first
-        apply the last step."""
+        last step's state. A step that stalled takes as long as it took so far, at least. So it does where the
+        stage's only replica holds a stalled step up (`_held_up`). ready_t: iteration after which it has the
+        state. None, not yet: it could serve in the open iteration, but must first apply the last step."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -422,7 +425,8 @@ class Coordinator:
         reduces = stage in current.attempts and stage not in current.torn
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
-        if not stage or reduces or self.ctx.run.near.crowded:
+        held_up = self._held_up(current, stage)
+        if not stage or (reduces and not held_up) or self.ctx.run.near.crowded:
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
             if ready_t == self.t:
@@ -436,9 +440,17 @@ class Coordinator:
         step_s = self.reducing.step_s
         if current.stalls:
             step_s = max(step_s, self.ctx.clock.now - current.opened_at)
-        if left < LEAST_LEFT or left * step_s < settings.newcomer_s:
+        if not held_up and (left < LEAST_LEFT or left * step_s < settings.newcomer_s):
             return active_from
         return current.t if ready_t == self.t else None
+
+    def _held_up(self, current: Round, stage: int) -> bool:
+        """True if the open step has stalled, and may wait for a relay stage's only replica: units lack there,
+        or it claims some that the stage before lacks. It may have given these back, and be honest."""
+        if not current.stalls or not stage or self.ctx.run.membership.count(stage, current.t) != 1:
+            return False
+        lacks = missing(self.ctx.run.cover(stage, current.t), current.claims.get(stage, {}))
+        return bool(lacks or not_returned(stage, current.claims))
 
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:
@@ -500,11 +512,26 @@ class Coordinator:
             for peer in record.active_from:
                 self.vouchers.gone(peer)
             self.catalog.members_changed()
-            if self.round is not None and self.audits.on:
-                stage_of = self.ctx.run.membership.stage_of
-                self.round.served.update((stage_of(peer) or 0, peer) for peer in record.active_from)
+            if self.round is not None:
+                self._serves(self.round, record.active_from)
         elif isinstance(record, Control) and record.action == "stop":
             self.finished = True
+
+    def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
+        """Note peers that begin to serve (peer -> from which iteration). A stage's reduce that was ordered
+        without one of the open iteration needs its word, too: it is ordered anew. If the step stalled, and
+        the stage had one replica, that is news."""
+        membership = self.ctx.run.membership
+        for peer, t in active_from.items():
+            stage = membership.stage_of(peer) or 0
+            if self.audits.on:
+                current.served.add((stage, peer))
+            attempt = current.attempts.get(stage)
+            if t <= current.t and attempt is not None and peer not in attempt.members:
+                current.torn.add(stage)
+            before = set(membership.live(stage, current.t)) - active_from.keys()
+            if t <= current.t and stage and len(before) == 1:
+                current.progress_at, current.stalls = self.ctx.clock.now, 0
 
     def _committed(self, record: Commit, base: str) -> None:
         if self.round is not None and record.verdict == "step":
@@ -609,7 +636,7 @@ class Coordinator:
         if current is None or busy:
             return due
         stalls_at = current.progress_at + self.reducing.patience_s(current)
-        due = min(due, stalls_at, current.unlisted_since + UNLISTED_S, self.audits.held_until())
+        due = min(due, stalls_at, current.unlisted_since + UNLISTED_S, self.audits.second.held_until())
         # Past, it waits for another event: slots are not dropped from a result that is PREPARED.
         late_at = self.rounds.deadline(current)
         return late_at if now < late_at < due else due

@@ -52,7 +52,7 @@ class Proposals:
             return None
         if current.witness is not None:
             skip = self._record(current, self.tip.adam_step, 0.0, (), (), None, current.witness)
-            return None if self.cases.holds(current.t) else skip
+            return None if self.cases.second.holds(current.t) else skip
         if evaluation is None and self.tip.windows(current):
             return None
         if not current.attempts:
@@ -65,7 +65,7 @@ class Proposals:
         messages = [message for message in prepared.values() if message is not None]
         if len(messages) < len(prepared) or not self.cases.consistent(current):
             return None
-        if self.cases.holds(current.t):
+        if self.cases.second.holds(current.t):
             return None
         return self._commit(current, messages, evaluation)
 

@@ -1,9 +1,13 @@
-"""Recovery of a stage that lost all its replicas, and of one that is down to its last: the leader's part.
+"""Recovery of a stage that lost all its replicas, or whose last one may hold a step up: the leader's part.
 
 When no member can have the stage's state after the last commit, the leader logs a `Rollback` to the newest
 restore point of which every stage's state is available. Each replica goes back to its own snapshot; a joiner,
 or a peer moved from the stage with most replicas, fetches the lost stage's snapshot from its keepers; the
 iterations since are computed again, exactly. A stage that is down to one replica gets another one.
+
+So does a stage whose only replica may hold a step up: by claiming what it does not give back it can do so
+for ever. Nobody can tell if it or the stage before is at fault, so it keeps its seat, unless the peer that
+the leader moves there does not get the stage's state from it either.
 """
 
 from __future__ import annotations
@@ -23,6 +27,13 @@ from anabranch.protocol.messages import Behind, Holders, WhoHas
 GRACE_S = 2.0
 #: Time (s) without any member of a lost stage after which a peer of another stage is moved there.
 MOVE_AFTER_S = 5.0
+#: Stalls of a step, times what a step usually takes, and least time (s) since the first of these stalls,
+#: after which a stage whose only replica may hold the step up gets a peer of another stage. Plain choices:
+#: those for data nodes (`late_sources`). Without need it costs the other stage a replica, and nobody a seat.
+HELD_STALLS, HELD_STEPS, HELD_S = 4, 12.0, 50.0
+#: Times as long as a stage's state takes over links like the leader's, after which nobody waits for it any
+#: more. A plain choice: volunteers' lines may be several times slower.
+FETCHED = 8.0
 #: Rollbacks on a replica's word that it cannot get a state, each within so many iterations of the one before,
 #: with which the replica is removed, and with more of them expelled, where another can take its place. Plain
 #: choices: an accident may happen twice, and one that says so without end let the run go no further.
@@ -48,6 +59,20 @@ class StageRecovery:
         """Last commit and membership for which the lost stages are known; None: look again."""
         self._alone: list[int] = []
         """Stages that had several replicas and have one."""
+        self._held_up: dict[int, float] = {}
+        """Stage whose only replica may hold the open step up -> time (s) of the first stall since."""
+        self._held_due: list[int] = []
+        """Those of them that have done so for long."""
+        self._doubted: dict[int, int] = {}
+        """Stage that was among them -> last such iteration."""
+        self._step_s = 0.0
+        """Usual seconds of a step; 0: not known."""
+        self._awaited: dict[int, float] = {}
+        """Such a stage with another replica that does not get the state -> since when (s)."""
+        self._suspects: set[str] = set()
+        """Replicas to whose stage a peer was moved since they may hold it up: they are not moved."""
+        self._heirs: set[str] = set()
+        """Peers that were moved there."""
         self._noted = ""
         self._applied: Mapping[int, Collection[str]] = {}
 
@@ -81,10 +106,31 @@ class StageRecovery:
         """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
         was removed."""
         self._behind.pop(peer, None)
+        if peer not in self.ctx.run.membership.members:
+            self._suspects.discard(peer)
+            self._heirs.discard(peer)
 
     def rolled_back(self) -> None:
         """Forget all reports after a rollback."""
         self._behind.clear()
+        self._held_up, self._held_due, self._awaited = {}, [], {}
+
+    def stalled(self, held_up: Collection[int], stalls: int, step_s: float) -> None:
+        """Note the relay stages whose only replica may hold the open step up (`held_up`), after `stalls`
+        stalls without news between them. step_s: usual seconds of a step; 0: not known."""
+        now, self._step_s = self.ctx.clock.now, step_s
+        self._held_up = {stage: self._held_up.get(stage, now) for stage in held_up}
+        long_s = max(HELD_S, HELD_STEPS * step_s)
+        due = (stage for stage, at in self._held_up.items() if now >= at + long_s)
+        self._held_due = [*due] if stalls >= HELD_STALLS else []
+        self._doubted.update(dict.fromkeys(self._held_due, self.ctx.run.membership.opening.t))
+        self._awaited = {stage: at for stage, at in self._awaited.items() if stage in self._held_due}
+
+    def doubts(self, stage: int) -> bool:
+        """True if a stage's only replica has held the open step up for long, as far as anybody can tell, so
+        that nobody is kept out by its word about the stage's state, or for want of it."""
+        alone = self.ctx.run.membership.count(stage, self._doubted.get(stage, 0)) == 1
+        return alone and self._doubted[stage] == self.ctx.run.membership.opening.t
 
     # --- decisions -----------------------------------------------------------------------------
 
@@ -92,10 +138,15 @@ class StageRecovery:
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]
     ) -> Rollback | Members | None:
         """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log (always, before the run has begun and where no snapshots are kept). t: last committed iteration.
-        quiet: True if moving a peer now loses no work. applied: stage -> peers that reported step t."""
+        log (always, before the run has begun; where no snapshots are kept, but for a stage that holds the
+        step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
+        -> peers that reported step t."""
         membership, self._applied = self.ctx.run.membership, applied
-        if self.ctx.run.settings.snapshot_every == 0 or not membership.begun:
+        if not membership.begun:
+            return None
+        if (moved := self._reinforced(t)) is not None:
+            return moved
+        if self.ctx.run.settings.snapshot_every == 0:
             return None
         if self._behind or self._looked != (t, membership.version):
             self._look(t)
@@ -111,6 +162,51 @@ class StageRecovery:
         if quiet and self._alone:
             return self._move(self._alone[0], t, 3, "which is down to one replica")
         return None
+
+    def _reinforced(self, t: int) -> Members | None:
+        """Record that moves a peer to a stage whose only replica may hold the step up for long, where nobody
+        else came to serve; None: there is no such stage, nobody can be moved, or who was moved waits for the
+        state. If that one waits too long, the replica that has it is removed."""
+        membership = self.ctx.run.membership
+        for stage in self._held_due:
+            others = set(membership.replicas(stage)) - {*membership.live(stage, t + 1)}
+            waits = others and not self._waited(stage, t)
+            moved = None if waits or others & self._heirs else self._reinforcement(stage, t)
+            if moved is not None:
+                return moved
+            if others and not waits:
+                self._remove_withholding(stage, t)
+        return None
+
+    def _reinforcement(self, stage: int, t: int) -> Members | None:
+        """Record that moves a peer to the stage, from one with three replicas or else with two."""
+        why, former = "whose only replica may hold the step up", set(self._suspects)
+        self._suspects.update(self.ctx.run.membership.live(stage, t + 1))
+        moved = self._move(stage, t, 3, why) or self._move(stage, t, 2, why)
+        if moved is None:
+            self._suspects = former
+        else:
+            self._heirs.update(moved.removed)
+            self._awaited.pop(stage, None)
+        return moved
+
+    def _waited(self, stage: int, t: int) -> bool:
+        """True if those that are to serve a stage have waited for its state after iteration t for as long as
+        it may take, or as long as the steps since the newest restore point."""
+        if any(peer in self.admission.ready for peer in self.ctx.run.membership.replicas(stage)):
+            return False
+        since, point = self._awaited.setdefault(stage, self.ctx.clock.now), self.catalog.newest(t + 1)
+        state_s = FETCHED * self.ctx.costs.reduce_s(self.ctx.run.settings.state_bytes_of(stage))
+        steps = max(HELD_STEPS, t + 1 - point.t if point is not None else 0)
+        return self.ctx.clock.now >= since + max(HELD_S, steps * self._step_s, state_s)
+
+    def _remove_withholding(self, stage: int, t: int) -> None:
+        """Remove the only replica of a stage, from which nobody gets the state after iteration t, if another
+        state can be had without it: the stage is lost then. It may come back."""
+        for peer in self.ctx.run.membership.live(stage, t + 1):
+            if peer != self.ctx.me and math.isfinite(self.worth_s(peer, t, 1.0)):
+                reason = f"iteration {t + 1} waits for it, and nobody gets the state of its stage from it"
+                self.admission.remove(peer, reason)
 
     def _look(self, t: int) -> None:
         """Update the sets of lost stages and of stages with one replica. If every stage is served and no
@@ -201,7 +297,8 @@ class StageRecovery:
         else:
             live = {other: sorted(filter(self._knows, membership.of(other))) for other in live}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
-        willing = [p for p in live.get(richest, []) if p != self.ctx.me and self.ctx.reachable(p)]
+        bound = {self.ctx.me, *self._suspects}
+        willing = [p for p in live.get(richest, []) if p not in bound and self.ctx.reachable(p)]
         # A replica that serves only from now on may still have to fetch step t from one that has applied it.
         able = [p for p in live.get(richest, []) if p in self._applied.get(richest, ())]
         if len(able) == 1 or (not able and least > 2):

@@ -91,16 +91,16 @@ class MessageHandlers:
         the peers to which it sent those microbatches whether they have them, and sends the microbatches again
         if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
-        iteration.sender.reported()
         iteration.claims.names_holders = True
-        repairs = iteration.repairs
-        units = message.units.get(following, ())
+        repairs, own = iteration.repairs, message.units.get(self._ctx.run.stage, ())
+        there = list(message.units.get(following, ()))
         if following == 0:
-            repairs.recheck([unit // 2 for unit in units if unit % 2 == 0])
-        else:
-            repairs.recheck(list(units))
+            there = [unit // 2 for unit in there if unit % 2 == 0]
+        here = list(own) if self._ctx.run.stage else [unit // 2 for unit in own if unit % 2 == 1]
+        iteration.sender.reported(set(here).difference(there))
+        repairs.recheck(there)
         if self._ctx.run.stage == 0:
-            repairs.recheck([unit // 2 for unit in message.units.get(0, ()) if unit % 2 == 1])
+            repairs.recheck(here)
         if message.units:
             iteration.credits.lacking()
         else:
@@ -188,11 +188,14 @@ class MessageHandlers:
 
     def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
         """Compare a joiner's state and proof with those of the run, and hand both answers to the admission,
-        which may let it serve, tell it or remove it; returns why the report is refused, or None. A difference
-        says nothing if the joiner may not have followed the log so far when it reported."""
+        which may let it serve, tell it or remove it; returns why the report is refused, or None. Where the
+        only replica that could vouch may hold the step up, the fingerprint is enough. A difference says
+        nothing if the joiner may not have followed the log so far when it reported."""
         lead = self._lead
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
         proven = lead.vouchers.proves(message.t, message.stage, message.proof)
+        if lead.stage_recovery.doubts(message.stage):
+            proven = True
         if proven:
             lead.vouchers.shown(peer)
         if lead.vouchers.outdated(peer, message.t):

@@ -6,7 +6,7 @@ Not here: eligible peers (`hop_candidates`); search for and repair of microbatch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import median_low
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
@@ -31,6 +31,9 @@ MOST_USUAL = 4.0
 #: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
 #: sender knows no usual time yet. Plain choice: the first comes after four steps, the next in twice as long.
 LATE_REPORTS = 2
+#: The same in the first step of a run, when the leader knows no usual time either. Plain choice: without news
+#: they come after two minutes, and one gradient that comes back tells a usual time.
+FIRST_REPORTS = 5
 #: Time until a sent microbatch is asked after: this multiple of the usual time to its gradient, and at least
 #: PROBE_FLOOR_S seconds. Plain choices.
 PROBE_FACTOR = 6.0
@@ -70,6 +73,8 @@ class Sender:
         self._due_at: float | None = None
         self._reported_at: list[float] = []
         """Times (s) at which the leader reported that it lacks something of this iteration."""
+        self._claimed: set[int] = set()
+        """Indices of microbatches that the next stage claimed at such a report, and that lacked here."""
         self._initial_peers = set(self.hops.peers())
         """Peers that served the next stage when this peer began the iteration."""
         self.called_back: set[int] = set()
@@ -194,6 +199,8 @@ class Sender:
         if peer not in self.credits:
             self.credits[peer] = Credit()
         self.credits[peer].told(slots, self.ctx.clock.now)
+        if comes:
+            self._look_at_overdue()
         self.pump(peer if self._bound else None)
         if comes and not self.ctx.run.near.crowded and peer not in self.ctx.standby_view.waits:
             self._call_back(peer)
@@ -388,8 +395,8 @@ class Sender:
         machine than the planned one has it. Without meaning once its gradient is back.
 
         The wait doubles, up to 64-fold, each time that the microbatch was overdue. While no usual time is
-        known here: the time of the leader's second report, since it was sent, that the leader lacks something
-        of the iteration; infinite before that report.
+        known here: the time of the leader's second report (`reported`), since it was sent, that the leader
+        lacks something of the iteration; infinite before that report.
         """
         if self._plan and item.train and not self._is_redone(item):
             return math.inf  # the leader says which slots are late
@@ -401,7 +408,13 @@ class Sender:
         if usual_s:
             return since + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
         reported_at = [at for at in self._reported_at if at > since]
-        return reported_at[LATE_REPORTS - 1] if len(reported_at) >= LATE_REPORTS else math.inf
+        needed = FIRST_REPORTS if self._is_first and item.index not in self._claimed else LATE_REPORTS
+        return reported_at[needed - 1] if len(reported_at) >= needed else math.inf
+
+    @property
+    def _is_first(self) -> bool:
+        """True in the first step of a run."""
+        return min(self.ctx.run.membership.active_from.values(), default=self.t) >= self.t
 
     def _is_redone(self, item: OutgoingMicrobatch) -> bool:
         """True if a slot that a round waits for was sent to another machine than the planned one, or waits
@@ -420,14 +433,22 @@ class Sender:
         known = [costs[peer].gradient_s for peer in peers if peer in costs and costs[peer].gradient_s]
         return MOST_USUAL * median_low(known) if len(known) > 1 else math.inf
 
-    def reported(self) -> None:
+    def reported(self, claimed: Collection[int] = ()) -> None:
         """Note that the leader reported that it lacks something of this iteration: where no usual time is
-        known, two such reports make a microbatch overdue. They do not count in the first step of a run, when
-        the leader does not know either how long a step takes."""
-        if min(self.ctx.run.membership.active_from.values(), default=self.t) >= self.t:
+        known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step of a run, when
+        the leader does not know either how long a step takes, but for microbatches that are done. claimed:
+        those that the leader lacks here, and not at the next stage."""
+        if self._is_first and self._plan:
             return
+        self._claimed.update(claimed)
         self._due_at = None
         self._reported_at.append(self.ctx.clock.now)  # from now on slots of rounds ask for credits, too
+        self._look_at_overdue()
+
+    def _look_at_overdue(self) -> None:
+        """Have `Repairs.tick` look at each microbatch that was sent once it is overdue, however long the wait
+        for the next inquiry is."""
+        self._due_at = None
         for item in self.items.values():
             if item.leg is OutgoingState.SENT and not item.returned and self.overdue_at(item) < math.inf:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))

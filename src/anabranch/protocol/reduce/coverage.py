@@ -24,6 +24,14 @@ def missing(cover: frozenset[int], claims: Mapping[str, Iterable[int]]) -> set[i
     return set(cover.difference(*claims.values()))
 
 
+def not_returned(stage: int, claims: Mapping[int, Mapping[str, Iterable[int]]]) -> set[int]:
+    """Microbatches that a relay stage claims and nobody claims at the stage before: whoever computed them
+    gave no gradient back yet, or the stage before withholds its claim. claims: stage -> replica -> units;
+    stage 0 has embeddings (odd units)."""
+    claimed, before = (frozenset().union(*claims.get(s, {}).values()) for s in (stage, stage - 1))
+    return set(claimed - (before if stage > 1 else {unit // 2 for unit in before if unit % 2}))
+
+
 def settle(
     cover: frozenset[int],
     claims: Mapping[str, Iterable[int]],

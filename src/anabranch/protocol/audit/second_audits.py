@@ -1,0 +1,107 @@
+"""Waits of commits for second auditors, at the leader: where one found a difference, its word has to be
+checked before the weights for it are gone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from anabranch.protocol.audit.auditor import WAIT_S
+from anabranch.protocol.audit.draw import Drawn
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.interface.tasks import AUDIT_STEPS
+
+#: Seconds for which the commit of a step waits for a second auditor where one found a difference, and the
+#: weights to check it would be dropped with that step: accuser and subject are asked at once, then senders.
+HOLD_S = 2 * WAIT_S
+
+#: Step and audited peer.
+CaseKey = tuple[int, str]
+
+
+class AuditedCase(Protocol):
+    """Part of an audit case that decides if a step waits for it (`coordinator.audit_cases.Case`)."""
+
+    drawn: Drawn
+    over: bool
+    inherited: bool
+    verdicts: dict[str, str]
+
+
+class SecondAudits:
+    """Waits for the second auditors of the open cases. cases: all cases of the last steps, which the caller
+    changes."""
+
+    def __init__(self, ctx: PeerContext, cases: Mapping[CaseKey, AuditedCase]) -> None:
+        self.ctx, self._cases = ctx, cases
+        self._until: dict[CaseKey, float] = {}
+        """Case in which a juror found a difference -> time (s) until which steps wait for another."""
+        self._told: set[CaseKey] = set()
+        """Cases of which the owner was told that a step waits."""
+        self._unchecked: set[str] = set()
+        """Replicas for whose accusation a step waited in vain: none waits again until one of theirs
+        convicts."""
+        self._proposed = -1
+        """Last step that this leader proposed."""
+
+    def found(self, key: CaseKey, accuser: str) -> None:
+        """Note that a juror found a difference in the case `key` now."""
+        self._until = {known: until for known, until in self._until.items() if known in self._cases}
+        self._told &= self._cases.keys()
+        if accuser not in self._unchecked:
+            self._until[key] = max(self._until.get(key, -math.inf), self.ctx.clock.now + HOLD_S)
+
+    def holds(self, t: int) -> bool:
+        """True if step t may not be committed yet: with it the weights of an earlier one would be dropped,
+        where an auditor found a difference that a second one has not checked. Without this, who accuses
+        falsely just before the weights go has the log go back at no risk."""
+        now, waits = self.ctx.clock.now, False
+        for key, case in self._cases.items():
+            if case.over or case.drawn.t > t - AUDIT_STEPS or self._until.get(key, -math.inf) <= now:
+                continue
+            waits = True
+            if key not in self._told:
+                self._told.add(key)
+                each = case.drawn
+                about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
+                reason = f"iteration {t} waits for a second audit of {about}: one found it different"
+                self.ctx.outbox.note("waiting", reason=reason)
+        return waits
+
+    def held_until(self) -> float:
+        """Time (s) at which the next wait for a second auditor is over by itself; infinite if none is on."""
+        now, cases = self.ctx.clock.now, self._cases
+        held = (until for key, until in self._until.items() if key in cases and not cases[key].over)
+        return min((until for until in held if until > now), default=math.inf)
+
+    def proposed(self, t: int) -> None:
+        """Note that step t is being committed, or that the log went back to it: what that drops cannot be
+        audited any more."""
+        self._proposed = t
+
+    def too_late(self, case: AuditedCase, peer: str, verdict: str) -> bool:
+        """True if a juror is the first that finds a difference, and that with which the weights to check it
+        are dropped is being committed already. Another leader may have heard of it in time."""
+        first = verdict == "different" and "different" not in case.verdicts.values()
+        checked = peer in case.drawn.jury and not case.inherited
+        return first and checked and case.drawn.t <= self._proposed - AUDIT_STEPS
+
+    def unchecked(self, key: CaseKey, accusers: Collection[str]) -> None:
+        """Note that nobody checked the difference that `accusers` found. If a step waited for it, none waits
+        for them again."""
+        if key in self._told:
+            self._unchecked.update(accusers)
+
+    def confirmed(self, accusers: Collection[str]) -> None:
+        """Note that others found the difference of `accusers`, too."""
+        self._unchecked.difference_update(accusers)
+
+    def removed(self, peer: str) -> None:
+        """Forget a former member."""
+        self._unchecked.discard(peer)
+
+    def rolled_back(self, t: int) -> None:
+        """Forget all waits, as the log went back to the state after step t."""
+        self._until, self._told = {}, set()
+        self.proposed(t)
