@@ -111,6 +111,31 @@ def test_a_liar_that_joiners_ask_first_keeps_none_out(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
+def test_checkpoints_have_the_agreed_states_whoever_is_asked_first(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The guest gives the leader a state that is false and consistent for each checkpoint: the next source is
+    asked. What came first was written to the run directory, and the log said otherwise."""
+    run = small_run(texts, **{**ENDLESS, "checkpoint__every": 4})
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("false state for joiners", 1, first=True)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        condemned = guest.peer, "StateOffer: not the state that the run has"
+        hostile.until(lambda: condemned in {(e.subject, e.reason) for e in swarm.of(Refused)})
+        written = len(swarm.of(Checkpoint))
+        hostile.until(lambda: len(swarm.of(Checkpoint)) > written + 1)
+        hostile.end(guest)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_lone_replica_that_never_gets_a_state_is_out_and_its_stage_restored(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

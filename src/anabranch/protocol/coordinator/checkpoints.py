@@ -75,7 +75,8 @@ class Checkpoints:
 
     def _collect(self, checkpoint: Collection) -> None:
         """Download every stage's state from replicas that applied the last step (stage 0 from this peer), and
-        have the driver write them once all have arrived. A download that fails ends in `failed`."""
+        have the driver write them once all have arrived, each with the fingerprint that its stage agreed on:
+        one replica may give a false one. A download that fails ends in `failed`."""
         self._open = checkpoint
 
         def fetched(state: State) -> None:
@@ -87,9 +88,9 @@ class Checkpoints:
 
         for stage in range(self.ctx.run.settings.stages + 1):
             sources = sorted(self.released.applied.get(stage, {})) if stage else [self.ctx.me]
-            failed = partial(self.failed, checkpoint.t)
+            failed, agreed = partial(self.failed, checkpoint.t), self.tip.fingerprints[stage]
             checkpoint.downloads[stage] = Download(
-                self.ctx, stage, checkpoint.t, sources, fetched, failed, check=False
+                self.ctx, stage, checkpoint.t, sources, fetched, failed, agreed, check=stage > 0
             )
         for download in checkpoint.downloads.values():
             download.start()

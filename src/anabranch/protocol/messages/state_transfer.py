@@ -106,7 +106,8 @@ class WhoHas(Message, frozen=True, tag=73):
 
 class Holders(Message, frozen=True, tag=74):
     """Reply to WhoHas. peers: known holders of the state of `stage` after iteration t. Without peers, to a
-    joiner that reported itself ready: the state that it has after t is not the run's."""
+    joiner that reported itself ready: the state that it has after t is not the run's. Without peers, to a
+    replica that serves and asked by `Ready`: the fingerprint that is agreed, "" if none is yet."""
 
     stage: StageNumber
     t: Count

@@ -25,6 +25,18 @@ from anabranch.protocol.state.download import Download, State
 WHO_HAS_AGAIN_S = 2.0
 #: First and longest wait (s) before an unavailable state is requested again, and number of tries: an hour.
 FETCH_AGAIN = (2.0, 60.0, 60)
+#: Questions to the leader, WHO_HAS_AGAIN_S apart, whether a fetched state is the run's, after which a replica
+#: that serves works with it all the same. A choice: the run may wait for this replica.
+CONFIRMATIONS = 3
+
+
+@dataclass
+class Unconfirmed:
+    """Loaded state of which a replica that serves does not know that it is the run's. asked: number of
+    questions to the leader about it."""
+
+    state: State
+    asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class CatchUp(Timer):
         """State of the stage that this machine has on disk, until a state is loaded."""
         self._frozen = ""
         """Hash of the stage's frozen weights while they are not loaded."""
+        self._unconfirmed: Unconfirmed | None = None
+        """State that the leader is asked about; None: there is none."""
         self._givers: set[str] = set()
         """Peers of which the present state was fetched."""
         self._doubted: set[str] = set()
@@ -104,7 +118,7 @@ class CatchUp(Timer):
 
     def begin(self) -> None:
         """Fetch the state of this stage (its frozen weights first): start a download, or ask the leader who
-        has it. Called again for each further try; after a rollback it is the state of that iteration, else
+        has it, or whether the loaded one is right. Called again for each further try; after a rollback it is the state of that iteration, else
         the latest.
 
         Sources: replicas for the latest state; its holders, or the leader's checkpoint, for one that the run
@@ -113,6 +127,9 @@ class CatchUp(Timer):
         """
         if self._frozen:
             self._fetch_frozen()
+            return
+        if self._unconfirmed is not None:
+            self._confirm(self._unconfirmed)
             return
         ctx, run = self._ctx, self._ctx.run
         self._entry.advance(Step.FETCHING)
@@ -173,8 +190,12 @@ class CatchUp(Timer):
     def on_holders(self, message: msg.Holders) -> None:
         """Take the state that the leader names from the first of: this peer's own snapshots, the seed (t =
         0), the holders named. Retried later if there is none; ignored unless this peer waits for the
-        answer."""
+        answer. If a loaded state is to be confirmed, the answer is compared with that."""
         stage, t = self._ctx.run.stage, message.t
+        if self._unconfirmed is not None:
+            if (message.stage, t) == (stage, self._unconfirmed.state.t):
+                self._judge(self._unconfirmed.state, message.fingerprint)
+            return
         nobody = message.stage == stage and message.fingerprint and not message.peers
         if nobody and self._proved_false(t, message.fingerprint):
             return
@@ -205,12 +226,17 @@ class CatchUp(Timer):
             return False
         if (self._replica.t, self._replica.fingerprint) == (t, fingerprint):
             return False
+        self._note_false(t)
+        self._replica.start_anew()
+        return True
+
+    def _note_false(self, t: int) -> None:
+        """Note that those who gave the present state gave one that is not the run's after iteration t; they
+        are asked last from now on."""
         self._doubted |= self._givers
         who = " and ".join(peer[:8] for peer in sorted(self._givers)) or "nobody"
         text = f"the state that {who} gave is not the run's after iteration {t}: another is fetched"
-        ctx.outbox.note("note", text=text)
-        self._replica.start_anew()
-        return True
+        self._ctx.outbox.note("note", text=text)
 
     def _waits_for(self, stage: int) -> bool:
         """True if this peer waits for the leader's answer where the state of `stage` is."""
@@ -233,12 +259,14 @@ class CatchUp(Timer):
             self._fetch_failed(self._too_old(state.t))
             return
         self._givers = self.download.givers if self.download is not None else set()
-        self._load(state, hashed=True)
+        self._load(state, hashed=True, sure=self.download is None or self.download.is_sure)
 
-    def _load(self, state: State, hashed: bool) -> None:
+    def _load(self, state: State, hashed: bool, sure: bool = True) -> None:
         """Load a state, and continue from it; if it does not have its fingerprint, or is too old, fetch it
         again. hashed: True if its pieces were compared with their hashes; only such a state is offered to
-        others as a snapshot, as they would blame the one that offers it."""
+        others as a snapshot, as they would blame the one that offers it. sure: False if its fingerprint is
+        the word of those who gave it: a replica that serves has it confirmed before it works with it. A
+        joiner is told by the leader."""
         self._entry.advance(Step.LOADING)
 
         def loaded(result: Result) -> None:
@@ -247,12 +275,52 @@ class CatchUp(Timer):
                 self._fetch_failed(result.error or "the pieces do not have the fingerprint that was offered")
             elif base is None:
                 self._fetch_failed(self._too_old(state.t))
+            elif not sure and self._ctx.me in self._ctx.run.membership.active_from:
+                self._unconfirmed = Unconfirmed(state)
+                self._confirm(self._unconfirmed)
             else:
                 if hashed:
                     self._snapshots.loaded(state)
                 self.have(state.t, base, state.fingerprint)
 
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
+
+    def _confirm(self, loaded: Unconfirmed) -> None:
+        """Compare a loaded state with the log, if that names it, or else ask the leader, who is asked again
+        after a while. After CONFIRMATIONS questions it is taken as it is."""
+        ctx, state = self._ctx, loaded.state
+        following = self._replica.pending.get(state.t + 1)
+        if not state.t:
+            self._judge(state, self._entry.genesis.fingerprints[ctx.run.stage])
+        elif following is not None and following[0].verdict == "step":
+            self._judge(state, following[0].stages[ctx.run.stage].fingerprint_before)
+        elif loaded.asked >= CONFIRMATIONS:
+            self._judge(state, state.fingerprint)
+        else:
+            loaded.asked += 1
+            self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
+            ctx.outbox.send(ctx.log.leader, msg.Ready(state.t, ctx.run.stage, state.fingerprint))
+
+    def _judge(self, state: State, fingerprint: str) -> None:
+        """Continue from a loaded state, or fetch another one if the run's has another `fingerprint`. If that
+        is not known yet ("") the state is taken where no other replica could give one, else later."""
+        ctx = self._ctx
+        others = set(ctx.run.membership.live(ctx.run.stage, ALL_TIMES)) - {ctx.me, *self._givers}
+        if not fingerprint and others:
+            return
+        self._unconfirmed, base = None, self._base_after(state.t)
+        if fingerprint not in ("", state.fingerprint):
+            self._note_false(state.t)
+            self.download = None
+            if others - self._doubted:
+                self.begin()
+            else:
+                self._fetch_failed("all states that are offered are not the run's")
+        elif base is None:
+            self._fetch_failed(self._too_old(state.t))
+        else:
+            self._snapshots.loaded(state)
+            self.have(state.t, base, state.fingerprint)
 
     def _begin_anew(self, base: str) -> None:
         """Load the stage's initial state, made from the seed, and continue from it. base: of that state. The
@@ -267,7 +335,7 @@ class CatchUp(Timer):
         """Continue from the state after iteration `t`, which the worker has loaded: this peer is READY,
         applies the steps after it, and reports it. base: hash of its log entry. fingerprint: its hash."""
         self._entry.advance(Step.READY)
-        self.download = self._kept = None
+        self.download = self._kept = self._unconfirmed = None
         self._failure, self._wanted_t, self._least_t = "", -1, -1
         self._retries.reset()
         self._replica.loaded(t, base, fingerprint)
@@ -279,7 +347,7 @@ class CatchUp(Timer):
         ctx = self._ctx
         if reason != self._failure:
             ctx.outbox.note("note", text=f"{reason}; trying again")
-        self._failure, self.download = reason, None
+        self._failure, self.download, self._unconfirmed = reason, None, None
         self._entry.advance(Step.FETCHING)
         if ctx.me in ctx.run.membership.active_from:
             ctx.outbox.send(ctx.log.leader, msg.Behind(self._progress.committed, ctx.run.stage))
@@ -350,6 +418,7 @@ class CatchUp(Timer):
         ctx.outbox.emit(BuildStage(ctx.run.stage))
 
     def _cancel(self) -> None:
+        self._unconfirmed = None
         if self.download is not None:
             self.download.cancel()
             self.download = None

@@ -179,12 +179,23 @@ class MessageHandlers:
                 self._ctx.outbox.send(peer, msg.Refused(reason, again=True))
             return None
         lead.initial_assignment.told(peer, message.links)
+        if peer in self._ctx.run.membership.active_from:
+            if message.t and not message.proof:  # else it is a joiner's, from before the log let it serve
+                self._confirm(peer, message)
+            return None
         lead.vouchers.on_ready(peer)
         if lead.vouchers.too_old(peer, message.t):
             what = f"the state it fetched (after iteration {message.t})"
             lead.admission.remove(peer, f"{what} is older than any from which it could follow the run")
             return None
         return self._judge_ready(peer, message)
+
+    def _confirm(self, peer: str, message: msg.Ready) -> None:
+        """Tell a replica that serves, and fetched a state as it had been away, the agreed fingerprint of that
+        state; "" if none is agreed yet. Nothing to a peer of another stage."""
+        if self._ctx.run.membership.stage_of(peer) == message.stage:
+            agreed = self._lead.released.fingerprint_at(message.t, message.stage) or ""
+            self._ctx.outbox.send(peer, msg.Holders(message.stage, message.t, agreed, ()))
 
     def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
         """Compare a joiner's state and proof with those of the run, and hand both answers to the admission,

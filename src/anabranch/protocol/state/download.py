@@ -128,6 +128,11 @@ class Download:
         return {s.peer for s in self.sources.values() if self._chosen is not None and s.offer == self._chosen}
 
     @property
+    def is_sure(self) -> bool:
+        """True if the fingerprint was known before: what is downloaded is that very state."""
+        return bool(self._fingerprint)
+
+    @property
     def _t(self) -> int:
         return self._chosen.t if self._chosen is not None else self.asked_t
 
