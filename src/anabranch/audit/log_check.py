@@ -7,6 +7,7 @@ by `protocol.log.hash_chain.follow`, which `read_log` calls for each line.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,6 +79,16 @@ def read_log(path: Path) -> LoggedRun:
         bases=frozenset(checker.bases),
         torn_bytes=torn_bytes,
     )
+
+
+def contradictions(lines: Sequence[bytes]) -> list[str]:
+    """Contradictions within the first lines of a log, which are chained (`LogReplay` checks that). Raises
+    UserError if the first record is no genesis."""
+    checker = _LogChecker()
+    for number, line in enumerate(lines, start=1):
+        entry = log.decode_entry(line)
+        checker.check(number, entry.term, entry.record, log.entry_hash(line))
+    return checker.problems
 
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
