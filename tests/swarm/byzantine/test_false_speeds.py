@@ -71,6 +71,37 @@ def test_one_that_says_it_is_a_million_times_as_quick_and_is_late_gets_few_steps
     assert min(steps[t] for t in range(FIRST + 10, LAST + 1)) >= INNER * (ISLANDS - 1)
 
 
+def test_one_that_makes_up_an_overflow_of_its_slot_in_each_round_does_not_keep_most_of_the_steps() -> None:
+    """A slot that overflows was not late: half of the steps of each round were lost, with three machines two
+    thirds, for ever."""
+    world, told = island_world(), set[int]()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id != "r1.1":
+            carry(sender, peer, message, payload)
+            return
+        if isinstance(said, msg.Applied):
+            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
+            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+        if isinstance(said, msg.Slots) and said.fence.t > FIRST and said.fence.t not in told:
+            plan = world.history().plans.get(said.fence.t, ())
+            own = [slot for slot, each in enumerate(plan) if each.peer == sender.id]
+            for slot in own:
+                told.add(said.fence.t)
+                carry(sender, "d0", msg.encode(msg.Overflow(said.fence, 1, slot, "made up", "d0")), None)
+        work = isinstance(said, msg.Backward | msg.Claim)
+        if not (work and said.fence.t > FIRST):  # type: ignore[attr-defined]
+            carry(sender, peer, message, payload)
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=600.0)
+    steps = counted_steps(world)
+    assert len(told) > LATE_ROUNDS and set(steps) == set(range(FIRST, LAST + 1)) and wrong_states(world) == {}
+    assert min(steps[t] for t in range(FIRST + 10, LAST + 1)) >= INNER * (ISLANDS - 1)
+
+
 def test_a_machine_that_was_late_once_soon_has_its_share_again() -> None:
     """A hiccup makes it half as quick, and the next round in which it is in time shows that it is not."""
     world, slow = island_world(), list[int]()

@@ -122,23 +122,29 @@ class IslandRounds:
     def _slow_down(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
         until they are in time: a speed is measured only where work counted. No more counts of that before
-        than `next_plan` believed. accepted: slots that counted. Not for crews, which `CrewPlanning.measure`
-        slows down."""
+        than `next_plan` believed. A machine whose slot overflows is not slow, but may have made that up: it
+        counts as no quicker than the median, and rests like a late one (`LateMachines`), as a batch that
+        overflows does so in each round. accepted: slots that counted. Not for crews, which
+        `CrewPlanning.measure` slows down."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         if settings.rounds.pipeline:
             return
         rates = sorted(self._rate(slot.peer) for slot in current.slots if slot.steps and slot.peer in members)
-        overflowed = {index for stage, index in current.witnesses if stage}
-        late = current.dropped - self._left(current) - overflowed
-        peers = [{current.slots[slot].peer for slot in slots} - {""} for slots in (late, accepted)]
+        missed = current.dropped - self._left(current)
+        overflowed = missed & {slot for (stage, slot), of in current.witnesses.items() if stage and of}
+        peers = [{current.slots[slot].peer for slot in of} - {""} for of in (missed, accepted)]
         self._late.judged(current.t, *peers)
         self._late.kept(members)
-        for slot in late:
-            if (peer := current.slots[slot].peer) in members:
-                believed = min(self._rate(peer), MOST_RATE * rates[(len(rates) - 1) // 2])
-                self._keep(self._limits, peer, believed * self._of_inner_step / 2.0)
-                self._keep(self._rates, peer, self._limits[peer])
-                self._measured += 1
+        for slot in missed:
+            if (peer := current.slots[slot].peer) not in members:
+                continue
+            usual, rate = rates[(len(rates) - 1) // 2], self._rate(peer)
+            if slot in overflowed and rate <= usual:
+                continue
+            rate = usual if slot in overflowed else min(rate, MOST_RATE * usual) / 2.0
+            self._keep(self._limits, peer, rate * self._of_inner_step)
+            self._keep(self._rates, peer, self._limits[peer])
+            self._measured += 1
 
     @staticmethod
     def _keep(rates: dict[str, float], peer: str, rate: float) -> None:
