@@ -15,13 +15,27 @@ import pytest
 
 from anabranch.audit import proof as proofs
 from anabranch.audit.proof import NOT_PROVED, PROVED, REFUTED, ProofResult, verify_proof
+from anabranch.audit.run_inputs import open_inputs
 from anabranch.checkpoint import proof_files
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
+from anabranch.config import load_run_file, render_run_file, with_changes
 from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.protocol.audit.receipts import Receipt, UnitReceipt
 from anabranch.protocol.audit.seals import NOTHING
-from anabranch.protocol.log.records import Dispute, Rollback
+from anabranch.protocol.log.records import (
+    NO_ENTRY,
+    AnyRecord,
+    Commit,
+    Dispute,
+    Entry,
+    Genesis,
+    Rollback,
+    StageCommit,
+    decode_entry,
+    encode_entry,
+    entry_hash,
+)
 from support.audited_runs import copy_of, make_run, rewrite_log, small_run
 from support.signed_receipts import SignedRun
 
@@ -157,6 +171,80 @@ def test_a_receipt_that_the_log_does_not_have_proves_nothing(run: SignedRun) -> 
     receipt = json.loads(other.read_text())["receipt"]
     result = check(run, doctored(run.proof(), receipt=receipt))
     assert result.outcome == NOT_PROVED and "not the one whose hash the commit has" in result.unknown[0]
+
+
+def retold(run: SignedRun, change: Callable[[AnyRecord], AnyRecord], path: Path) -> Path:
+    """Proof of the same receipt with a log of other records, chained without a seam but for the base of the
+    step's commit, which is the one that the receipt names."""
+    lines, previous, base = [], NO_ENTRY, ""
+    for line in run.directory.log.read_bytes().splitlines():
+        entry = decode_entry(line)
+        record = change(entry.record)
+        if isinstance(record, Commit) and record.t != run.t:
+            record = replace(record, previous_base=base)
+        written = encode_entry(Entry(entry.index, entry.term, previous, record))
+        lines.append(written + b"\n")
+        previous = entry_hash(written)
+        if isinstance(record, Genesis | Commit):
+            base = previous
+            if isinstance(record, Commit) and record.t == run.t:
+                path = doctored(path, base=base)
+    run.directory.log.write_bytes(b"".join(lines))
+    return path
+
+
+def test_a_log_of_another_history_convicts_nobody(clean: RunDirectory, tmp_path: Path) -> None:
+    """Whoever gives the run directory made it up: with another rotary base the same embedding goes into
+    stage 1, and another activation comes out."""
+    run = SignedRun(copy_of(clean, tmp_path), 1, 1, 0)
+    path = run.proof()
+    assert check(run, path).outcome == REFUTED
+    other = with_changes(load_run_file(run.directory.run_file), {"model.rope_theta": 77.0})
+    run.directory.run_file.write_text(render_run_file(other))
+    shutil.rmtree(run.directory.checkpoints_path)
+    states = open_inputs(run.directory.path).reference().fingerprints()
+
+    def change(record: AnyRecord) -> AnyRecord:
+        if isinstance(record, Genesis):
+            return replace(record, config=render_run_file(other), fingerprints=states)
+        if isinstance(record, Commit) and record.t == 1:
+            stages = zip(record.stages, states, strict=True)
+            return replace(record, stages=tuple(replace(s, fingerprint_before=f) for s, f in stages))
+        return record
+
+    result = check(run, retold(run, change, path))
+    assert result.outcome == NOT_PROVED and "another state" in result.unknown[0], result.lines()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda part: replace(part, owners=tuple(each + 7 * (each != 0) for each in part.owners)),
+        lambda part: replace(part, owners=part.owners * 300),
+        lambda part: replace(part, classes=()),
+        lambda part: replace(part, receipts=()),
+    ],
+    ids=["owners that are no members", "units without end", "no classes", "no receipts"],
+)
+def test_a_log_of_nonsense_convicts_nobody_and_is_told_not_raised(
+    run: SignedRun, part: Callable[[StageCommit], StageCommit]
+) -> None:
+    def change(record: AnyRecord) -> AnyRecord:
+        if isinstance(record, Commit) and record.t == run.t:
+            return replace(record, stages=tuple(map(part, record.stages)))
+        return record
+
+    path = run.proof(first_unit(lambda unit: replace(unit, activation_out=WRONG)))
+    assert check(run, retold(run, change, path)).outcome == NOT_PROVED
+
+
+def test_a_disputed_result_of_a_microbatch_that_is_not_there_is_told_not_raised(run: SignedRun) -> None:
+    other = replace(run.receipt().units[0], unit=99)
+    came = run.sealed_again(other.activation_in, "activation", "99", other.activation_in.hash)
+    back = run.sealed_again(other.gradient_in, "gradient", "99", other.gradient_in.hash)
+    other = replace(other, activation_in=came, gradient_in=back, gradient_out=WRONG)
+    path = run.proof(partial(replace, others=(other,)), (Dispute(run.position, 99, WRONG),))
+    assert check(run, path).outcome == NOT_PROVED
 
 
 def test_another_numerics_class_proves_nothing(run: SignedRun, monkeypatch: pytest.MonkeyPatch) -> None:

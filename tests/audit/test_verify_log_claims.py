@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
 from anabranch.protocol.log.records import (
+    STRANDED,
     AnyRecord,
     Closing,
     Commit,
@@ -84,6 +86,23 @@ def test_a_witness_that_is_no_microbatch_is_found(copy: RunDirectory, index: int
     change_step(copy, 4, skip)
     report = verify(copy.path)
     assert any(f"microbatch {index}" in problem and "step 4" in problem for problem in report.problems)
+    assert not report.holds
+
+
+def test_a_step_that_was_skipped_for_want_of_machines_for_slots_is_found(copy: RunDirectory) -> None:
+    """Only a round has slots; the word for it let any step of a synchronous run be skipped unseen."""
+
+    def skip(commit: Commit) -> Commit:
+        return msgspec.structs.replace(
+            commit, verdict="skip", loss_sums=(), stages=(), adam_step=5, norm=0.0, clip_factor=0.0,
+            witness=Witness("r1.0", 1, 0, STRANDED),
+        )  # fmt: skip
+
+    change_step(copy, 6, skip)
+    rewrite_log(copy, lambda records: [each for each in records if not isinstance(each, Closing)])
+    shutil.rmtree(copy.checkpoint_path(6))
+    report = verify(copy.path)
+    assert any("step 6" in problem and "is no round" in problem for problem in report.problems)
     assert not report.holds
 
 

@@ -7,6 +7,7 @@ by `protocol.log.hash_chain.follow`, which `read_log` calls for each line.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,6 +79,16 @@ def read_log(path: Path) -> LoggedRun:
         bases=frozenset(checker.bases),
         torn_bytes=torn_bytes,
     )
+
+
+def contradictions(lines: Sequence[bytes]) -> list[str]:
+    """Contradictions within the first lines of a log, which are chained (`LogReplay` checks that). Raises
+    UserError if the first record is no genesis."""
+    checker = _LogChecker()
+    for number, line in enumerate(lines, start=1):
+        entry = log.decode_entry(line)
+        checker.check(number, entry.term, entry.record, log.entry_hash(line))
+    return checker.problems
 
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
@@ -224,7 +235,10 @@ class _LogChecker:
                 # For want of machines: nobody could fill some of the slots, and the others were late. That
                 # crews were late is the leader's word.
                 stranded = any(self._is_lost(slots[k], commit.t) for k in active(slots)) or genesis.stages > 1
-                self._expect(stranded, "is skipped for want of machines, but its slots could be filled")
+                self._expect(bool(slots), "is skipped for want of machines for slots, but is no round")
+                self._expect(
+                    stranded or not slots, "is skipped for want of machines, but its slots could be filled"
+                )
             return  # a delayed run's state has other predicted weights then: only a replay knows them
         self._expect(commit.verdict == "step", f"has the unknown verdict {commit.verdict!r}")
         microbatches = len(slots) or genesis.microbatches

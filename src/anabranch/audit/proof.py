@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.audit.error_bounds import permuted
-from anabranch.audit.log_check import log_lines
+from anabranch.audit.log_check import contradictions, log_lines
 from anabranch.audit.replay import SequentialStepper
 from anabranch.audit.replayed_islands import IslandReplay
 from anabranch.audit.replayed_work import ReplayedWork, StepReplay
-from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
+from anabranch.audit.run_inputs import Inputs, check_replayable, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import shortened
 from anabranch.checkpoint.proof_files import ProofFile, read_proof
 from anabranch.errors import UserError
@@ -95,12 +95,14 @@ class ProofResult:
 @dataclass(frozen=True)
 class _Logged:
     """Place of a contribution in the commit log. part: the stage's entry in the commit. before: history up to
-    the entry before the commit. position: index of the accused peer among the members of its stage."""
+    the entry before the commit. position: index of the accused peer among the members of its stage. problems:
+    contradictions within the log up to the commit."""
 
     commit: Commit
     part: StageCommit
     position: int
     before: LogReplay
+    problems: list[str]
 
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer, fetch: bool = False) -> ProofResult:
@@ -167,7 +169,8 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
     part = record.stages[proof.stage]
     if record.t != proof.step or proof.subject not in part.members:
         return None
-    return _Logged(record, part, part.members.index(proof.subject), before)
+    problems = contradictions(lines[: number + 1])
+    return _Logged(record, part, part.members.index(proof.subject), before, problems)
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
@@ -180,8 +183,12 @@ def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged |
     genesis, part = logged.before.genesis, logged.part
     if genesis is None or genesis.run != proof.run_id:
         return f"it is of run {proof.run_id}, not of this one"
-    receipts = part.receipts or ("",) * len(part.members)
-    if receipts[logged.position] != hashed:
+    if logged.commit.previous_base != logged.before.base:
+        return "its step began from another state than the log has before it"
+    if logged.problems:
+        return f"the log contradicts itself: {logged.problems[0]}"
+    receipts = part.receipts[logged.position : logged.position + 1] or ("",)
+    if receipts[0] != hashed:
         return "its receipt is not the one whose hash the commit has"
     owned = [unit for unit, owner in enumerate(part.owners) if owner == logged.position]
     if [unit.unit for unit in receipt.units] != owned or receipt.base != logged.commit.previous_base:
@@ -210,6 +217,7 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
     assert genesis is not None, "_mismatch requires it"
     if problems := compare_with_genesis(inputs, genesis):
         raise UserError(f"{inputs.directory}: {problems[0]}; use the directory in which the run was made")
+    check_replayable(inputs, genesis, logged.before.plans, logged.commit.t)
     own = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     named = logged.part.classes[logged.position]
     theirs = genesis.numerics_class if named == "removed" else named
@@ -279,6 +287,9 @@ def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: 
 
 def _compare_unit(result: ProofResult, unit: UnitReceipt, work: ReplayedWork) -> None:
     index = unit.unit
+    if index not in work.units and index not in work.overflows:
+        result.unknown.append(f"microbatch {index} is nobody's in this step")
+        return
     if (tensor := work.overflows.get(index)) is not None:
         result.unknown.append(f"microbatch {index} overflows in {tensor} when it is computed again")
         return

@@ -19,9 +19,12 @@ from anabranch.config.load import parse_toml
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus, open_corpus
 from anabranch.data.hub import model_folder
+from anabranch.errors import UserError
 from anabranch.protocol.log.records import Genesis
+from anabranch.protocol.rounds.plan import Plan, plan_problem
 from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
 from anabranch.train.adapters.lora import adapted
+from anabranch.train.model.rounds import rounds_of
 from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.reference.reference import PrivateRounds, Reference
@@ -67,6 +70,21 @@ def open_inputs(run_dir: Path, fetch: bool = False) -> Inputs:
     if run.lora.rank:
         frozen = whole_frozen(run, adapted(run, model), FrozenStore(directory.frozen))
     return Inputs(directory, run, corpus, model, Batches(corpus, run.batch, run.run.seed), initial, frozen)
+
+
+def check_replayable(inputs: Inputs, genesis: Genesis, plans: Mapping[int, Plan], last: int) -> None:
+    """Raise UserError if run file and log do not allow a replay up to iteration `last`: other numbers of
+    stages or microbatches, or rounds that the run file does not have. plans: slots of each round."""
+    run, path = inputs.run, inputs.directory.log
+    if genesis.stages != run.pipeline.relay_stages or genesis.microbatches != run.batch.microbatches:
+        raise UserError(
+            f"{inputs.directory.run_file} has {run.pipeline.relay_stages} stages and "
+            f"{run.batch.microbatches} microbatches, but the log is of a run with {genesis.stages} and "
+            f"{genesis.microbatches}"
+        )
+    for t in range(1, last + 1):
+        if wrong := plan_problem(rounds_of(run), t, plans.get(t, ()), run.pipeline.relay_stages):
+            raise UserError(f"{path}: step {t} cannot be taken again: {wrong}")
 
 
 def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:

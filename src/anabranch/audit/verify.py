@@ -25,7 +25,7 @@ from anabranch.audit.log_comparison import Comparison, Label, RecordedValues, us
 from anabranch.audit.parallel_replay import parallel_stepper
 from anabranch.audit.private_rounds import KeptRounds, kept_rounds
 from anabranch.audit.replay import Observer, SequentialStepper, Stepper, replay
-from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
+from anabranch.audit.run_inputs import Inputs, check_replayable, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
 from anabranch.config import RoundSection, RunConfig
 from anabranch.errors import UserError
@@ -33,8 +33,6 @@ from anabranch.observe.console.progress import Advance, progress, ticking
 from anabranch.observe.wording import counted
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.rounds.plan import plan_problem
-from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.state import SnapshotError
@@ -236,22 +234,15 @@ def _restore(reference: Reference, inputs: Inputs, commit: Commit) -> None:
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
-    """Raise UserError if run file and log do not allow a replay: no step, missing steps, other numbers of
-    stages or microbatches, or rounds that the run file does not have."""
-    history, run = log.history, inputs.run
+    """Raise UserError if run file and log do not allow a replay: no step, missing steps, or the reasons of
+    `check_replayable`."""
+    history = log.history
     if not history.commits:
         raise UserError(f"{inputs.directory.log}: no step of this run was committed yet: nothing to verify")
-    if log.genesis.stages != run.pipeline.relay_stages or log.genesis.microbatches != run.batch.microbatches:
-        raise UserError(
-            f"{inputs.directory.run_file} has {run.pipeline.relay_stages} stages and "
-            f"{run.batch.microbatches} microbatches, but the log is of a run with {log.genesis.stages} and "
-            f"{log.genesis.microbatches}"
-        )
-    if history.t != len(history.commits) or any(t != c.t for t, c in enumerate(history.commits, start=1)):
+    complete = history.t == len(history.commits)
+    check_replayable(inputs, log.genesis, history.plans, history.t if complete else 0)
+    if not complete or any(t != c.t for t, c in enumerate(history.commits, start=1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")
-    for t in range(1, history.t + 1):
-        if wrong := plan_problem(rounds_of(run), t, history.plans.get(t, ()), run.pipeline.relay_stages):
-            raise UserError(f"{inputs.directory.log}: step {t} cannot be taken again: {wrong}")
 
 
 def _series(inputs: Inputs, log: LoggedRun, ours: Vectors) -> dict[Label, float]:

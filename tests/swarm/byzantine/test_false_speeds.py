@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Forward, Payload, Task
@@ -69,6 +70,78 @@ def test_one_that_says_it_is_a_million_times_as_quick_and_is_late_gets_few_steps
     assert set(steps) == set(range(FIRST, LAST + 1)) and wrong_states(world) == {}
     assert steps[FIRST + 1] == INNER  # four of five machines share what is left
     assert min(steps[t] for t in range(FIRST + 10, LAST + 1)) >= INNER * (ISLANDS - 1)
+
+
+def test_one_that_makes_up_an_overflow_of_its_slot_in_each_round_does_not_keep_most_of_the_steps() -> None:
+    """A slot that overflows was not late: half of the steps of each round were lost, with three machines two
+    thirds, for ever."""
+    world, told = island_world(), set[int]()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id != "r1.1":
+            carry(sender, peer, message, payload)
+            return
+        if isinstance(said, msg.Applied):
+            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
+            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+        if isinstance(said, msg.Slots) and said.fence.t > FIRST and said.fence.t not in told:
+            plan = world.history().plans.get(said.fence.t, ())
+            own = [slot for slot, each in enumerate(plan) if each.peer == sender.id]
+            for slot in own:
+                told.add(said.fence.t)
+                carry(sender, "d0", msg.encode(msg.Overflow(said.fence, 1, slot, "made up", "d0")), None)
+        work = isinstance(said, msg.Backward | msg.Claim)
+        if not (work and said.fence.t > FIRST):  # type: ignore[attr-defined]
+            carry(sender, peer, message, payload)
+
+    world.carry = lie  # type: ignore[method-assign]
+    world.run(until_s=600.0)
+    steps = counted_steps(world)
+    assert len(told) > LATE_ROUNDS and set(steps) == set(range(FIRST, LAST + 1)) and wrong_states(world) == {}
+    assert min(steps[t] for t in range(FIRST + 10, LAST + 1)) >= INNER * (ISLANDS - 1)
+
+
+@pytest.mark.parametrize("islands", [3, 4])
+def test_one_that_leaves_in_each_round_and_comes_back_as_the_quickest_has_no_more_than_its_share(
+    islands: int,
+) -> None:
+    """A machine that left was not late: it had 27 of 32 steps in each second round."""
+    last = FIRST + 20
+    world, left = island_world(islands, last=last), set[int]()
+    carry = world.carry
+
+    def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if sender.id == "r1.1" and isinstance(said, msg.Applied):
+            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
+            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+        carry(sender, peer, message, payload)
+
+    world.carry = lie  # type: ignore[method-assign]
+
+    def back() -> None:
+        member = world.nodes["r1.1"].member
+        quick = {"forward_s": 1e-7, "backward_s": 1e-7, "incarnation": member.incarnation + 1}
+        world.add(msgspec.structs.replace(member, **quick), world.leading().id, world.clock.now)
+
+    def leave() -> None:
+        world.crash("r1.1")
+        world.clock.after(0.05, back)
+
+    def look(node: Node, event: ev.Event) -> None:
+        t, liar = world.history().t + 1, world.nodes["r1.1"]
+        has_slot = any(slot.peer == "r1.1" and slot.steps for slot in world.history().plans.get(t, ()))
+        if t > FIRST and t not in left and liar.alive and liar.running and has_slot:
+            left.add(t)
+            world.clock.after(0.05, leave)
+
+    world.bookkeepers.append(look)
+    world.run(until_s=600.0)
+    steps = counted_steps(world)
+    assert len(left) > 5 and set(steps) == set(range(FIRST, last + 1)) and wrong_states(world) == {}
+    assert min(steps[t] for t in range(FIRST + 4, last + 1)) >= INNER * (islands - 1)
 
 
 def test_a_machine_that_was_late_once_soon_has_its_share_again() -> None:

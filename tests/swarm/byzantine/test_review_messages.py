@@ -10,7 +10,7 @@ import pytest
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import AnyRecord, Commit, Members, decode_entry
+from anabranch.protocol.log.records import STRANDED, AnyRecord, Commit, Members, decode_entry
 from anabranch.protocol.messages import AnyMessage, Claim, Overflow, Slots
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -55,9 +55,10 @@ def test_a_data_node_whose_losses_have_no_sum_is_out(loss: float) -> None:
     assert all(abs(each) < 1e6 for record in commits for each in record.loss_sums)
 
 
-def lone_relay(replicas: int, lies: bool = True) -> World:
+def lone_relay(replicas: int, lies: bool = True, tensor: str = "made up") -> World:
     """World whose relay r2.0, alone at its stage, finds an overflow in each iteration from the third on.
-    replicas: of stage 1. lies: True if it makes them up, from three messages; else there are some."""
+    replicas: of stage 1. lies: True if it makes them up, from three messages, in `tensor`; else there are
+    some."""
     settings = Settings("sole", 1, 2, 6, 12, min_replicas=1, snapshot_every=2, snapshot_copies=2)
     machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(replicas)), Machine("r2.0", 2)]
     world = counting_world(settings, machines, 1)
@@ -68,7 +69,7 @@ def lone_relay(replicas: int, lies: bool = True) -> World:
 
     def lie(sender: Node, peer: str, message: AnyMessage, payload: Any = None) -> None:
         if sender.member.id == "r2.0" and isinstance(message, Slots) and message.fence.t >= 3:
-            send(sender, "d0", Overflow(message.fence, 2, 0, "made up", "d0"), None)
+            send(sender, "d0", Overflow(message.fence, 2, 0, tensor, "d0"), None)
         send(sender, peer, message, payload)
 
     world.send = lie  # type: ignore[method-assign, assignment]
@@ -82,6 +83,15 @@ def test_overflows_that_only_the_one_replica_of_a_stage_finds_stop_no_run() -> N
     history = world.history()
     assert list(removed(world)) == ["r2.0"]
     assert history.t == 12 and wrong_states(world).keys() <= {"r2.0"}
+
+
+def test_an_overflow_with_the_name_of_a_round_without_machines_skips_no_step() -> None:
+    """Skips for want of machines count as no overflows, so all steps that were left were skipped, and
+    `verify` found nothing."""
+    world = lone_relay(3, tensor=STRANDED)
+    world.run(200.0)
+    history = world.history()
+    assert all(commit.verdict == "step" for commit in history.commits) and history.t == 12
 
 
 def test_overflows_of_the_one_replica_of_a_stage_are_believed_once_its_successor_finds_them() -> None:

@@ -75,9 +75,9 @@ class Checkpoints:
 
     def _collect(self, checkpoint: Collection) -> None:
         """Download every stage's state from replicas that applied the last step (stage 0 from this peer), and
-        have the driver write them once all have arrived, each with the fingerprint that its stage agreed on:
-        one replica may give a false one. A download that fails ends in `failed`."""
-        self._open = checkpoint
+        have the driver write them once all have arrived and are the states that the log's leader released. A
+        download that fails ends in `failed`."""
+        self._open, agreed = checkpoint, self.tip.fingerprints
 
         def fetched(state: State) -> None:
             checkpoint.states[state.stage] = state
@@ -88,9 +88,10 @@ class Checkpoints:
 
         for stage in range(self.ctx.run.settings.stages + 1):
             sources = sorted(self.released.applied.get(stage, {})) if stage else [self.ctx.me]
-            failed, agreed = partial(self.failed, checkpoint.t), self.tip.fingerprints[stage]
+            failed = partial(self.failed, checkpoint.t)
+            fingerprint = agreed[stage] if stage and stage < len(agreed) else ""
             checkpoint.downloads[stage] = Download(
-                self.ctx, stage, checkpoint.t, sources, fetched, failed, agreed, check=stage > 0
+                self.ctx, stage, checkpoint.t, sources, fetched, failed, fingerprint, check=bool(stage)
             )
         for download in checkpoint.downloads.values():
             download.start()

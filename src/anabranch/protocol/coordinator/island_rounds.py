@@ -74,6 +74,8 @@ class IslandRounds:
         """Inputs of the last `_longest_s`, and its result."""
         self._reached_known: tuple[tuple[int, int], float] = (-1, -1), 1.0
         """Inputs of the last `_reached`, and its result."""
+        self._usual_known: tuple[tuple[int, int], float] = (-1, -1), math.inf
+        """Inputs of the last `_usual`, and its result."""
         self._overflows: dict[int, int] = {}
         """Slot -> rounds running in which it overflowed and did not count."""
         self._units: dict[str, int] = {}
@@ -122,23 +124,33 @@ class IslandRounds:
     def _slow_down(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
         until they are in time: a speed is measured only where work counted. No more counts of that before
-        than `next_plan` believed. accepted: slots that counted. Not for crews, which `CrewPlanning.measure`
-        slows down."""
+        than `next_plan` believed. A machine whose slot overflows is not slow, but may have made that up: it
+        counts as no quicker than the median, and rests like a late one (`LateMachines`), as a batch that
+        overflows does so in each round. accepted: slots that counted. Not for crews, which
+        `CrewPlanning.measure` slows down."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         if settings.rounds.pipeline:
             return
         rates = sorted(self._rate(slot.peer) for slot in current.slots if slot.steps and slot.peer in members)
-        overflowed = {index for stage, index in current.witnesses if stage}
-        late = current.dropped - self._left(current) - overflowed
-        peers = [{current.slots[slot].peer for slot in slots} - {""} for slots in (late, accepted)]
+        left = self._left(current)
+        for slot in left:  # if it comes back it is a newcomer
+            if self._rates.pop(current.slots[slot].peer, None) is not None:
+                self._measured += 1
+        missed = current.dropped - left
+        overflowed = missed & {slot for (stage, slot), of in current.witnesses.items() if stage and of}
+        peers = [{current.slots[slot].peer for slot in of} - {""} for of in (missed, accepted)]
         self._late.judged(current.t, *peers)
         self._late.kept(members)
-        for slot in late:
-            if (peer := current.slots[slot].peer) in members:
-                believed = min(self._rate(peer), MOST_RATE * rates[(len(rates) - 1) // 2])
-                self._keep(self._limits, peer, believed * self._of_inner_step / 2.0)
-                self._keep(self._rates, peer, self._limits[peer])
-                self._measured += 1
+        for slot in missed:
+            if (peer := current.slots[slot].peer) not in members:
+                continue
+            usual, rate = rates[(len(rates) - 1) // 2], self._rate(peer)
+            if slot in overflowed and rate <= usual:
+                continue
+            rate = usual if slot in overflowed else min(rate, MOST_RATE * usual) / 2.0
+            self._keep(self._limits, peer, rate * self._of_inner_step)
+            self._keep(self._rates, peer, self._limits[peer])
+            self._measured += 1
 
     @staticmethod
     def _keep(rates: dict[str, float], peer: str, rate: float) -> None:
@@ -151,12 +163,15 @@ class IslandRounds:
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
         """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
         that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
-        plausible one. A machine that was late is believed to have become at most twice as quick since: its
-        seconds are its own word, and the steps that it gets for them are lost if it is late again. Reports
-        are repeated, and the first one counts."""
+        plausible one. A machine that was late is believed to have become at most twice as quick since, and a
+        newcomer to be at most twice as quick as before: its seconds are its own word, and the steps that it
+        gets for them are lost if it is late again, or leaves. Reports are repeated, and the first one counts."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if plausible(seconds) and (units := self._units.pop(peer, 0)):
-            rate, most = units / seconds, 2.0 * self._limits.pop(peer, math.inf)
+            most = self._limits.pop(peer, math.inf)
+            if peer not in self._rates and self._is_newcomer(peer):
+                most = min(most, self._rate(peer) * self._of_inner_step)
+            rate, most = units / seconds, 2.0 * most
             if rate > most:
                 self._keep(self._limits, peer, most)
             self._keep(self._rates, peer, min(rate, most))
@@ -165,12 +180,30 @@ class IslandRounds:
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
         else by the times that it measured when it joined and what others reach of theirs (`_reached`), else
-        as of one microbatch per second."""
+        as of one microbatch per second. A newcomer without counted work is no quicker than the median of
+        others: it could take most steps of its first round, leave, and come back."""
         rate = self._rates.get(peer)
         if not rate:
             joined = self._joined_rate(peer)
             rate = joined * self._reached() if joined else 1.0
+            if self._is_newcomer(peer):
+                rate = min(rate, self._usual())
         return rate / self._of_inner_step
+
+    def _usual(self) -> float:
+        """Median of the measured speeds of members (microbatches per second); infinite before the first."""
+        membership = self.ctx.run.membership
+        of = (membership.version, self._measured)
+        if self._usual_known[0] != of:
+            rates = sorted(rate for peer, rate in self._rates.items() if peer in membership.members)
+            self._usual_known = of, rates[(len(rates) - 1) // 2] if rates else math.inf
+        return self._usual_known[1]
+
+    def _is_newcomer(self, peer: str) -> bool:
+        """True for a member that came, or came back, when the rounds had begun. False with pipeline islands,
+        whose crews are measured themselves."""
+        rounds, membership = self.ctx.run.settings.rounds, self.ctx.run.membership
+        return not rounds.pipeline and membership.active_from.get(peer, 0) > rounds.start + 1
 
     def _joined_rate(self, peer: str) -> float:
         """Microbatches per second of a member (KeyError for others) by the times that it measured when it

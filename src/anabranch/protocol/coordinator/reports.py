@@ -11,7 +11,7 @@ from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
-from anabranch.protocol.log.records import Witness
+from anabranch.protocol.log.records import STRANDED, Witness
 from anabranch.protocol.messages import Claim, ContributionDigests, Overflow, Prepared
 from anabranch.protocol.reduce.coverage import plausible, squares_bytes
 from anabranch.protocol.rounds.plan import active
@@ -167,6 +167,8 @@ class Reports:
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"
+        if message.tensor == STRANDED:
+            return "an overflow with the name by which the leader skips a round: it would count as none"
         stage, index = message.stage, message.index
         current = self.tip.current(peer, stage, message.fence.t, message.fence.base)
         if current is None or current.witness is not None:
