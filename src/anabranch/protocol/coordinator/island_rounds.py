@@ -165,7 +165,8 @@ class IslandRounds:
         that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
         plausible one. A machine that was late is believed to have become at most twice as quick since, and a
         newcomer to be at most twice as quick as before: its seconds are its own word, and the steps that it
-        gets for them are lost if it is late again, or leaves. Reports are repeated, and the first one counts."""
+        gets for them are lost if it is late again, or leaves. Reports are repeated, and the first one
+        counts."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if plausible(seconds) and (units := self._units.pop(peer, 0)):
             most = self._limits.pop(peer, math.inf)
