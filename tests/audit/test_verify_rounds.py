@@ -53,6 +53,23 @@ def test_a_range_names_the_first_record_that_differs(plain: RunDirectory, tmp_pa
     assert verify(copy.path, rounds=(3, 4)).holds
 
 
+def test_a_loss_of_a_slot_that_does_not_count_is_found(tmp_path: Path) -> None:
+    """Nobody computes it again, and it counts in the loss that the page and the event log show."""
+    run = make_run(tmp_path, small_run(**{**ISLANDS, "round__slots": 4}), (2,))
+    assert verify(run.path).holds
+    idle = list[int]()
+
+    def spoil(commit: Commit) -> Commit:
+        owners = commit.stages[1].owners
+        idle.extend(slot for slot, owner in enumerate(owners) if owner < 0)
+        losses = (loss - 50.0 * (owner < 0) for loss, owner in zip(commit.loss_sums, owners, strict=True))
+        return msgspec.structs.replace(commit, loss_sums=tuple(losses))
+
+    change_step(run, 5, spoil)
+    report = verify(run.path)
+    assert len(idle) == 2 and any("step 5: has the loss of a slot" in each for each in report.problems)
+
+
 def test_a_range_that_is_not_there_is_refused(plain: RunDirectory) -> None:
     with pytest.raises(UserError, match="has iterations 1 to 6"):
         verify(plain.path, rounds=(5, 9))

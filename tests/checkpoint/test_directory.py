@@ -130,6 +130,13 @@ def test_a_manifest_cannot_name_a_file_elsewhere(run: RunDirectory, tmp_path: Pa
         run.read_stage(2, 1)
 
 
+def test_a_manifest_with_a_name_that_no_file_can_have_is_refused(run: RunDirectory) -> None:
+    path = write(run, 2) / "manifest.json"
+    path.write_text(path.read_text().replace("stage-1.safetensors", "stage\\u0000"))
+    with pytest.raises(UserError, match="names a file that no file system has"):
+        run.read_stage(2, 1)
+
+
 def test_what_is_not_there_is_named(run: RunDirectory) -> None:
     with pytest.raises(UserError, match="no checkpoint yet"):
         run.latest_checkpoint()

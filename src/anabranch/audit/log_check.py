@@ -253,6 +253,9 @@ class _LogChecker:
         for stage, entry in enumerate(commit.stages):
             self._check_owners(commit.t, stage, entry, microbatches, slots)
         if slots and len(commit.stages) > 1:
+            idle = set(range(microbatches)).difference(counted(commit.stages[1].owners))
+            lossless = all(loss == 0.0 for k, loss in enumerate(commit.loss_sums) if k in idle)
+            self._expect(lossless, "has the loss of a slot that does not count")
             data, *islands = commit.stages[0].owners[::2], *(part.owners for part in commit.stages[1:])
             same = all(set(counted(data)) == set(counted(owners)) for owners in islands)
             self._expect(same, "the slots of its stages differ")

@@ -253,6 +253,8 @@ class RunDirectory:
             )
         if manifest.t != t:
             raise self._damaged(t, path, f"is of step {manifest.t}")
+        if any("\0" in entry.name for entry in manifest.stages.values()):
+            raise self._damaged(t, path, "names a file that no file system has")
         return manifest
 
     def read_stage(self, t: int, stage: int) -> bytes:
