@@ -59,6 +59,7 @@ def settings(pretrained: Path, **changes: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.soak  # train/adapters has their bits, test_kills.py real kills
 @pytest.mark.slow
 def test_adapters_train_in_a_real_swarm_with_a_kill(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ import pytest
 from anabranch.net.wan.profile import find_profile
 from anabranch.sim.cluster.scenario import Fleet, fleet_of, load_scenario
 from benchmarks.placement.baselines import Links, Objective, arranged, at_random, dealt, swapped
+from support.grids import first_of
 
 SEEDS = range(3)
 
@@ -33,7 +34,7 @@ def cost_of(fleet: Fleet, deal: dict[str, int]) -> float:
     return max(links.reduce_s(member, group) for group in groups for member in group) + 2.0 * hops
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first_of(SEEDS))
 def test_a_placement_keeps_how_many_each_stage_has(seed: int) -> None:
     some = fleet(10, 4, seed)
     for deal in (at_random(some, seed), arranged(some, seed, 5), swapped(some, seed, 5)):

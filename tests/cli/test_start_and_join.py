@@ -240,6 +240,7 @@ def test_a_founder_that_serves(
     assert verify(tmp_path / "run").promise == "bits"
 
 
+@pytest.mark.soak  # test_line_caps.py holds the cap, of each kind of link
 def test_a_leader_sends_no_more_than_its_cap(
     tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]
 ) -> None:

@@ -20,14 +20,15 @@ def run_recording_peer(
     name: str, arguments: Sequence[str], log: str, namespace: str, environment: Mapping[str, str]
 ) -> NoReturn:
     """As `run_peer`. The process appends to `sent.bin`, beside its output, each message and payload that it
-    sends, and prints `sent COUNT` for the first payload of each number of bytes that a Forward has."""
+    sends (a probe of a line is bytes, all others are tensors), and prints `sent COUNT` for the first payload
+    of each number of bytes that a Forward has."""
     sizes: set[int] = set()
 
     def send(self: Connections, peer: str, message: Message, payload: Payload | None) -> None:
         with open(Path(log).with_name(SENT), "ab") as file:
             file.write(encode(message))
             if payload is not None:
-                data = payload.contiguous().numpy().tobytes()  # type: ignore[attr-defined]
+                data = payload if isinstance(payload, bytes) else _bytes_of(payload)
                 file.write(data)
                 if isinstance(message, Forward) and len(data) not in sizes:
                     sizes.add(len(data))
@@ -36,3 +37,7 @@ def run_recording_peer(
 
     honest, Connections.send = Connections.send, send  # type: ignore[method-assign]
     run_peer(name, arguments, log, namespace, environment)
+
+
+def _bytes_of(tensor: Payload) -> bytes:
+    return bytes(tensor.contiguous().numpy().tobytes())  # type: ignore[attr-defined]

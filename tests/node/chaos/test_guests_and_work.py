@@ -128,6 +128,7 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
     assert not report.differ and list(report.problems) == skipped and len(skipped) <= 1, report.lines()
 
 
+@pytest.mark.soak  # in virtual time: test_lone_finders.py
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(

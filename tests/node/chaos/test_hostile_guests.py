@@ -239,6 +239,7 @@ def put_out(hostile: HostileRun, wave: list[tuple[str, int, str]]) -> None:
     hostile.end(*guests)
 
 
+@pytest.mark.soak  # a live guest, above; in virtual time each deed that docs/explanation/trust.md names
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_guests_are_put_out_one_wave_after_the_other(

@@ -92,7 +92,12 @@ def test_no_way_to_the_peer_that_a_ticket_names_is_red(capsys: pytest.CaptureFix
         doors = [PeerAddress(owner.peer_id, "127.0.0.1", port), PeerAddress(owner.peer_id, "::1", 1)]
         words: dict[str, Any] = {"run": "x", "role": "relay", "peers": doors}
         ticket = issue_ticket(owner, expires_at_s=int(time.time()) + 60, **words)
-        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+
+        def hang_up() -> None:
+            while True:
+                server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
         status, checks = examined(capsys, ticket.text)
     way = checks[f"way to {owner.peer_id[:8]}"]
     assert status == 1 and way["verdict"] == "red"

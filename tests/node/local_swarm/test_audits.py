@@ -122,6 +122,7 @@ def test_what_the_leader_writes_of_a_liar_is_a_proof(convicted: Swarm, tmp_path:
     assert found.rolled_back > 0 and found.steps == 8
 
 
+@pytest.mark.soak  # in virtual time: swarm/byzantine/test_audit.py
 @pytest.mark.slow
 def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
     tmp_path: Path, texts: Path, supervisor: Supervisor

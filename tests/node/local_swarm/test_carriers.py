@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from support.unhurried_peer import run_unhurried_peer
 pytestmark = pytest.mark.slow
 #: Steps to the new end of a run, more than are taken until its leader has read the request.
 MORE_STEPS = 12
-soak = partial(pytest.param, marks=pytest.mark.soak)
 
 
 def start_carriers(swarm: Swarm, directory: RunDirectory) -> list[Process]:
@@ -98,9 +96,8 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
     check_exact(directory, steps)
 
 
-@pytest.mark.parametrize(
-    ("order", "replicas"), [("swallow", 2), soak("swallow bulk", 1), soak("delay 2", 2)]
-)
+@pytest.mark.soak  # in virtual time: swarm/membership/test_carriers.py
+@pytest.mark.parametrize(("order", "replicas"), [("swallow", 2), ("swallow bulk", 1), ("delay 2", 2)])
 def test_a_carrier_that_swallows_or_delays_what_it_carries_is_left(
     order: str, replicas: int, tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

@@ -16,6 +16,7 @@ from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
 from anabranch.operating_system import OtherPrograms
+from support.grids import first_of
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 from support.unhurried_peer import run_unhurried_peer
 
@@ -60,7 +61,7 @@ def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervi
     check_exact(directory, history_of(directory).t)
 
 
-@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("once", first_of([False, True]))
 def test_a_paused_guest_hands_over_and_joins_again(
     once: bool, tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

@@ -67,6 +67,7 @@ def ended(process: Process) -> str:
     return words(process)
 
 
+@pytest.mark.soak  # so is a data node that slept, below
 def test_a_machine_that_slept_is_back(swarm: Swarm) -> None:
     """SIGSTOP until the others have removed it: it wakes up, hears so, and serves again."""
     sleeper = swarm.processes["relay-1.0"]
@@ -80,6 +81,7 @@ def test_a_machine_that_slept_is_back(swarm: Swarm) -> None:
     assert not re.search(r"\b[0-9a-f]{8} has not heard", words(sleeper)), "peers are told by name"
 
 
+@pytest.mark.soak  # test_gate.py revokes; in virtual time: swarm/membership/test_gate.py
 def test_only_expulsion_revocation_and_the_end_of_its_ticket_send_it_away(swarm: Swarm) -> None:
     run_dir = swarm.directory.path
     swarm.until(lambda _: bool(swarm.of(Step)))  # until then the local swarm ends with a relay

@@ -20,6 +20,7 @@ STEPS = 40
 USED = "is on this machine's disk: not fetched"
 
 
+@pytest.mark.soak  # the test below, and swarm/state_recovery/test_kept_states.py
 def test_a_machine_that_is_back_before_the_next_step_loads_its_state_from_its_disk(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

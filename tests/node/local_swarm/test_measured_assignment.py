@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from anabranch.node.driver.tensor_codec import from_blob, to_blob
@@ -13,6 +14,7 @@ from anabranch.observe.events import Note, PeerActive
 from support.local_swarms import check_exact, created, small_run, swarm_of
 
 
+@pytest.mark.soak  # in virtual time: test_initial_assignment_by_links.py
 def test_a_run_whose_stages_are_dealt_by_links(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Side by side on one machine nobody gains much; in any case the run begins, and not one bit differs."""
     run = small_run(texts, fleet__deal="links", fleet__minimum=2)

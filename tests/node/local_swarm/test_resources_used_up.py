@@ -51,6 +51,7 @@ def test_a_leader_without_descriptors_ends_with_a_report(
     assert "Too many open files" in (directory.path / REPORT).read_text()
 
 
+@pytest.mark.soak  # the rules: checkpoint/test_full_disk.py, and test_failed_checkpoints.py in virtual time
 def test_a_full_disk_when_a_checkpoint_is_due_costs_the_checkpoint(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

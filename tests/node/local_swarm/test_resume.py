@@ -162,6 +162,7 @@ def test_a_killed_leader_is_replayed_from_its_checkpoint(
         assert [s.digest for s in again[commit.t].stages] == [s.digest for s in commit.stages]
 
 
+@pytest.mark.soak  # a leader that is killed once, above
 def test_a_leader_killed_again_before_its_next_checkpoint(
     broken_off: RunDirectory, supervisor: Supervisor
 ) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerActive, PeerRemoved, RunFinished
 from support.local_swarms import check_exact, created, history_of, small_run, steps_of, swarm_of
@@ -13,6 +15,7 @@ from support.local_swarms import check_exact, created, history_of, small_run, st
 SPLIT = ["--device", "cpu:0,cpu:1"]
 
 
+@pytest.mark.soak  # train/stage/test_several_devices.py has its bits, test_kills.py real kills
 def test_a_split_relay_is_killed_and_a_split_one_takes_its_place(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

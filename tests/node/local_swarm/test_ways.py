@@ -119,6 +119,7 @@ def test_a_leader_behind_a_carrier_is_reached_or_the_step_is_named(
     check_exact(directory, len(swarm.of(Step)))
 
 
+@pytest.mark.soak  # net/test_iroh.py has the ways, the tests above what is told
 @pytest.mark.skipif(not installed(), reason="iroh is not installed")
 def test_a_way_through_iroh_is_told(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]

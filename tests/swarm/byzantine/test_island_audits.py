@@ -10,7 +10,7 @@ import pytest
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.rounds import Rounds
-from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.interface.settings import HEARTBEAT_S, Settings
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Members, Revoke, Rollback
 from anabranch.protocol.messages import AnyMessage, Audited, Prepared, Work
@@ -33,12 +33,13 @@ def island_world(
     auditor_at: float = 0.3,
     slot_s: float = 0.5,
     audit_s: float = 0.001,
+    heartbeat_s: float = HEARTBEAT_S,
 ) -> World:
     """World of islands, with the auditor a1 from `auditor_at` on (infinite: none). slot_s: seconds of a slot,
     which the auditor computes again in audit_s."""
     settings = Settings(
         *("islands", 1, 1, 6, ITERATIONS),
-        rounds=rounds, min_replicas=relays, audit_share=share, checkpoint_every=2,
+        rounds=rounds, min_replicas=relays, audit_share=share, checkpoint_every=2, heartbeat_s=heartbeat_s,
     )  # fmt: skip
     machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(relays))]
     times = {"Forward": slot_s, "AuditUnit": audit_s}
@@ -249,7 +250,7 @@ def test_nobody_walks_into_a_run_with_rounds() -> None:
 def test_an_auditor_has_the_time_of_rounds_that_take_minutes(first: int) -> None:
     """Its slots take as long as the islands', and a third of what is drawn is late. The run's end waits for
     the last ones, and until the audits of a round are over, a state from before it is kept."""
-    world = island_world(slot_s=300.0, audit_s=300.0)
+    world = island_world(slot_s=300.0, audit_s=300.0, heartbeat_s=4.0)  # nearly all else are heartbeats
     worker = give_lying_worker(world, "r1.1", tasks.Freeze, also_audits=False)
     worker.first = first
     world.run(until_s=40_000.0)

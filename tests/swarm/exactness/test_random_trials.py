@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from anabranch.flow.graph.problem import Return
+from support.grids import half_grid
 from support.swarms.crash_trials import Trial
 from support.swarms.routing_trials import COMBINATIONS, RoutedTrial
 
 KINDS = [("kill",), ("cut", "kill", "freeze", "slow")]
 
 
-@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "kinds"), half_grid(range(2), KINDS))
 def test_a_few(seed: int, kinds: tuple[str, ...]) -> None:
     Trial(seed, kinds).carry_out()
 

@@ -16,6 +16,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import half_grid
 
 #: Steps of a second or two: a trial is cheap.
 SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.25))
@@ -33,9 +34,12 @@ def swarm(seed: int, policy: str, capacity: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("policy", ["greedy", "auction", "static", "swarm", "gwtf"])
-@pytest.mark.parametrize(("twice", "late_s"), [(1.0, 0.0), (0.5, 0.5)])
-def test_nothing_is_done_twice(policy: str, twice: float, late_s: float) -> None:
+@pytest.mark.parametrize(
+    ("policy", "disorder"),
+    half_grid(["greedy", "auction", "static", "swarm", "gwtf"], [(1.0, 0.0), (0.5, 0.5)]),
+)
+def test_nothing_is_done_twice(policy: str, disorder: tuple[float, float]) -> None:
+    twice, late_s = disorder
     """With room for one microbatch at each peer, so that a slot that is counted twice would be missed."""
     world = swarm(1, policy, capacity=1)
     world.disorder(twice, late_s, math.inf)

@@ -24,6 +24,7 @@ from anabranch.train.stage.inner_steps import Island, add_gradient
 from anabranch.train.stage.island_stage import IslandStage
 from anabranch.train.stage.run_objects import initial_state, initial_states, token_ids
 from anabranch.train.workers.workers import make_worker
+from support.grids import half_grid
 from support.small_islands import IslandSwarm, Round, first_round, island_run, reference_round
 from support.small_training import MadeUpBatches, bits_equal, done, small_model, with_section
 
@@ -58,14 +59,14 @@ CODECS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("wire", CODECS, ids=["none", "int8", "stochastic"])
-@pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize(
-    ("architecture", "tied"), [("llama", False), ("llama", True), ("gpt", True)], ids=["llama", "tied", "gpt"]
+    ("model", "stages", "wire"),
+    half_grid([("llama", False), ("llama", True), ("gpt", True)], [2, 3], CODECS),
 )
 def test_a_round_has_the_references_bits(
-    architecture: str, tied: bool, stages: int, wire: dict[str, Any]
+    model: tuple[str, bool], stages: int, wire: dict[str, Any]
 ) -> None:
+    architecture, tied = model
     run = with_section(island_run(architecture, stages, tied), "wire", **wire)
     swarm, reference, t = beginning(run, seed=stages)
     check(swarm, reference, t, {0: Slot(0, 3), 1: Slot(0, 2)})
