@@ -126,15 +126,8 @@ class IntegerWorker:
             case tasks.Embed(t, index, first, steps):
                 salt = inner_salt(first, steps) if steps else t
                 return Result(outputs=(embedded(weights, salt, index),))
-            case tasks.Forward(_, index, train, keep):
-                x = _number(inputs[0])
-                if task.steps:
-                    if task.carried and (index, task.carried) not in self._slots:
-                        return Result(error=f"no state of slot {index} after round {task.carried} is here")
-                    x = self._begin_slot(task, work, weights, x)
-                if train and keep:
-                    work.graphs[index] = x
-                return Result(outputs=(activated(weights, self.stage, x),))
+            case tasks.Forward():
+                return self._forward(task, work, weights, _number(inputs[0]))
             case tasks.Head():
                 return self._head(task, _number(inputs[0]))
             case tasks.InputGradient(_, index):
@@ -180,11 +173,21 @@ class IntegerWorker:
             self._ahead_of.pop(task.index, None)
         return Result()
 
+    def _forward(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> Result:
+        """Forward pass on the activation x; of a slot also its contribution, which needs no gradient."""
+        if task.steps:
+            if task.carried and (task.index, task.carried) not in self._slots:
+                return Result(error=f"no state of slot {task.index} after round {task.carried} is here")
+            x = self._begin_slot(task, work, weights, x)
+            work.store[task.index] = self._contribution(work, task.index, x, 0, weights)
+        if task.train and task.keep:
+            work.graphs[task.index] = x
+        return Result(outputs=(activated(weights, self.stage, x),))
+
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
         """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
-        which is entered in `work` with the slot's contribution; and keeps the state to carry after the round,
-        if this is the next step. A carried state that is not here counts as none: the caller refuses such a
-        task."""
+        which is entered in `work`; and keeps the state to carry after the round, if this is the next step. A
+        carried state that is not here counts as none: the caller refuses such a task."""
         number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
@@ -192,7 +195,6 @@ class IntegerWorker:
             state = slot_state(weights, with_own(x, self._own))
             self._ahead_of[task.index] = self._rounds.ahead(task.steps), state
             self._go_ahead(task.index, 0)
-        work.store[task.index] = self._contribution(work, task.index, x, 0, weights)
         return x
 
     def _go_ahead(self, slot: int, steps: int) -> Result:
