@@ -95,8 +95,8 @@ class Refused(Message, frozen=True, tag=42):
 
 
 class Ready(Message, frozen=True, tag=43):
-    """Report that the sender has its stage's state after iteration t (R14). A replica that serves, and fetched
-    that state as it had been away, asks so whether it is the run's; it sends no proof.
+    """Report that the sender has its stage's state after iteration t (R14). A replica that serves, and
+    fetched that state as it had been away, asks so whether it is the run's; it sends no proof.
 
     apart: members of its stage that it cannot reach. links: as in `Applied`, sent before the first iteration
     of a run whose stages are assigned by links. proof: hash of the state keyed by the hash of the log entry

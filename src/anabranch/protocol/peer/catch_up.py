@@ -118,8 +118,8 @@ class CatchUp(Timer):
 
     def begin(self) -> None:
         """Fetch the state of this stage (its frozen weights first): start a download, or ask the leader who
-        has it, or whether the loaded one is right. Called again for each further try; after a rollback it is the state of that iteration, else
-        the latest.
+        has it, or whether the loaded one is right. Called again for each further try; after a rollback it is
+        the state of that iteration, else the latest.
 
         Sources: replicas for the latest state; its holders, or the leader's checkpoint, for one that the run
         was rolled back to; the leader's checkpoint where no snapshots are kept and no replica is left. (Such
