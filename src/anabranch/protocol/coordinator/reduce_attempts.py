@@ -444,9 +444,10 @@ class ReduceAttempts:
         """Note the news of a claim by `peer` at `stage`, before it is entered: a long time without news
         before it counts little in the step's duration, on which the next waits depend, and makes the step a
         late one. Of a replica that is not its stage's only one a single such wait counts, and once they are
-        longer together than a usual step its claims put no stall off: the result is False then. Nothing
-        before the first claim, while no step's duration is known, or in a round of islands, where machines
-        of other speeds claim long after each other."""
+        longer together than a usual step its claims put no stall off: the result is False then. (Those of a
+        data node always do: only its removal would give its microbatches to others.) Nothing before the first
+        claim, while no step's duration is known, or in a round of islands, where machines of other speeds
+        claim long after each other."""
         usual_s, now = self.step_s, self.ctx.clock.now
         if not any(current.claims.values()) or current.slots or not usual_s:
             return True
@@ -458,7 +459,7 @@ class ReduceAttempts:
             current.counted_at = now
             if self.ctx.run.membership.count(stage, current.t) > 1:
                 current.held_s[peer] = held_s + gap_s
-        return held_s <= long_s
+        return not stage or held_s <= long_s
 
     def reported(self, current: Round) -> None:
         """Note the news of a report that is no claim, or the end of the step, before it is entered: the time
