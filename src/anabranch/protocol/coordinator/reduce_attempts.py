@@ -440,21 +440,31 @@ class ReduceAttempts:
             return math.inf  # its reports differ: the reduce was given up just now, and is ordered again
         return max((self.witnessing.parted_since(current, stage) for stage in left), default=math.inf)
 
-    def claimed(self, current: Round) -> None:
-        """Note the news of a claim, before it is entered: a long time without news before it counts little in
-        the step's duration, on which the next waits depend, and makes the step a late one. Nothing before the
-        first claim, while no step's duration is known, or in a round of islands, where machines of other
-        speeds claim long after each other."""
-        gap_s, usual_s = self.ctx.clock.now - current.progress_at, self.step_s
+    def claimed(self, current: Round, stage: int, peer: str) -> bool:
+        """Note the news of a claim by `peer` at `stage`, before it is entered: a long time without news
+        before it counts little in the step's duration, on which the next waits depend, and makes the step a
+        late one. Of a replica that is not its stage's only one a single such wait counts, and once they are
+        longer together than a usual step its claims put no stall off: the result is False then. (Those of a
+        data node always do: only its removal would give its microbatches to others.) Nothing before the first
+        claim, while no step's duration is known, or in a round of islands, where machines of other speeds
+        claim long after each other."""
+        usual_s, now = self.step_s, self.ctx.clock.now
         if not any(current.claims.values()) or current.slots or not usual_s:
-            return
-        current.waited_s += max(0.0, gap_s - WAIT_COUNTED * usual_s)
-        current.late |= gap_s > max(usual_s, LATE_S)
+            return True
+        gap_s, counted_s = now - max(current.progress_at, current.counted_at), WAIT_COUNTED * usual_s
+        held_s, long_s = current.held_s.get(peer, 0.0), max(usual_s, LATE_S)
+        if gap_s > counted_s:
+            current.waited_s += gap_s - (0.0 if held_s else counted_s)
+            current.late |= held_s + gap_s > long_s
+            current.counted_at = now
+            if self.ctx.run.membership.count(stage, current.t) > 1:
+                current.held_s[peer] = held_s + gap_s
+        return not stage or held_s <= long_s
 
     def reported(self, current: Round) -> None:
         """Note the news of a report that is no claim, or the end of the step, before it is entered: the time
         without news before it counts as `_counted_s` says in the step's duration."""
-        current.reports_s += self.ctx.clock.now - current.progress_at
+        current.reports_s += self.ctx.clock.now - max(current.progress_at, current.counted_at)
 
     def step_taken(self, current: Round, took_s: float) -> None:
         """Note a committed step, on whose duration the next waits depend. took_s: seconds from its opening to
@@ -485,7 +495,7 @@ class ReduceAttempts:
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
-        current.waited_s += self.ctx.clock.now - current.progress_at
+        current.waited_s += self.ctx.clock.now - max(current.progress_at, current.counted_at)
         news_at, current.progress_at = current.progress_at, self.ctx.clock.now
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)

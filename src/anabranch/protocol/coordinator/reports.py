@@ -75,8 +75,8 @@ class Reports:
         claims = current.claims.setdefault(message.stage, {})
         known = claims.get(peer, frozenset())
         if units - known:
-            self.reducing.claimed(current)
-            current.progress_at, current.stalls = self.ctx.clock.now, 0
+            if self.reducing.claimed(current, message.stage, peer):
+                current.progress_at, current.stalls = self.ctx.clock.now, 0
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
             current.took(message.stage, units - known, self.ctx.run.settings.stages)
         claims[peer] = units | known

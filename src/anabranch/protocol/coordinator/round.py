@@ -72,6 +72,10 @@ class Round:
     """Seconds without news before the stalls of the round, and before late claims."""
     reports_s: float = 0.0
     """Seconds without news before PREPARED reports, held-out losses, and the step's record."""
+    counted_at: float = 0.0
+    """Time (s) up to which waits for claims that are no news are counted in `waited_s`."""
+    held_s: dict[str, float] = field(default_factory=dict)
+    """Peer -> seconds for which nothing but its claims was waited for."""
     late: bool = False
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
