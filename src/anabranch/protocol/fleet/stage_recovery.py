@@ -168,7 +168,7 @@ class StageRecovery:
         else came to serve; None: there is no such stage, nobody can be moved, or who was moved waits for the
         state. If that one waits too long, the replica that has it is removed."""
         membership = self.ctx.run.membership
-        for stage in self._held_due:
+        for stage in filter(self.doubts, self._held_due):  # the step may have been skipped since
             others = set(membership.replicas(stage)) - {*membership.live(stage, t + 1)}
             waits = others and not self._waited(stage, t)
             moved = None if waits or others & self._heirs else self._reinforcement(stage, t)
