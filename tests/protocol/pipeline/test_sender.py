@@ -398,7 +398,7 @@ def test_without_a_usual_time_the_leaders_reports_tell_what_is_overdue() -> None
         sender.submit(0, b"x", ("d",), True)
         assert node.sent(Forward) == ["a"] and sender.overdue_at(sender.items[0]) == math.inf
         for node.ctx.clock.now in (5.0, 15.0):
-            sender.reported()
+            sender.reported({1: (0,)})
             node.repairs.tick()
         assert (sender.items[0].peer is None) is (t == 2)
         assert bool(node.ctx.costs.avoided("a", t + 1)) is (t == 2)

@@ -92,15 +92,14 @@ class MessageHandlers:
         if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.claims.names_holders = True
-        repairs, own = iteration.repairs, message.units.get(self._ctx.run.stage, ())
+        repairs = iteration.repairs
         there = list(message.units.get(following, ()))
         if following == 0:
             there = [unit // 2 for unit in there if unit % 2 == 0]
-        here = list(own) if self._ctx.run.stage else [unit // 2 for unit in own if unit % 2 == 1]
-        iteration.sender.reported(set(here).difference(there))
+        iteration.sender.reported(message.units)
         repairs.recheck(there)
         if self._ctx.run.stage == 0:
-            repairs.recheck(here)
+            repairs.recheck([unit // 2 for unit in message.units.get(0, ()) if unit % 2 == 1])
         if message.units:
             iteration.credits.lacking()
         else:

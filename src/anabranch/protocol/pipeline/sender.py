@@ -6,7 +6,7 @@ Not here: eligible peers (`hop_candidates`); search for and repair of microbatch
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
@@ -31,9 +31,9 @@ MOST_USUAL = 4.0
 #: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
 #: sender knows no usual time yet. Plain choice: the first comes after four steps, the next in twice as long.
 LATE_REPORTS = 2
-#: The same in the first step of a run, when the leader knows no usual time either. Plain choice: without news
-#: they come after two minutes, and one gradient that comes back tells a usual time.
-FIRST_REPORTS = 5
+#: The same in the first step of a run, when the leader knows no usual time either; all of them lack the same.
+#: Plain choice: they come after four minutes, and one gradient that comes back tells a usual time.
+FIRST_REPORTS = 6
 #: Time until a sent microbatch is asked after: this multiple of the usual time to its gradient, and at least
 #: PROBE_FLOOR_S seconds. Plain choices.
 PROBE_FACTOR = 6.0
@@ -73,8 +73,8 @@ class Sender:
         self._due_at: float | None = None
         self._reported_at: list[float] = []
         """Times (s) at which the leader reported that it lacks something of this iteration."""
-        self._claimed: set[int] = set()
-        """Indices of microbatches that the next stage claimed at such a report, and that lacked here."""
+        self._lacking: Mapping[int, Sequence[int]] = {}
+        """Units by stage that lacked at the last of these reports."""
         self._initial_peers = set(self.hops.peers())
         """Peers that served the next stage when this peer began the iteration."""
         self.called_back: set[int] = set()
@@ -408,7 +408,7 @@ class Sender:
         if usual_s:
             return since + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
         reported_at = [at for at in self._reported_at if at > since]
-        needed = FIRST_REPORTS if self._is_first and item.index not in self._claimed else LATE_REPORTS
+        needed = FIRST_REPORTS if self._is_first else LATE_REPORTS
         return reported_at[needed - 1] if len(reported_at) >= needed else math.inf
 
     @property
@@ -433,14 +433,16 @@ class Sender:
         known = [costs[peer].gradient_s for peer in peers if peer in costs and costs[peer].gradient_s]
         return MOST_USUAL * median_low(known) if len(known) > 1 else math.inf
 
-    def reported(self, claimed: Collection[int] = ()) -> None:
-        """Note that the leader reported that it lacks something of this iteration: where no usual time is
-        known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step of a run, when
-        the leader does not know either how long a step takes, but for microbatches that are done. claimed:
-        those that the leader lacks here, and not at the next stage."""
+    def reported(self, lacking: Mapping[int, Sequence[int]]) -> None:
+        """Note that the leader reported that it lacks something of this iteration (units by stage): where no
+        usual time is known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step of
+        a run, when the leader does not know either how long a step takes. In that step a report that others
+        lack than before begins the count anew: slow lines are no reason to compute twice (I6)."""
         if self._is_first and self._plan:
             return
-        self._claimed.update(claimed)
+        if self._is_first and lacking != self._lacking:
+            self._reported_at.clear()
+        self._lacking = lacking
         self._due_at = None
         self._reported_at.append(self.ctx.clock.now)  # from now on slots of rounds ask for credits, too
         self._look_at_overdue()
