@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Apply, Forward, Recount, Task
@@ -16,10 +18,11 @@ from swarm.islands.test_rounds import check_replayed, island_run, world_of
 LOST = 5
 
 
-def test_a_slot_whose_loss_never_came_leaves_the_sum_again() -> None:
+@pytest.mark.parametrize("late", ["drop", "carry"])
+def test_a_slot_whose_loss_never_came_leaves_the_sum_again(late: str) -> None:
     """Its machine added and claimed it, and its data node does not get the loss in time: the round ends
-    without the slot."""
-    run = island_run()
+    without the slot. Where late slots are carried it counts in the next round."""
+    run = island_run(late=late)
     world, silent = world_of(run), "r1.1"
     subtracted: list[str | None] = []
 
