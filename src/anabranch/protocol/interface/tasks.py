@@ -195,8 +195,8 @@ class WeightGradient(Task, frozen=True):
 
 class Recount(Task, frozen=True):
     """Recomputation of the whole contribution of `unit`, added `sign` (+1 or -1) times; -1 subtracts a unit
-    that two replicas counted (R7). inputs (received activation, received gradient), for a head unit
-    (activation,), for an embed unit (gradient,) -> outputs ()."""
+    that two replicas counted (R7). inputs (received activation, received gradient), for a head unit or a slot
+    whose contribution needs no gradient, (activation,), for an embed unit (gradient,) -> outputs ()."""
 
     unit: int
     sign: int

@@ -613,13 +613,13 @@ class Iteration:
     # --- reduce ------------------------------------------------------------------------------
 
     def inputs_of(self, unit: int) -> tuple[Payload, ...]:
-        """Inputs of the `Recount` task of a claimed unit: (activation, gradient) of a relay's microbatch; at
-        stage 0 the gradient for the embedding, or the activation for the head. Raises KeyError if it is not
-        here."""
+        """Inputs of the `Recount` task of a claimed unit: (activation, gradient) of a relay's microbatch, or
+        (activation,) of a slot that was added before its gradient came; at stage 0 the gradient for the
+        embedding, or the activation for the head. Raises KeyError if it is not here."""
         if self.ctx.run.stage == 0:
             index, embeds = divmod(unit, 2)
             if embeds:
                 return (self.source.gradients[index],)
             return (self.units[index].received,)
         held = self.units[unit]
-        return (held.received, held.gradient_in)
+        return (held.received,) if held.added else (held.received, held.gradient_in)

@@ -16,7 +16,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, SentOn, Slots, Want
 from anabranch.protocol.pipeline.credits import Credit
-from anabranch.protocol.pipeline.hop_candidates import HopCandidates
+from anabranch.protocol.pipeline.hop_candidates import SLOT_WAITS, SLOT_WAITS_S, HopCandidates
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
 from anabranch.protocol.pipeline.recall import units_to_recall
 from anabranch.protocol.rounds.plan import sets_of
@@ -62,6 +62,9 @@ class Sender:
         self.base = base
         self.items: dict[int, OutgoingMicrobatch] = {}
         self.credits: dict[str, Credit] = {}
+        self._foreseen: set[str] = set()
+        """Peers whose credits were foreseen, and that have reported none yet: they may not have opened the
+        iteration."""
         self.hops = HopCandidates(ctx, t, planned)
         self._plan = ctx.run.plan(t)
         self._bound = ctx.run.stage == 0 and sets_of(self._plan).bound
@@ -189,6 +192,7 @@ class Sender:
             served = membership.is_live(peer, stage, self.t - 1) and membership.is_live(peer, stage, self.t)
             if served and self.ctx.links.incarnations.get(peer, 0) <= membership.members[peer].incarnation:
                 sure = min(count, EARLY_PAYLOADS_MAX)
+                self._foreseen.add(peer)
                 self.credits[peer] = Credit(sure, standing=sure, stale=False, granted_at=self.ctx.clock.now)
 
     def on_slots(self, peer: str, slots: Slots) -> None:
@@ -198,6 +202,7 @@ class Sender:
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()
+        self._foreseen.discard(peer)
         self.credits[peer].told(slots, self.ctx.clock.now)
         if comes:
             self._look_at_overdue()
@@ -392,14 +397,15 @@ class Sender:
         """Time (s) from which a microbatch that was sent, or waits, is overdue: its peer has kept it for far
         longer than usual, or the peers that it asked have granted this sender no credit for as long (infinite
         if it asked nobody). Infinite for a slot of a round, unless the round waits for late slots and another
-        machine than the planned one has it. Without meaning once its gradient is back.
+        machine than the planned one has it, or that one has not opened the round (`_unopened_at`). Without
+        meaning once its gradient is back.
 
         The wait doubles, up to 64-fold, each time that the microbatch was overdue. While no usual time is
         known here: the time of the leader's second report (`reported`), since it was sent, that the leader
         lacks something of the iteration; infinite before that report.
         """
         if self._plan and item.train and not self._is_redone(item):
-            return math.inf  # the leader says which slots are late
+            return self._unopened_at(item)  # else the leader says which slots are late
         since = item.sent_at
         if item.leg is OutgoingState.WAITING:
             granted = [self.credits[peer].granted_at for peer, _ in item.asked if peer in self.credits]
@@ -410,6 +416,16 @@ class Sender:
         reported_at = [at for at in self._reported_at if at > since]
         needed = FIRST_REPORTS if self._is_first else LATE_REPORTS
         return reported_at[needed - 1] if len(reported_at) >= needed else math.inf
+
+    def _unopened_at(self, item: OutgoingMicrobatch) -> float:
+        """Time (s) from which a slot that was sent to its machine on a foreseen credit is overdue, as a slot
+        that waits for a credit is (`HopCandidates.open_to`): the machine has reported none, so it has not
+        opened the round. Infinite once it has, in a round that drops late slots, and for a slot that only its
+        machine can fill."""
+        drops, foreseen = self.ctx.run.settings.rounds.drops, item.peer in self._foreseen
+        if drops or not foreseen or item.leg is not OutgoingState.SENT or self._plan[item.index].carried:
+            return math.inf
+        return item.sent_at + max(SLOT_WAITS_S, SLOT_WAITS * self.ctx.costs.usual_s)
 
     @property
     def _is_first(self) -> bool:
