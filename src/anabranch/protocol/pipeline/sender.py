@@ -451,9 +451,9 @@ class Sender:
 
     def reported(self, lacking: Mapping[int, Sequence[int]]) -> None:
         """Note that the leader reported that it lacks something of this iteration (units by stage): where no
-        usual time is known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step of
-        a run, when the leader does not know either how long a step takes. In that step a report that others
-        lack than before begins the count anew: slow lines are no reason to compute twice (I6)."""
+        usual time is known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step
+        of a run, when the leader does not know either how long a step takes. In that step a report that
+        others lack than before begins the count anew: slow lines are no reason to compute twice (I6)."""
         if self._is_first and self._plan:
             return
         if self._is_first and lacking != self._lacking:

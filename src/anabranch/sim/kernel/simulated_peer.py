@@ -242,7 +242,7 @@ class Node:
         if more or type(event) is Finished or self.id == world.genesis.leader:
             for bookkeeper in world.bookkeepers:
                 bookkeeper(self, event)
-        if self.alive and self.stopped is None:  # the event may have ended it
+        if self.running:  # the event may have ended it
             self._plan_wake()
 
     def freeze(self) -> None:
