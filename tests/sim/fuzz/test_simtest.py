@@ -149,6 +149,13 @@ def test_who_dials_a_peer_whose_second_process_ended_comes_to_the_first() -> Non
     assert not run_seed(41002139, "rounds").failed
 
 
+def test_two_ends_of_a_dead_carrier_dial_each_other() -> None:
+    """Their own link broke for a second, so a relay carried it, and vanished without a word. Each took the
+    other for silent and dialled nobody, so of the two voters that were left neither could lead."""
+    outcome = run_seed(42001038, "rounds")
+    assert not outcome.failed and outcome.steps == 7
+
+
 def test_what_a_peer_sent_before_it_moved_counts() -> None:
     """It added a unit of step 5 at stage 2, sent its sum, and moved to stage 1, whose state after step 4 it
     loaded (I1)."""

@@ -212,6 +212,16 @@ class Connections:
         self.ctx.outbox.emit(HangUp(overdue.peer, reason))
         return reason
 
+    def stranded(self, peer: str) -> list[tuple[str, str]]:
+        """Suspected peers whose carrier is suspected, too, each with the reason to close the link: `peer`,
+        which is suspected now, or those that it carries. The link may be sound but for the carrier, and
+        nobody dials a peer whose link is up."""
+        links, gone = self.ctx.links, []
+        for other, via in sorted(links.carriers.items()):
+            if peer in (other, via) and other in links.suspects and via in links.suspects:
+                gone.append((other, self._leave_carrier(other, "is silent, too")))
+        return gone
+
     def _alone(self, peer: str) -> bool:
         """True if this peer may itself be cut off, so that the silence of `peer` proves nothing: it hears no
         other member although there are some."""
@@ -347,7 +357,7 @@ class Connections:
         return leave
 
     def _leave_carrier(self, peer: str, why: str) -> str:
-        reason = f"carrier {self.ctx.links.carriers[peer][:8]} {why}; trying another"
+        reason = f"carrier {self.ctx.links.carriers[peer][:8]} {why}; trying another way"
         self.ctx.outbox.note("suspected", subject=peer, reason=reason, verdict=Verdict.BAD_LINK.value)
         return reason
 

@@ -195,5 +195,8 @@ class LinkEvents(Timer):
                 iteration.repairs.peer_lost(overdue.peer, str(overdue))
         if overdue.verdict is Verdict.BAD_LINK:
             self.link_down(overdue.peer, self.connections.renew(overdue))
-        elif lead is not None:
+            return
+        if lead is not None:
             lead.admission.silent(overdue)
+        for peer, reason in self.connections.stranded(overdue.peer):
+            self.hang_up(peer, reason)
