@@ -57,6 +57,27 @@ def test_work_goes_elsewhere(hole: str) -> None:
     assert not any(record.removed for record in records if isinstance(record, Members))
 
 
+def test_one_that_gives_most_back_is_avoided_longer_each_time() -> None:
+    """It keeps one microbatch of each iteration and gives all others back. What it gave back ended each
+    series, so that every second step took five times as long for ever."""
+    settings = Settings("most", 1, 2, 12, STEPS, min_replicas=2)
+    machines = [Machine(f"r{s}.{n}", s, capacity=3) for s in (1, 2) for n in range(3)]
+    world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0), *machines], 1)
+    Invariants(world)
+    carry, kept = world.carry, dict[int, int]()
+
+    def keep(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        returns = sender.id == "r1.1" and isinstance(said, msg.Backward) and said.fence.t > 3
+        if returns and kept.setdefault(said.fence.t, said.index) == said.index:  # type: ignore[attr-defined]
+            return
+        carry(sender, peer, message, payload)
+
+    world.carry = keep  # type: ignore[method-assign]
+    world.run(until_s=600.0)
+    assert world.history().t == STEPS and wrong_states(world) == {} and 0 < len(kept) < 12
+
+
 def test_a_peer_that_gives_back_just_in_time_does_not_stretch_the_time() -> None:
     """It keeps each microbatch for nine tenths of what its sender allows. Its times entered the usual one, so
     that the sender allowed more each time: a step of 0.3 s took 317 s."""

@@ -34,7 +34,7 @@ from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
-from anabranch.protocol.fleet.stage_recovery import StageRecovery
+from anabranch.protocol.fleet.stage_recovery import HELD_STALLS, StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.log.overflow_streak import SKIPS_IN_A_ROW, OverflowStreak
 from anabranch.protocol.log.records import (
@@ -359,6 +359,9 @@ class Coordinator:
         self.reducing.stalled(current)
         relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls and not current.slots else ()
         held_up = [stage for stage in relays if self._held_up(current, stage)]
+        # The most likely first: gradients that are claimed and not given back, else the last stage that lacks
+        # units, as the stages before lack their gradients then.
+        held_up.sort(key=lambda stage: (not not_returned(stage, current.claims), -stage))
         self.stage_recovery.stalled(held_up, current.stalls, self.reducing.step_s)
         return False
 
@@ -446,8 +449,12 @@ class Coordinator:
 
     def _held_up(self, current: Round, stage: int) -> bool:
         """True if the open step has stalled, and may wait for a relay stage's only replica: units lack there,
-        or it claims some that the stage before lacks. It may have given these back, and be honest."""
-        if not current.stalls or not stage or self.ctx.run.membership.count(stage, current.t) != 1:
+        or it claims some that the stage before lacks. It may have given these back, and be honest. After
+        HELD_STALLS stalls also for all of several replicas, which may hold it up together: the others had
+        their turns at what one of them holds up."""
+        replicas = self.ctx.run.membership.count(stage, current.t)
+        least = 1 if replicas == 1 else HELD_STALLS
+        if not stage or not replicas or current.stalls < least:
             return False
         lacks = missing(self.ctx.run.cover(stage, current.t), current.claims.get(stage, {}))
         return bool(lacks or not_returned(stage, current.claims))
@@ -520,7 +527,7 @@ class Coordinator:
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
         """Note peers that begin to serve (peer -> from which iteration). A stage's reduce that was ordered
         without one of the open iteration needs its word, too: it is ordered anew. If the step stalled, and
-        the stage had one replica, that is news."""
+        the stage had one replica, or this leader moved the peer there for that, that is news."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
@@ -530,7 +537,7 @@ class Coordinator:
             if t <= current.t and attempt is not None and peer not in attempt.members:
                 current.torn.add(stage)
             before = set(membership.live(stage, current.t)) - active_from.keys()
-            if t <= current.t and stage and len(before) == 1:
+            if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.sent(peer)):
                 current.progress_at, current.stalls = self.ctx.clock.now, 0
 
     def _committed(self, record: Commit, base: str) -> None:

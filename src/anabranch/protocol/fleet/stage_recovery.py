@@ -7,7 +7,8 @@ iterations since are computed again, exactly. A stage that is down to one replic
 
 So does a stage whose only replica may hold a step up: by claiming what it does not give back it can do so
 for ever. Nobody can tell if it or the stage before is at fault, so it keeps its seat, unless the peer that
-the leader moves there does not get the stage's state from it either.
+the leader moves there does not get the stage's state from it either. Several replicas can do so together; a
+stage with several waits longer, and gets one such peer at a time.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class StageRecovery:
         self._alone: list[int] = []
         """Stages that had several replicas and have one."""
         self._held_up: dict[int, float] = {}
-        """Stage whose only replica may hold the open step up -> time (s) of the first stall since."""
+        """Stage whose replicas may hold the open step up -> time (s) of the first such stall."""
         self._held_due: list[int] = []
         """Those of them that have done so for long."""
-        self._doubted: dict[int, int] = {}
-        """Stage that was among them -> last such iteration."""
+        self._doubted: dict[int, tuple[int, int]] = {}
+        """Stage that was among them -> last such iteration, and replicas that served it."""
         self._step_s = 0.0
         """Usual seconds of a step; 0: not known."""
         self._awaited: dict[int, float] = {}
@@ -116,21 +117,32 @@ class StageRecovery:
         self._held_up, self._held_due, self._awaited = {}, [], {}
 
     def stalled(self, held_up: Collection[int], stalls: int, step_s: float) -> None:
-        """Note the relay stages whose only replica may hold the open step up (`held_up`), after `stalls`
-        stalls without news between them. step_s: usual seconds of a step; 0: not known."""
+        """Note the relay stages whose only replica, or all of whose replicas, may hold the open step up
+        (`held_up`, the most likely first), after `stalls` stalls without news between them. Those with
+        several are due one stall later, when all else was tried. step_s: usual seconds of a step; 0: not
+        known."""
         now, self._step_s = self.ctx.clock.now, step_s
         self._held_up = {stage: self._held_up.get(stage, now) for stage in held_up}
         long_s = max(HELD_S, HELD_STEPS * step_s)
-        due = (stage for stage, at in self._held_up.items() if now >= at + long_s)
-        self._held_due = [*due] if stalls >= HELD_STALLS else []
-        self._doubted.update(dict.fromkeys(self._held_due, self.ctx.run.membership.opening.t))
+        membership, t = self.ctx.run.membership, self.ctx.run.membership.opening.t
+        counts = {stage: membership.count(stage, t) for stage in self._held_up}
+        of_several_s = long_s if step_s else HELD_STEPS * HELD_S  # a run's first step may be as long
+        waits_s = {stage: of_several_s if count > 1 else long_s for stage, count in counts.items()}
+        due = (stage for stage, at in self._held_up.items() if now >= at + waits_s[stage])
+        self._held_due = [stage for stage in due if stalls >= HELD_STALLS + (counts[stage] > 1)]
+        self._doubted.update({stage: (t, counts[stage]) for stage in self._held_due})
         self._awaited = {stage: at for stage, at in self._awaited.items() if stage in self._held_due}
 
     def doubts(self, stage: int) -> bool:
-        """True if a stage's only replica has held the open step up for long, as far as anybody can tell, so
-        that nobody is kept out by its word about the stage's state, or for want of it."""
-        alone = self.ctx.run.membership.count(stage, self._doubted.get(stage, 0)) == 1
-        return alone and self._doubted[stage] == self.ctx.run.membership.opening.t
+        """True if a stage's only replica, or all its replicas, have held the open step up for long, as far as
+        anybody can tell, so that nobody is kept out by their word about the stage's state, or for want of
+        it."""
+        membership, (t, count) = self.ctx.run.membership, self._doubted.get(stage, (-1, 0))
+        return t == membership.opening.t and 0 < membership.count(stage, t) <= count
+
+    def sent(self, peer: str) -> bool:
+        """True if this leader moved `peer` to its stage since the replicas there may hold the step up."""
+        return peer in self._heirs
 
     # --- decisions -----------------------------------------------------------------------------
 
@@ -164,25 +176,31 @@ class StageRecovery:
         return None
 
     def _reinforced(self, t: int) -> Members | None:
-        """Record that moves a peer to a stage whose only replica may hold the step up for long, where nobody
+        """Record that moves a peer to a stage whose replicas may hold the step up for long, where nobody
         else came to serve; None: there is no such stage, nobody can be moved, or who was moved waits for the
-        state. If that one waits too long, the replica that has it is removed."""
+        state, or serves beside several. If that one waits too long, the only replica that has it is removed;
+        several are not, by the word of the one that was moved."""
         membership = self.ctx.run.membership
         for stage in filter(self.doubts, self._held_due):  # the step may have been skipped since
-            others = set(membership.replicas(stage)) - {*membership.live(stage, t + 1)}
+            live = {*membership.live(stage, t + 1)}
+            others = set(membership.replicas(stage)) - live
             waits = others and not self._waited(stage, t)
-            moved = None if waits or others & self._heirs else self._reinforcement(stage, t)
+            sent = others & self._heirs or (len(live) > 1 and live & self._heirs)
+            moved = None if waits or sent else self._reinforcement(stage, t)
             if moved is not None:
                 return moved
-            if others and not waits:
+            if others and not waits and len(live) == 1:
                 self._remove_withholding(stage, t)
+            if len(live) > 1 and others & self._heirs:
+                return None  # the next stage may lack what this one lacks
         return None
 
     def _reinforcement(self, stage: int, t: int) -> Members | None:
         """Record that moves a peer to the stage, from one with three replicas or else with two."""
-        why, former = "whose only replica may hold the step up", set(self._suspects)
-        self._suspects.update(self.ctx.run.membership.live(stage, t + 1))
-        moved = self._move(stage, t, 3, why) or self._move(stage, t, 2, why)
+        live, former = self.ctx.run.membership.live(stage, t + 1), set(self._suspects)
+        why = f"whose {'only replica' if len(live) == 1 else 'replicas'} may hold the step up"
+        self._suspects.update(live if len(live) == 1 else ())  # two stages may look alike
+        moved = self._move(stage, t, 3, why, self._heirs) or self._move(stage, t, 2, why, self._heirs)
         if moved is None:
             self._suspects = former
         else:
@@ -268,10 +286,12 @@ class StageRecovery:
             self._noted = text
             self.ctx.outbox.note("note", text=text)
 
-    def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
+    def _move(
+        self, stage: int, t: int, least: int, why: str, stay: Collection[str] = ()
+    ) -> Members | None:
         """Record that moves a peer to `stage` from the stage with most replicas, if that has at least
-        `least`; None: no peer can be moved. why: reason for the log."""
-        peer = self._movable(stage, t, least)
+        `least`; None: no peer can be moved. why: reason for the log. stay: peers that are not moved."""
+        peer = self._movable(stage, t, least, stay)
         if peer is None:
             return None
         membership = self.ctx.run.membership
@@ -279,10 +299,10 @@ class StageRecovery:
         reason = f"moves to stage {stage}, {why}"
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
-    def _movable(self, stage: int, t: int, least: int) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas. In this order of preference it is: no
-        walk-in; no voter; a keeper of the needed state; the slowest. It is None if that stage has fewer than
-        `least` replicas, and for stage 0, as a data node needs the corpus.
+    def _movable(self, stage: int, t: int, least: int, stay: Collection[str] = ()) -> str | None:
+        """Peer to move to `stage` from the stage with most replicas, but none of `stay`. In this order of
+        preference it is: no walk-in; no voter; a keeper of the needed state; the slowest. It is None if that
+        stage has fewer than `least` replicas, and for stage 0, as a data node needs the corpus.
 
         For a lost stage (`least` 2) replicas that do not serve yet count. For one that is down to its last
         replica only reachable ones do: what killed the others may have killed more.
@@ -291,13 +311,14 @@ class StageRecovery:
             return None
         membership = self.ctx.run.membership
         relays = range(1, self.ctx.run.settings.stages + 1)
-        live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}
+        there = [other for other in relays if other != stage and other not in self._lost]
+        live = {other: membership.live(other, t + 1) for other in there}
         if least > 2:
             live = {other: [p for p in peers if self.ctx.reachable(p)] for other, peers in live.items()}
         else:
             live = {other: sorted(filter(self._knows, membership.of(other))) for other in live}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
-        bound = {self.ctx.me, *self._suspects}
+        bound = {self.ctx.me, *self._suspects, *stay}
         willing = [p for p in live.get(richest, []) if p not in bound and self.ctx.reachable(p)]
         # A replica that serves only from now on may still have to fetch step t from one that has applied it.
         able = [p for p in live.get(richest, []) if p in self._applied.get(richest, ())]

@@ -44,6 +44,9 @@ class Neighbour:
     """Iterations in a row in which it took microbatches and did not give one back in time."""
     missed_t: int = -1
     """Last of these iterations."""
+    often: int = 0
+    """Such iterations, in a row or not, until it kept none for AVOIDED_FACTOR times as long as the last of
+    them had it avoided."""
     unclaimed: int = 0
     """Iterations in which it gave microbatches back and did not claim them."""
     avoided_until: int = 0
@@ -170,14 +173,17 @@ class PeerCosts:
 
     def missed(self, peer: str, t: int) -> None:
         """Note that `peer` kept a microbatch of iteration t far too long: it gets no more for some
-        iterations, each time for longer. One pause holds up several microbatches, so an iteration counts
-        once."""
+        iterations, each time for longer, also if it gave others back between. One pause holds up several
+        microbatches, so an iteration counts once."""
         neighbour = self.of(peer)
         if neighbour.missed_t == t:
             return
+        if t >= neighbour.missed_t + AVOIDED_FACTOR ** (neighbour.often + 1):
+            neighbour.often = 0
         neighbour.missed_t = t
         neighbour.missed = min(neighbour.missed + 1, AVOIDED_MAX)
-        neighbour.avoided_until = max(neighbour.avoided_until, t + AVOIDED_FACTOR**neighbour.missed)
+        neighbour.often = min(neighbour.often + 1, AVOIDED_MAX)
+        neighbour.avoided_until = max(neighbour.avoided_until, t + AVOIDED_FACTOR**neighbour.often)
 
     def withheld(self, peer: str, t: int) -> None:
         """Note that a peer gave microbatches of iteration t back and does not claim them: it gets none for a
