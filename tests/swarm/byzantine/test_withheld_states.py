@@ -131,6 +131,21 @@ def test_a_newcomer_that_serves_and_gets_no_state_keeps_its_seat(deed: Deed, oth
     assert not world.nodes["d0"].peer.ctx.rate_limits.banned(OLD, world.clock.now)
 
 
+def test_a_newcomer_gets_from_another_one_what_is_withheld_from_it_alone() -> None:
+    """The peer that the leader moves there gets the state, and gives it to the newcomer: nobody is removed."""
+    world = with_newcomer(OLD, lambda said: said)
+    carry = world.carry
+
+    def withhold(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        serves = NEW in world.leading().peer.ctx.run.membership.active_from
+        if not (serves and (sender.id, peer) == (OLD, NEW)) or is_silent(msg.decode(message)) is not None:
+            carry(sender, peer, message, payload)
+
+    world.carry = withhold  # type: ignore[method-assign]
+    assert go_on(world, 400.0) == 12 and wrong_states(world) == {} and rollbacks(world) == []
+    assert [why.startswith("moves to") for why in removed(world).values()] == [True]
+
+
 def reports_nothing(said: msg.Message) -> msg.Message | None:
     return None if isinstance(said, msg.Applied | msg.Claim | msg.Prepared) else said
 
