@@ -132,13 +132,14 @@ def test_a_newcomer_that_serves_and_gets_no_state_keeps_its_seat(deed: Deed, oth
 
 
 def test_a_newcomer_gets_from_another_one_what_is_withheld_from_it_alone() -> None:
-    """The peer that the leader moves there gets the state, and gives it to the newcomer: nobody is removed."""
+    """The peer that the leader moves there gets the state, and gives it to the newcomer: all stay."""
     world = with_newcomer(OLD, lambda said: said)
     carry = world.carry
 
     def withhold(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
         serves = NEW in world.leading().peer.ctx.run.membership.active_from
-        if not (serves and (sender.id, peer) == (OLD, NEW)) or is_silent(msg.decode(message)) is not None:
+        withheld = serves and (sender.id, peer) == (OLD, NEW)
+        if not withheld or is_silent(msg.decode(message)) is not None:
             carry(sender, peer, message, payload)
 
     world.carry = withhold  # type: ignore[method-assign]
