@@ -84,6 +84,7 @@ class Coordinator:
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
             lambda: self.reducing.step_s,
             lambda stage: self.reducing.witnessing.take_up(stage),
+            lambda stage: self.stage_recovery.fetching(stage, self.t),
         )
         admission = self.admission = admit(step)
         self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)

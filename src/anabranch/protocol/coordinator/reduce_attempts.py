@@ -552,5 +552,7 @@ class ReduceAttempts:
             out = self.admission.parted.unprepared(self.witnessing.blocking(attempt, prepared), tries)
         else:
             out = {}
+        fetching = self.admission.fetching(stage) if out else ()
         for peer, reason in out.items():
-            self.admission.remove(peer, reason)
+            if peer not in fetching:
+                self.admission.remove(peer, reason)

@@ -185,7 +185,8 @@ class Releases:
                 silent += [peer for peer in others if peer not in silent]
             if enough and self._majority(live, applied) is not None:
                 continue
-            for peer in silent:
+            fetching = self.stage_recovery.fetching(stage, self.tip.t)
+            for peer in (peer for peer in silent if claims.get(peer) or peer not in fetching):
                 waits = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
                 if waits >= (WITHHELD_STALLS if claims.get(peer) else AWAITED_STALLS):
                     found[peer] = f"the run waits for its report of its state after iteration {self.tip.t}"

@@ -82,14 +82,15 @@ class StepQueries:
     reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
     still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
     replica of a stage instead of restoring the stage. step_s(): seconds of the last step; 0: not known.
-    sums(stage): have the coordinator sum the parts of the stage's replicas from now on, for a while; False if
-    it cannot."""
+    fetching(stage): replicas that are not removed for want of the last step's state. sums(stage): have the
+    coordinator sum the parts of the stage's replicas from now on, for a while; False if it cannot."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
     worth_s: Callable[[str], float] = lambda peer: math.inf
     step_s: Callable[[], float] = lambda: 0.0
     sums: Callable[[int], bool] = lambda stage: False
+    fetching: Callable[[int], Collection[str]] = lambda stage: ()
 
 
 class Admission:
@@ -112,7 +113,7 @@ class Admission:
         it showed when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by
         default no step is open."""
         step = self._step = step or StepQueries()
-        self.has_last = step.has_last
+        self.has_last, self.fetching = step.has_last, step.fetching
         self.ctx = ctx
         self._connections = connections
         self._welcome = welcome

@@ -5,10 +5,15 @@ restore point of which every stage's state is available. Each replica goes back 
 or a peer moved from the stage with most replicas, fetches the lost stage's snapshot from its keepers; the
 iterations since are computed again, exactly. A stage that is down to one replica gets another one.
 
-So does a stage whose only replica may hold a step up: by claiming what it does not give back it can do so
-for ever. Nobody can tell if it or the stage before is at fault, so it keeps its seat, unless the peer that
-the leader moves there does not get the stage's state from it either. Several replicas can do so together; a
-stage with several waits longer, and gets one such peer at a time.
+The log goes back, too, where most replicas of a stage cannot get a state that others of it reported, though
+they had the time: who gives it to nobody is passed over, and removed when that happens again. Of two replicas
+the leader has one word each, so it moves a peer there: if that one does not get the state either, the replica
+that has it is removed.
+
+A stage whose only replica may hold a step up gets another one, too: by claiming what it does not give back it
+can do so for ever. Nobody can tell if it or the stage before is at fault, so it keeps its seat, unless the
+peer that the leader moves there does not get the stage's state from it either. Several replicas can do so
+together; a stage with several waits longer, and gets one such peer at a time.
 """
 
 from __future__ import annotations
@@ -35,10 +40,16 @@ HELD_STALLS, HELD_STEPS, HELD_S = 4, 12.0, 50.0
 #: Times as long as a stage's state takes over links like the leader's, after which nobody waits for it any
 #: more. A plain choice: volunteers' lines may be several times slower.
 FETCHED = 8.0
+#: Times that long for which most of a stage may be fetching a state: one that is silent is asked three times
+#: before they say that they cannot get it. A plain choice.
+FETCHING = 2.0
 #: Rollbacks on a replica's word that it cannot get a state, each within so many iterations of the one before,
 #: with which the replica is removed, and with more of them expelled, where another can take its place. Plain
 #: choices: an accident may happen twice, and one that says so without end let the run go no further.
 BEHIND_MOST, BEHIND_REMEMBERED = 3, 64
+#: Such rollbacks on the word of most of a stage, with which those are removed from which they did not get the
+#: state. A plain choice: a line may fail once.
+WITHHELD_MOST = 2
 
 
 class StageRecovery:
@@ -52,6 +63,16 @@ class StageRecovery:
         """Replica that cannot get its stage's state -> last iteration of the state that it lacks."""
         self._went_back: dict[str, tuple[int, int]] = {}
         """Replica -> number of rollbacks on its word, and iteration of the last one."""
+        self._passed_over: dict[str, tuple[int, int]] = {}
+        """Replica from which most of its stage did not get a state -> number of rollbacks for that, and
+        iteration of the last one."""
+        self._committed = (-1, 0.0)
+        """Last committed iteration, and time (s) since which this peer knows it."""
+        self._sent: dict[int, tuple[str, float]] = {}
+        """Stage of two, one of which does not get the last state from the other -> peer that was moved there,
+        to see if that one gives it, and when (s)."""
+        self._outvoted: set[int] = set()
+        """Stages most of which cannot get a state that others of it have."""
         self._lost: dict[int, float] = {}
         """Lost stage -> since when (s)."""
         self._most_live: dict[int, int] = {}
@@ -103,6 +124,36 @@ class StageRecovery:
         """Those of `peers` whose last report says that they cannot get the state after iteration t itself."""
         return [peer for peer in peers if self._behind.get(peer) == t]
 
+    def outvoted(self, stage: int, t: int) -> bool:
+        """True if more than half of those that serve a stage say that they cannot get its state after
+        iteration t, which others of it reported, and there is a snapshot to go back to."""
+        live = self.ctx.run.membership.live(stage, t + 1) if self._behind else []
+        most = 2 * len(self.lacking(live, t)) > len(live) and self._having(stage, t)
+        return bool(most) and self.ctx.run.settings.snapshot_every > 0 and self.catalog.newest(t) is not None
+
+    def _having(self, stage: int, t: int) -> list[str]:
+        """Replicas of a stage that reported its state after iteration t, the last committed one."""
+        applied = self._applied.get(stage, ())
+        return [peer for peer in self.ctx.run.membership.live(stage, t + 1) if peer in applied]
+
+    def fetching(self, stage: int, t: int) -> Collection[str]:
+        """Replicas of a stage that are not removed for want of its state after iteration t, which others of
+        it reported: those that did not, if they are more than half, as long as they may be fetching it, or
+        say that they cannot get it (then the log goes back); also one of two, while a peer that was moved
+        there tries to get it."""
+        (known_t, since), now = self._committed, self.ctx.clock.now
+        live = self.ctx.run.membership.live(stage, t + 1)
+        having = self._having(stage, t)
+        without = [peer for peer in live if peer not in having]
+        if known_t != t or len(without) == len(live):
+            return ()
+        if stage in self._sent:
+            return without if now < self._sent[stage][1] + FETCHING * self._state_s(stage, t) else ()
+        if 2 * len(without) <= len(live):
+            return ()
+        fetches = now < since + FETCHING * self._state_s(stage, t)
+        return without if fetches or self.outvoted(stage, t) else ()
+
     def forget(self, peer: str) -> None:
         """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
         was removed."""
@@ -115,6 +166,7 @@ class StageRecovery:
         """Forget all reports after a rollback."""
         self._behind.clear()
         self._held_up, self._held_due, self._awaited = {}, [], {}
+        self._committed, self._outvoted, self._sent = (-1, 0.0), set(), {}
 
     def stalled(self, held_up: Collection[int], stalls: int, step_s: float) -> None:
         """Note the relay stages whose only replica, or all of whose replicas, may hold the open step up
@@ -135,8 +187,10 @@ class StageRecovery:
 
     def doubts(self, stage: int) -> bool:
         """True if a stage's only replica, or all its replicas, have held the open step up for long, as far as
-        anybody can tell, so that nobody is kept out by their word about the stage's state, or for want of
-        it."""
+        anybody can tell, so that nobody is kept out by their word about the stage's state, or for want of it.
+        So it is where one of two does not get that state from the other."""
+        if stage in self._sent:
+            return True
         membership, (t, count) = self.ctx.run.membership, self._doubted.get(stage, (-1, 0))
         return t == membership.opening.t and 0 < membership.count(stage, t) <= count
 
@@ -154,6 +208,8 @@ class StageRecovery:
         step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
         -> peers that reported step t."""
         membership, self._applied = self.ctx.run.membership, applied
+        if self._committed[0] != t:
+            self._committed, self._sent = (t, self.ctx.clock.now), {}
         if not membership.begun:
             return None
         if (moved := self._reinforced(t)) is not None:
@@ -166,6 +222,10 @@ class StageRecovery:
         gone = [s for s in due if not self.catalog.has(t, s)]
         if gone:
             return self._rollback(t, gone)
+        if withheld := self._withheld_long(t):
+            return self._pass_over(t, withheld)
+        if (moved := self._witness(t)) is not None:
+            return moved
         for stage, since in self._lost.items():
             if self.ctx.clock.now >= since + MOVE_AFTER_S and not membership.replicas(stage):
                 moved = self._move(stage, t, 2, "which lost all its replicas")
@@ -190,15 +250,16 @@ class StageRecovery:
             if moved is not None:
                 return moved
             if others and not waits and len(live) == 1:
-                self._remove_withholding(stage, t)
+                self._remove_withholding(live, t)
             if len(live) > 1 and others & self._heirs:
                 return None  # the next stage may lack what this one lacks
         return None
 
-    def _reinforcement(self, stage: int, t: int) -> Members | None:
-        """Record that moves a peer to the stage, from one with three replicas or else with two."""
+    def _reinforcement(self, stage: int, t: int, why: str = "") -> Members | None:
+        """Record that moves a peer to the stage, from one with three replicas or else with two. why: reason
+        for the log ("": the replicas there may hold the step up)."""
         live, former = self.ctx.run.membership.live(stage, t + 1), set(self._suspects)
-        why = f"whose {'only replica' if len(live) == 1 else 'replicas'} may hold the step up"
+        why = why or f"whose {'only replica' if len(live) == 1 else 'replicas'} may hold the step up"
         self._suspects.update(live if len(live) == 1 else ())  # two stages may look alike
         moved = self._move(stage, t, 3, why, self._heirs) or self._move(stage, t, 2, why, self._heirs)
         if moved is None:
@@ -213,18 +274,69 @@ class StageRecovery:
         it may take, or as long as the steps since the newest restore point."""
         if any(peer in self.admission.ready for peer in self.ctx.run.membership.replicas(stage)):
             return False
-        since, point = self._awaited.setdefault(stage, self.ctx.clock.now), self.catalog.newest(t + 1)
+        since = self._awaited.setdefault(stage, self.ctx.clock.now)
+        return self.ctx.clock.now >= since + self._state_s(stage, t)
+
+    def _state_s(self, stage: int, t: int) -> float:
+        """Seconds that a replica may take to get its stage's state after iteration t: as long as the steps
+        since the newest restore point, or as the state takes over a slow line."""
+        point = self.catalog.newest(t + 1)
         state_s = FETCHED * self.ctx.costs.reduce_s(self.ctx.run.settings.state_bytes_of(stage))
         steps = max(HELD_STEPS, t + 1 - point.t if point is not None else 0)
-        return self.ctx.clock.now >= since + max(HELD_S, steps * self._step_s, state_s)
+        return max(HELD_S, steps * self._step_s, state_s)
 
-    def _remove_withholding(self, stage: int, t: int) -> None:
-        """Remove the only replica of a stage, from which nobody gets the state after iteration t, if another
-        state can be had without it: the stage is lost then. It may come back."""
-        for peer in self.ctx.run.membership.live(stage, t + 1):
+    def _withheld_long(self, t: int) -> list[int]:
+        """Stages most of which could not get their state after iteration t for as long as it may take."""
+        stages = range(1, self.ctx.run.settings.stages + 1) if self._behind else ()
+        self._outvoted = {stage for stage in stages if self.outvoted(stage, t)}
+        since = self._committed[1]
+        return [s for s in sorted(self._outvoted) if self.ctx.clock.now >= since + self._state_s(s, t)]
+
+    def _pass_over(self, t: int, stages: list[int]) -> Rollback | None:
+        """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state.
+        Those that have it are removed with the rollback number WITHHELD_MOST."""
+        self._passed_over = {p: w for p, w in self._passed_over.items() if t <= w[1] + BEHIND_REMEMBERED}
+        for stage in stages:
+            for peer in self._having(stage, t):
+                count = self._passed_over.get(peer, (0, t))[0] + 1
+                self._passed_over[peer] = count, t
+                if count >= WITHHELD_MOST and peer != self.ctx.me:
+                    reason = f"most of its stage did not get the state after iteration {t} from it, once more"
+                    self.admission.remove(peer, reason)
+        which = " and ".join(f"stage {stage}" for stage in stages)
+        return self._back(t, f"most of {which} cannot get its state after iteration {t} from the others")
+
+    def _remove_withholding(self, having: Collection[str], t: int) -> None:
+        """Remove the only replica of a stage that has the state after iteration t (`having`), from which
+        nobody gets it, if another state can be had without it: the stage is lost then. It may come back."""
+        for peer in having:
             if peer != self.ctx.me and math.isfinite(self.worth_s(peer, t, 1.0)):
                 reason = f"iteration {t + 1} waits for it, and nobody gets the state of its stage from it"
                 self.admission.remove(peer, reason)
+
+    def _witness(self, t: int) -> Members | None:
+        """Record that moves a peer to a stage of two replicas, one of which is heard and has not got the
+        state after iteration t from the other for as long as that may take; None: there is no such stage,
+        nobody can be moved, or somebody was. If that one does not get it either in that time, who has it is
+        removed."""
+        membership, now = self.ctx.run.membership, self.ctx.clock.now
+        if now < self._committed[1] + HELD_S:
+            return None
+        for stage in range(1, self.ctx.run.settings.stages + 1):
+            having = self._having(stage, t) if membership.count(stage, t + 1) == 2 else []
+            if len(having) != 1 or now < self._committed[1] + self._state_s(stage, t):
+                continue
+            peer, at = self._sent.get(stage, ("", 0.0))
+            if not peer and self.admission.absent.silent().isdisjoint(membership.live(stage, t + 1)):
+                why = "one of whose two replicas does not get the state from the other"
+                moved = self._reinforcement(stage, t, why) if self.ctx.me not in having else None
+                if moved is not None:
+                    self._sent[stage] = next(iter(moved.removed)), now
+                    return moved
+            came = peer in self.admission.ready or peer in membership.active_from
+            if membership.stage_of(peer) == stage and not came and now >= at + self._state_s(stage, t):
+                self._remove_withholding(having, t)
+        return None
 
     def _look(self, t: int) -> None:
         """Update the sets of lost stages and of stages with one replica. If every stage is served and no
@@ -259,14 +371,20 @@ class StageRecovery:
         """Record of a rollback to the newest restore point with the states of all stages; None if there is
         none. lost: stages that lost all replicas."""
         which = " and ".join(f"stage {stage}" for stage in lost)
-        point = self.catalog.newest(t)
-        if point is None:
+        back = self._back(t, f"nobody has the state of {which} after iteration {t} any more")
+        if back is None:
             self._note(f"nobody has the state of {which} any more, and no snapshot of it is complete")
             return None
-        reason = f"nobody has the state of {which} after iteration {t} any more"
-        self._note(f"{reason}; going back to the snapshot of iteration {point.t}")
         for stage in lost:
             self._remove_behind(sorted(self.lacking(self.ctx.run.membership.of(stage), t)), t)
+        return back
+
+    def _back(self, t: int, reason: str) -> Rollback | None:
+        """Record of a rollback to the newest restore point before iteration t; None if there is none."""
+        point = self.catalog.newest(t)
+        if point is None:
+            return None
+        self._note(f"{reason}; going back to the snapshot of iteration {point.t}")
         return rollback(self.ctx.run, point, reason)
 
     def _remove_behind(self, peers: Collection[str], t: int) -> None:
@@ -348,8 +466,10 @@ class StageRecovery:
 
     def deadline(self) -> float:
         """Time (s) of the next decision about a lost stage."""
-        if not self._lost:
+        if not (self._lost or self._outvoted or self._sent):
             return math.inf
-        now = self.ctx.clock.now
+        now, (t, committed_at) = self.ctx.clock.now, self._committed
         times = [since + wait for since in self._lost.values() for wait in (GRACE_S, MOVE_AFTER_S)]
+        times += [committed_at + self._state_s(stage, t) for stage in self._outvoted]
+        times += [at + self._state_s(stage, t) for stage, (_, at) in self._sent.items()]
         return min((at for at in times if at > now), default=math.inf)
