@@ -37,7 +37,7 @@ QUICK = {
     "the role of the link": 84,
     "carriers never left": 1406,
     "a dead carrier is kept": 0,
-    "work under way over a dead carrier is given up": 71,
+    "work under way over a dead carrier is given up": 151,
     "a carrier's line is not shared": 0,
     "carried bytes arrive twice": 0,
     "audits that find nothing": 51,
