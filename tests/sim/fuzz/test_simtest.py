@@ -149,6 +149,12 @@ def test_who_dials_a_peer_whose_second_process_ended_comes_to_the_first() -> Non
     assert not run_seed(41002139, "rounds").failed
 
 
+def test_a_founder_that_lost_its_disk_founds_no_other_run() -> None:
+    """It came back without its disk, joined, and crashed again: then it began another log (the simulation's
+    mistake: the run's directory was gone)."""
+    assert not run_seed(43000712, "rounds").failed
+
+
 def test_two_ends_of_a_dead_carrier_dial_each_other() -> None:
     """Their own link broke for a second, so a relay carried it, and vanished without a word. Each took the
     other for silent and dialled nobody, so of the two voters that were left neither could lead."""

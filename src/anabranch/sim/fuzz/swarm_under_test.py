@@ -81,9 +81,10 @@ class SwarmUnderTest:
 
     def restart(self, node: Node, without_disk: bool = False) -> None:
         """Start the next process of a machine, which joins; that of the founder as `anabranch resume` does.
-        without_disk: True if the log and votes on its disk are lost; then the founder, too, only joins."""
-        if node.id == self.world.genesis.leader and not without_disk:
+        without_disk: True if the log and votes on its disk are lost; then the founder, too, only joins, and
+        does so ever after: the run's directory is gone."""
+        member = self.world.nodes[node.id].next_life(without_disk)
+        if node.id == self.world.genesis.leader and not member.disk.endswith("+"):
             founder_comes_back(self.world)
             return
-        member = self.world.nodes[node.id].next_life(without_disk)
         self.world.add(member, self._door(), self.world.clock.now, node.slowness)
