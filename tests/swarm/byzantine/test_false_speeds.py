@@ -42,6 +42,12 @@ def island_world(
     return world
 
 
+def as_the_quickest(said: msg.Applied) -> bytes:
+    """Report of a step, encoded, by which its work took a millionth of the seconds."""
+    quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
+    return msg.encode(msgspec.structs.replace(said, timing=quick))
+
+
 def counted_steps(world: World) -> dict[int, int]:
     """Round -> inner steps that counted in it."""
     history = world.history()
@@ -59,8 +65,7 @@ def test_one_that_says_it_is_a_million_times_as_quick_and_is_late_gets_few_steps
     def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
         said = msg.decode(message)
         if sender.id == "r1.1" and isinstance(said, msg.Applied):
-            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
-            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+            message = as_the_quickest(said)
         work = isinstance(said, msg.Forward | msg.Backward | msg.Claim)
         if not (work and sender.id == "r1.1" and said.fence.t > FIRST):  # type: ignore[attr-defined]
             carry(sender, peer, message, payload)
@@ -85,8 +90,7 @@ def test_one_that_makes_up_an_overflow_of_its_slot_in_each_round_does_not_keep_m
             carry(sender, peer, message, payload)
             return
         if isinstance(said, msg.Applied):
-            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
-            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+            message = as_the_quickest(said)
         if isinstance(said, msg.Slots) and said.fence.t > FIRST and said.fence.t not in told:
             plan = world.history().plans.get(said.fence.t, ())
             own = [slot for slot, each in enumerate(plan) if each.peer == sender.id]
@@ -116,8 +120,7 @@ def test_one_that_leaves_in_each_round_and_comes_back_as_the_quickest_has_no_mor
     def lie(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
         said = msg.decode(message)
         if sender.id == "r1.1" and isinstance(said, msg.Applied):
-            quick = {kind: seconds * 1e-6 for kind, seconds in said.timing.items()}
-            message = msg.encode(msgspec.structs.replace(said, timing=quick))
+            message = as_the_quickest(said)
         carry(sender, peer, message, payload)
 
     world.carry = lie  # type: ignore[method-assign]
