@@ -1,11 +1,13 @@
 """Held-out loss at equal tokens: synchronous steps and delayed ones (`iteration.delay = 1`) of one model.
 
-    python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.0025 0.005] [--kept]
+    python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.0025 0.005]
+        [--microbatches 8] [--kept]
 
 The single-process reference trains llama-tiny with the run file of `anabranch train`, on the same batches for
 all; a delayed step is that of a swarm, to the bit where sums are exact (here they are `fast`, for time). Each
-side has the learning rate of `--rates` that is best for it by held-out loss at the first seed. Every run is
-kept in build/ until it is deleted; `--kept` writes what there is. Writes the result `delayed-loss`.
+side has the learning rate of `--rates` that is best for it by held-out loss at the first seed. Fewer
+microbatches make a step smaller and quicker. Every run is kept in build/ until it is deleted; `--kept` writes
+what there is. Writes the result `delayed-loss`, or `delayed-loss-TOKENS` of smaller steps.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ configure(1)  # before torch is imported
 import msgspec  # noqa: E402
 
 from anabranch.config import (  # noqa: E402
+    BatchSection,
     ComputeSection,
     DataSection,
     EvaluationSection,
@@ -65,6 +68,7 @@ def train(job: Job) -> Outcome:
     """Train to the end, with the held-out loss at `POINTS` steps."""
     run = RunConfig(
         run=RunSection(seed=job.seed, steps=job.steps, reduction="fast"),
+        batch=BatchSection(microbatches=job.microbatches),
         optimizer=OptimizerSection(lr=job.rate),
         evaluation=EvaluationSection(windows=WINDOWS),
         compute=ComputeSection(device="cpu"),
@@ -92,8 +96,8 @@ def kept_or_trained(job: Job) -> Outcome:
     return outcome
 
 
-def kept(steps: int) -> list[Outcome]:
-    paths = sorted(FOLDER.glob(f"*-{steps}.json"))
+def kept(steps: int, microbatches: int) -> list[Outcome]:
+    paths = sorted(FOLDER.glob(f"*-{steps}-{microbatches}.json"))
     return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in paths]
 
 
@@ -103,7 +107,7 @@ def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
+def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) -> None:
     if not outcomes:
         sys.exit(f"no run of {steps} steps is kept in {FOLDER}; run without --kept")
     first = min(outcome.job.seed for outcome in outcomes)
@@ -141,16 +145,26 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
         "mean",
         "against synchronous, by seed",
     ]
+    tokens = RunConfig().batch.rows * RunConfig().batch.sequence * microbatches
     body = (
-        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, in nats a "
+        f"llama-tiny, {steps:,} steps of {tokens:,} tokens, {WINDOWS} held-out windows at the end, in nats a "
         "token. Delayed runs begin with a synchronous tenth (or quarter) and compute on weights that are "
         "predicted one step ahead. Each side has the rate that is best for it at the first seed. ± is twice "
         f"the standard error over the seeds.\n\n{harness.table(head, rows)}"
     )
     data = [msgspec.to_builtins(outcome) for outcome in outcomes]
+    usual = microbatches == RunConfig().batch.microbatches
+    name = "delayed-loss" if usual else f"delayed-loss-{tokens}"
     title = "Loss at equal tokens: synchronous and delayed steps"
-    reproduce = f"python -m benchmarks.wire.delayed_loss --steps {steps}"
-    harness.write("delayed-loss", title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
+    title += "" if usual else f" of {tokens:,} tokens"
+    used = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
+    seeds = " ".join(map(str, sorted({outcome.job.seed for outcome in outcomes})))
+    ran = " ".join(f'"{variant}"' for variant in variants)
+    reproduce = (
+        f"python -m benchmarks.wire.delayed_loss --steps {steps} --microbatches {microbatches} "
+        f"--seeds {seeds} --rates {used} --variants {ran}"
+    )
+    harness.write(name, title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
 
 
 def main() -> None:
@@ -158,20 +172,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--kept", action="store_true", help="train nothing; write what there is")
     args = parser.parse_args()
     if args.kept:
-        report(kept(args.steps), args.steps, args.dry)
+        report(kept(args.steps, args.microbatches), args.steps, args.microbatches, args.dry)
         return
     if not (FOLDER / "corpus").is_dir():
         materialise(replace(DataSection()), FOLDER / "corpus")
     first, *others = args.seeds
-    tuned = [kept_or_trained(Job(v, r, first, args.steps)) for r in args.rates for v in args.variants]
+    size = (args.steps, args.microbatches)
+    tuned = [kept_or_trained(Job(v, r, first, *size)) for r in args.rates for v in args.variants]
     for seed in others:
         for variant in args.variants:
-            kept_or_trained(Job(variant, best_rate(tuned, variant, first), seed, args.steps))
-    report(kept(args.steps), args.steps, args.dry)
+            kept_or_trained(Job(variant, best_rate(tuned, variant, first), seed, *size))
+    report(kept(*size), *size, args.dry)
 
 
 if __name__ == "__main__":
