@@ -150,6 +150,15 @@ def test_one_that_does_not_answer_a_trial_holds_nobody_up() -> None:
     assert [peer for peer, _ in trials(node, 11.0 + TRIAL_HEARTBEATS)] == ["b"]
 
 
+def test_trials_of_all_peers_of_a_process_have_one_payload_object() -> None:
+    payloads = []
+    for _ in range(2):
+        node = Node(1 << 20, "links")
+        trials(node, 10.0)
+        payloads += [send.payload for send in node.ctx.outbox.effects if isinstance(send, Send)]
+    assert len(payloads) == 2 and payloads[0] is payloads[1]
+
+
 def test_trials_end_when_the_run_begins_and_are_of_bounded_size() -> None:
     node = Node(deal="links")
     node.ctx.run.membership.apply(Members(2, active_from={"d": 1}))

@@ -14,6 +14,7 @@ that those showed to be too slow.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -44,6 +45,12 @@ def trial_bytes(settings: Settings) -> int:
     """Payload size (bytes) of a bandwidth trial: that of an activation, or of a block's gradient sums if
     larger, but at most TRIAL_BYTES."""
     return min(TRIAL_BYTES, max(settings.activation_bytes, settings.block_bytes))
+
+
+@functools.lru_cache(maxsize=1)
+def _zeros(size_bytes: int) -> bytes:
+    """Payload of a trial, one object for all: in a simulation every relay may have one under way."""
+    return bytes(size_bytes)
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ class BandwidthProbes:
             self._trying = peer = known[0]
             self._tried.add(peer)
             ctx.costs.of(peer).hand(size_bytes, ctx.clock.now)
-            ctx.outbox.send(peer, Burst(self._next(peer, True), b""), bytes(size_bytes))
+            ctx.outbox.send(peer, Burst(self._next(peer, True), b""), _zeros(size_bytes))
 
     def _patience_s(self) -> float:
         """Longest wait (s) for the answer to a trial. It is longer once the run has begun: if the wait ended
