@@ -31,11 +31,11 @@ from anabranch.protocol.coordinator.coordinator import LEAST_LEFT
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.rebalancing import Rebalancing
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
-from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import JoinRequest, Ready
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
+from anabranch.protocol.recovery.stage_recovery import StageRecovery
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.cluster.churn_trace import JOIN, LEAVE, SpotModel, Trace, spot_trace
 from anabranch.sim.metrics.iteration_metrics import estimate
@@ -275,7 +275,7 @@ class Swarm:
         settled = self.left == self.given.batch
         live, stages = self.ctx.run.membership.live, range(1, self.case.stages + 1)
         applied = {stage: live(stage, self.t) for stage in stages}
-        record = self.stage_recovery.decide(self.t, settled, {})
+        record = self.stage_recovery.decide(self.t, settled, {}, 0.0)
         record = record or self.rebalancing.decide(self.t, settled, applied)
         assert record is None or isinstance(record, Members), "every state is on the leader's disk"
         return record

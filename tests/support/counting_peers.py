@@ -10,9 +10,9 @@ from anabranch.node.driver.checkpoint_io import CheckpointIo
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.protocol.context.outbox import Outbox
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Attempt, Message
+from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
 
 
 def run_counting_peer(

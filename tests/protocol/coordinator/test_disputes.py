@@ -5,9 +5,9 @@ from __future__ import annotations
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.disputes import AGAIN_S, Disputes
 from anabranch.protocol.coordinator.round import LogTip
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 
 DISPUTE = 1, ["a", "b"]
 

@@ -11,12 +11,12 @@ from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
-from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.fleet.stragglers import REPORTED_S
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Applied, Fence, Spared
+from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
+from anabranch.protocol.recovery.stage_recovery import StageRecovery
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from support.admission import DATA_TICKETS
 from support.lying_stages import FALSE, TRUE, check_fewer_liars

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.fleet.stage_recovery import BEHIND_MOST
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Members, Rollback, decode_entry
+from anabranch.protocol.recovery.stage_recovery import BEHIND_MOST
 from anabranch.sim.workers.integer_world import Machine, counting_world
 
 #: Iteration of which the liars report no state, and seconds between two of their reports.

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.fleet.stage_recovery import HELD_S
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
+from anabranch.protocol.recovery.last_states import LONG_S
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -114,7 +114,7 @@ def test_a_peer_of_another_stage_is_moved_there(deed: str, since: int, stage: in
     world = alone(deed, since, stage)
     assert go_on(world, 300.0) == STEPS and wrong_states(world) == {}
     [(moved, why)] = removed(world).items()
-    assert moved != LIAR and "may hold the step up" in why and HELD_S < world.clock.now < 180.0
+    assert moved != LIAR and "may hold the step up" in why and LONG_S < world.clock.now < 180.0
 
 
 @pytest.mark.parametrize("deed", list(DEEDS))

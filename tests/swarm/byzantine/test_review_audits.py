@@ -31,13 +31,13 @@ from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Result
 from anabranch.protocol.log.records import Commit, Member, Members, Revoke, StageCommit
 from anabranch.protocol.messages import Attempt, AttemptId, Audited, FetchWork, Prepared, Work
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.kernel.simulated_signer import SimulatedSigner

@@ -9,10 +9,10 @@ from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet import admission
 from anabranch.protocol.fleet.admission import CHOSEN_S, SEARCHES, Admission
-from anabranch.protocol.fleet.snapshot_catalog import HELD_PER_STAGE, SnapshotCatalog
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import FetchState, Held, Holds, JoinRequest
+from anabranch.protocol.recovery.snapshot_catalog import HELD_PER_STAGE, SnapshotCatalog
 from anabranch.protocol.state.download import State
 from anabranch.protocol.state.server import StateServer
 from support.admission import DATA_TICKETS

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog, rollback
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.tasks import Forward, Payload, Result, Task
 from anabranch.protocol.log.records import Slot
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog, rollback
 from anabranch.protocol.rounds.plan import Plan, counted, even_plan, freed, next_plan
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor

@@ -2,6 +2,6 @@
 Not in it: messages, settings and events (messages, interface), decisions of any part.
 
 Imported by: node, protocol.audit, protocol.consensus, protocol.coordinator, protocol.failure_detection,
-protocol.fleet, protocol.observers, protocol.peer, protocol.pipeline, protocol.reduce, protocol.routing,
-protocol.state, sim.
+protocol.fleet, protocol.observers, protocol.peer, protocol.pipeline, protocol.recovery, protocol.reduce,
+protocol.routing, protocol.state, sim.
 """

@@ -10,8 +10,8 @@ from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
 from anabranch.protocol.interface.events import WriteCheckpoint
+from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
 from anabranch.protocol.state.download import Download, State
 
 #: Retries of the last step's checkpoint: first and longest wait (s), number of tries.

@@ -8,7 +8,6 @@ decision that the present state allows; it is called after each change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -33,8 +32,6 @@ from anabranch.protocol.fleet.admission import Admission, StepQueries
 from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
-from anabranch.protocol.fleet.stage_recovery import HELD_STALLS, StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.log.overflow_streak import SKIPS_IN_A_ROW, OverflowStreak
 from anabranch.protocol.log.records import (
@@ -49,6 +46,9 @@ from anabranch.protocol.log.records import (
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
+from anabranch.protocol.recovery.stage_recovery import StageRecovery
+from anabranch.protocol.recovery.witnesses import HELD_STALLS
 from anabranch.protocol.reduce.coverage import missing, not_returned
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
@@ -81,10 +81,10 @@ class Coordinator:
         step = StepQueries(
             lambda peer: self.released.has_last(peer),
             self._waits_for,
-            lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
+            lambda peer: self.stage_recovery.moves.worth_s(peer, self.t, self.reducing.step_s),
             lambda: self.reducing.step_s,
             lambda stage: self.reducing.witnessing.take_up(stage),
-            lambda stage: self.stage_recovery.fetching(stage, self.t),
+            lambda stage: self.stage_recovery.witnesses.fetching(stage, self.t),
         )
         admission = self.admission = admit(step)
         self._lead_offers = LeadOffers(ctx, log, admission.held_up_by, indirect_probes.hearers)
@@ -248,10 +248,10 @@ class Coordinator:
         if self.log.busy:
             return  # a record is being committed, or the lead is being transferred
         stops, applied = self.tip.stop_reason is not None, self.released.applied
-        moved = self.stage_recovery.decide(self.t, quiet, applied)
+        moved = self.stage_recovery.decide(self.t, quiet, applied, self.reducing.step_s)
         if not stops:
             moved = moved or self.rebalancing.decide(self.t, quiet and self.released.last, applied)
-        if moved is not None and not (stops and isinstance(moved, Members)):
+        if moved is not None:
             self.log.append(moved)
             return
         if stops and self.round is not None and not self.round.claims:
@@ -360,10 +360,12 @@ class Coordinator:
         self.reducing.stalled(current)
         relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls and not current.slots else ()
         held_up = [stage for stage in relays if self._held_up(current, stage)]
+        if not self.released.last:  # till it is no newcomer can show that it got the last state
+            held_up = [stage for stage in held_up if self.released.lacks(stage)]
         # The most likely first: gradients that are claimed and not given back, else the last stage that lacks
         # units, as the stages before lack their gradients then.
         held_up.sort(key=lambda stage: (not not_returned(stage, current.claims), -stage))
-        self.stage_recovery.stalled(held_up, current.stalls, self.reducing.step_s)
+        self.stage_recovery.witnesses.stalled(held_up, current.stalls)
         return False
 
     def _voters(self) -> Voters | None:
@@ -418,9 +420,10 @@ class Coordinator:
         of that iteration, or a lost stage's replica after its reduce order. A relay serves in the open
         iteration already if much of its stage's work is left and the swarm is small (in a large one
         neighbours would change, which waits for the next iteration); in a round of islands, if it has the
-        last step's state. A step that stalled takes as long as it took so far, at least. So it does where the
-        stage's only replica holds a stalled step up (`_held_up`). ready_t: iteration after which it has the
-        state. None, not yet: it could serve in the open iteration, but must first apply the last step."""
+        last step's state. A step that stalled takes as long as it took so far, at least. So it does in any
+        swarm where the stage's replicas may hold a stalled step up (`_held_up`). ready_t: iteration after
+        which it has the state. None, not yet: it could serve in the open iteration, but must first apply the
+        last step."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -430,7 +433,7 @@ class Coordinator:
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
         held_up = self._held_up(current, stage)
-        if not stage or (reduces and not held_up) or self.ctx.run.near.crowded:
+        if not stage or (not held_up and (reduces or self.ctx.run.near.crowded)):
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
             if ready_t == self.t:
@@ -538,7 +541,7 @@ class Coordinator:
             if t <= current.t and attempt is not None and peer not in attempt.members:
                 current.torn.add(stage)
             before = set(membership.live(stage, current.t)) - active_from.keys()
-            if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.sent(peer)):
+            if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.witnesses.sent(peer)):
                 current.progress_at, current.stalls = self.ctx.clock.now, 0
 
     def _committed(self, record: Commit, base: str) -> None:
@@ -593,7 +596,7 @@ class Coordinator:
         confirmed = any(membership.active_from[p] <= first for p in others)
         if not stage or peer == self.ctx.me or confirmed or self._overflows.doubted[stage][0] != peer:
             return None
-        replaceable = math.isfinite(self.stage_recovery.worth_s(peer, self.t, 1.0))
+        replaceable = self.stage_recovery.moves.replaceable([peer], self.t)
         return peer if peer not in membership.members or replaceable else None
 
     def _finish(self) -> None:

@@ -12,8 +12,8 @@ import math
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import LogTip
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog, rollback
 from anabranch.protocol.log.records import Rollback
+from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog, rollback
 
 #: First and longest wait (s) before a dispute is rolled back again. Plain choices: a joiner can be ready in
 #: the first, and an owner who looks once an hour sees the run going on as soon as one side is expelled.

@@ -15,10 +15,10 @@ from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReduceSchedule
 from anabranch.protocol.coordinator.round import Look, Round
 from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WitnessedReduces
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.late_sources import LateSources
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
 from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
+from anabranch.protocol.recovery.late_sources import LateSources
 from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
 from anabranch.protocol.reduce.partial_sums import ReduceAccount, attempt_sets

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
-from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.messages import Applied, Release
+from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
+from anabranch.protocol.recovery.stage_recovery import StageRecovery
 
 #: Number of iterations whose agreed fingerprints are remembered, for joiners whose download took long.
 AGREED_KEPT = 1024
@@ -94,10 +94,7 @@ class Releases:
             return
         agreed = []
         for stage in range(self.ctx.run.settings.stages + 1):
-            live, applied = self._reported(stage)
-            if not live or len(applied) < min(2, len(live)):
-                return
-            fingerprint = self._majority(live, applied)
+            fingerprint = self._decided(stage)
             if fingerprint is None:
                 return
             agreed.append(fingerprint)
@@ -109,6 +106,17 @@ class Releases:
         fence = self.ctx.fence(self.tip.t, self.tip.base)
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Release(fence))
+
+    def lacks(self, stage: int) -> bool:
+        """True if the last step is not released, and waits for reports of this stage."""
+        return not self.last and self._decided(stage) is None
+
+    def _decided(self, stage: int) -> str | None:
+        """Fingerprint of a stage after the last step on which enough reports agree; None: not yet."""
+        live, applied = self._reported(stage)
+        if not live or len(applied) < min(2, len(live)):
+            return None
+        return self._majority(live, applied)
 
     def _reported(self, stage: int) -> tuple[list[str], dict[str, str]]:
         """Electorate of `stage`, the replicas that may decide its fingerprint ([] if nobody serves), and the
@@ -178,14 +186,14 @@ class Releases:
             later = self.ctx.run.membership.live(stage, self.tip.t + 1)
             claims = current.claims.get(stage, {})
             if self.applied.get(stage, {}).keys().isdisjoint((*live, *later)):
-                lacking = self.stage_recovery.lacking(live, self.tip.t)
+                lacking = self.stage_recovery.states.lacking(live, self.tip.t)
                 point = self.catalog.newest(self.tip.t)
                 others = [peer for peer in silent if lacking and peer not in lacking]
                 silent = [peer for peer in silent if claims.get(peer)] if point is not None else []
                 silent += [peer for peer in others if peer not in silent]
             if enough and self._majority(live, applied) is not None:
                 continue
-            fetching = self.stage_recovery.fetching(stage, self.tip.t)
+            fetching = self.stage_recovery.witnesses.fetching(stage, self.tip.t)
             for peer in (peer for peer in silent if claims.get(peer) or peer not in fetching):
                 waits = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
                 if waits >= (WITHHELD_STALLS if claims.get(peer) else AWAITED_STALLS):

@@ -372,6 +372,11 @@ class Admission:
             self.ready[peer], self._ready_t[peer] = member, message.t
         return None
 
+    def has_state(self, peer: str, t: int) -> bool:
+        """True if a member has its stage's state after iteration t, the last committed one: it is ready with
+        it, or reported that step."""
+        return (peer in self.ready and self._ready_t.get(peer) == t) or self.has_last(peer)
+
     def _may_be_apart(self, peer: str, stage: int, fellows: Collection[str]) -> bool:
         """True if a joiner that cannot reach some of the stage's replicas (`fellows`) may serve all the same.
         It or one of them may refuse the link on purpose; one of two could keep all others out."""

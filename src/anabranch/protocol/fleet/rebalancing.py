@@ -1,6 +1,6 @@
 """Moves of relays between stages while the run goes on, decided by the leader from the rates of the stages.
 
-Not here: links (`initial_assignment`, `admission`) and stages that lost all replicas (`stage_recovery`).
+Not here: links (`initial_assignment`, `admission`) and stages that lost all replicas (`protocol.recovery`).
 
 The bottleneck is the stage with the fewest microbatches per second (`placement.rates.stage_rates`). Where two
 stages are equally slow a single move gains nothing. Therefore a few moves are planned one after the other,

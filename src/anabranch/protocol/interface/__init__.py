@@ -3,6 +3,6 @@ Not here: the messages between peers (protocol.messages), the drivers themselves
 
 Imported by: audit, node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
 protocol.failure_detection, protocol.fleet, protocol.membership, protocol.observers, protocol.peer,
-protocol.pipeline, protocol.placement, protocol.reduce, protocol.rounds, protocol.routing, protocol.state,
-sim, train.
+protocol.pipeline, protocol.placement, protocol.recovery, protocol.reduce, protocol.rounds, protocol.routing,
+protocol.state, sim, train.
 """

@@ -3,6 +3,6 @@ logs. Not here: replication of the log (protocol.raft), reading a whole log (pro
 
 Imported by: api, audit, cli, node, protocol.audit, protocol.consensus, protocol.context,
 protocol.coordinator, protocol.fleet, protocol.interface, protocol.membership, protocol.messages,
-protocol.peer, protocol.pipeline, protocol.placement, protocol.raft, protocol.reduce, protocol.rounds, sim,
-train.
+protocol.peer, protocol.pipeline, protocol.placement, protocol.raft, protocol.recovery, protocol.reduce,
+protocol.rounds, sim, train.
 """

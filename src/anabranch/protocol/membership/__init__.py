@@ -3,5 +3,5 @@ overlay graph of neighbours. Not here: decisions about membership (protocol.coor
 failure detection.
 
 Imported by: audit, node, protocol.consensus, protocol.context, protocol.fleet, protocol.peer,
-protocol.routing, sim.
+protocol.recovery, protocol.routing, sim.
 """

@@ -4,7 +4,8 @@ here: the handling of messages (protocol.peer), framing and transport (net).
 
 Imported by: node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
 protocol.failure_detection, protocol.fleet, protocol.interface, protocol.observers, protocol.peer,
-protocol.pipeline, protocol.raft, protocol.reduce, protocol.routing, protocol.state, sim.
+protocol.pipeline, protocol.raft, protocol.recovery, protocol.reduce, protocol.routing, protocol.state,
+sim.
 """
 
 from anabranch.protocol.messages.audit import *

@@ -204,7 +204,7 @@ class MessageHandlers:
         lead = self._lead
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
         proven = lead.vouchers.proves(message.t, message.stage, message.proof)
-        if lead.stage_recovery.doubts(message.stage):
+        if lead.stage_recovery.witnesses.doubts(message.stage):
             proven = True
         if proven:
             lead.vouchers.shown(peer)
@@ -401,8 +401,8 @@ HANDLERS: dict[str, Handler] = {
     "audited": lambda on, peer, message, _: on._lead.audits.on_audited(peer, message),
     "holds": lambda on, peer, message, _: on._lead.catalog.on_holds(peer, message),
     "spoilt": lambda on, peer, message, _: on._lead.catalog.on_spoilt(peer, message),
-    "who_has": lambda on, peer, message, _: on._lead.stage_recovery.on_who_has(peer, message, on._lead.t),
-    "behind": lambda on, peer, message, _: on._lead.stage_recovery.on_behind(peer, message),
+    "who_has": lambda on, peer, message, _: on._lead.catalog.on_who_has(peer, message, on._lead.t),
+    "behind": lambda on, peer, message, _: on._lead.stage_recovery.states.on_behind(peer, message),
     # messages that any peer may send
     "ping": MessageHandlers._ping,
     "pong": MessageHandlers._pong,

@@ -16,11 +16,11 @@ from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import FounderRequests
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.hash_chain import Position
 from anabranch.protocol.log.overflow_streak import OverflowStreak
 from anabranch.protocol.log.records import AnyRecord, Commit, Genesis, Rollback
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.protocol.state.download import Download
 from anabranch.protocol.state.server import StateServer

@@ -8,7 +8,6 @@ from functools import partial
 from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter, peer_of
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.hash_chain import Position
 from anabranch.protocol.log.records import AnyRecord, Commit, Member, Rollback, decode_entry, entry_hash
@@ -19,6 +18,7 @@ from anabranch.protocol.peer.link_events import LinkEvents
 from anabranch.protocol.peer.log_apply import note_record
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.raft.types import Role, RoleChanged
+from anabranch.protocol.recovery.snapshot_catalog import RestorePoint
 from anabranch.protocol.rounds.plan import Plan
 
 #: Time (s) within which members must connect to a new leader before they count as lost.

@@ -2,5 +2,5 @@
 Not here: which iterations are rounds (protocol.interface.rounds), the leader's part (protocol.coordinator).
 
 Imported by: audit, node, protocol.consensus, protocol.context, protocol.coordinator, protocol.fleet,
-protocol.peer, protocol.pipeline, sim, train.
+protocol.peer, protocol.pipeline, protocol.recovery, sim, train.
 """

@@ -2,5 +2,5 @@
 
 Not here: the leader's choice of the peers that keep copies (`protocol.fleet`).
 
-Imported by: protocol.coordinator, protocol.fleet, protocol.peer.
+Imported by: protocol.coordinator, protocol.peer, protocol.recovery.
 """

@@ -9,9 +9,9 @@ import pytest
 
 from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.late_sources import LATE_S, LATE_STALLS, REMEMBERED, LateSources
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.recovery.late_sources import LATE_S, LATE_STALLS, REMEMBERED, LateSources
 
 
 def context() -> PeerContext:

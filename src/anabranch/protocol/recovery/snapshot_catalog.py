@@ -20,7 +20,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.run_view import RunView
 from anabranch.protocol.log.records import Rollback
 from anabranch.protocol.membership.view import Membership
-from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
+from anabranch.protocol.messages import Complete, Holders, Holds, Keep, Spoilt, WhoHas
 from anabranch.protocol.rounds.plan import freed
 from anabranch.protocol.state.holdings import Holdings
 from anabranch.protocol.state.snapshots import KEPT_PER_STAGE
@@ -190,6 +190,19 @@ class SnapshotCatalog:
         if named < self.ctx.run.settings.snapshot_copies:
             self._spoilt[message.holder, stage, t] = peer
             self._changed = True
+
+    def on_who_has(self, peer: str, message: WhoHas, t: int) -> None:
+        """Answer a peer's question which peers hold a stage's state after an iteration (none named: after t,
+        the last committed one). If that is no restore point, the answer has no fingerprint and names
+        nobody."""
+        wanted = message.t if message.t >= 0 else t
+        point = self.points.get(wanted)
+        if point is None or message.stage >= len(point.fingerprints):
+            self.ctx.outbox.send(peer, Holders(message.stage, wanted, "", ()))
+            return
+        fingerprint = point.fingerprints[message.stage]
+        holders = [p for p in self.holders(wanted, message.stage) if p != peer or point.on_disk]
+        self.ctx.outbox.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
 
     def forget(self, peer: str) -> None:
         """Drop the report of snapshots of a peer that was removed or whose link broke, unless it is a member
