@@ -105,6 +105,8 @@ class Reports:
         if current is None:
             return None
         slots, digests, losses = set(active(current.slots)), message.digests, message.losses
+        if not (current.slots and self.ctx.run.settings.rounds.private):
+            return "digests of contributions to a step that is no round on private data"
         if message.stage != 1 or not digests.keys() <= slots or losses.keys() != digests.keys():
             return "digests of contributions that no slot has"
         if not all(abs(loss) < MOST_LOSS for loss in losses.values()):
