@@ -18,7 +18,7 @@ LIAR, STEPS, FALSE_LOSS = "r1.1", 6, 1e199
     "rounds", [NO_ROUNDS, Rounds(start=2, inner=3, slots=3), Rounds(start=4, inner=3, slots=3, private=True)]
 )
 def test_they_do_not_get_into_the_log(rounds: Rounds) -> None:
-    """One empty report had the step logged with digests, which no synchronous step has: `verify` found the
+    """An empty report had the step logged with digests, which no synchronous step has: `verify` found the
     log of an honest run wrong for ever. In a round the loss of a slot was the relay's word."""
     settings = Settings("digests", 1, 1, 6, STEPS, min_replicas=3, rounds=rounds)
     machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
