@@ -203,7 +203,7 @@ def test_who_withholds_its_slot_from_the_auditor_loses_its_seat() -> None:
     assert wrong_states(world).keys() <= {"r1.1"} and world.history().t == ITERATIONS
 
 
-@pytest.mark.xfail(strict=True, reason="the auditor cannot tell silence from a slow line, and nobody else looks")
+@pytest.mark.xfail(strict=True, reason="the auditor cannot tell silence from a slow line; nobody else looks")
 def test_two_that_are_silent_to_the_auditor_are_found() -> None:
     """One sums its part of each round falsely; the other one, whose contribution the auditor needs for that,
     answers nothing about it, as the liar does. Each audit ends without a finding, or too late."""
