@@ -3,8 +3,8 @@
 A relay that sent on another activation or gradient than the owner of the microbatch either computed it
 falsely or was given another input, which its own receipt then shows with the seal of its sender. Going on
 from sender to sender ends at a relay that signed two results of one input, at two relays with different
-results of one input (their work is computed again), or at one whose receipt is lacking or does not list what
-it sealed.
+results of one input (their work is computed again), at one whose receipt is lacking or does not list what it
+sealed, or at a data node: one that signed two results of one microbatch, or two whose results differ.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class DisputedResult:
 @dataclass
 class Traces:
     """Ends of the traces of all contradictions. liars: relays -> reason. disputed: results to compute again.
-    unlisted: (stage, relay) that sealed what its receipt does not list, or gave none -> what it sealed."""
+    unlisted: (stage, relay) that sealed what its receipt does not list, or gave none -> what it sealed.
+    apart: kind of two results that should be the same, and for each the data node that sent it and the relay
+    that got it. One of them is false, or a relay lied about the activation that its gradient follows from."""
 
     liars: dict[str, str] = field(default_factory=dict)
     disputed: list[DisputedResult] = field(default_factory=list)
     unlisted: dict[tuple[int, str], str] = field(default_factory=dict)
+    apart: list[tuple[str, tuple[tuple[str, str], ...]]] = field(default_factory=list)
 
 
 def traced(receipts: Sequence[Receipt], signer: Signer) -> Traces:
@@ -91,13 +94,44 @@ class _Tracer:
         if differ:
             for kind, came in differ:
                 before = mismatch_of(self._owners, sender, came, kind, wrong.index)
-                if before is not None and came.stage:  # data nodes sign what they got, not what they sent
+                if not came.stage:
+                    self._compare_ends(wrong, sender, unit, kind)
+                elif before is not None:
                     self.follow(before)
         elif sender.peer == wrong.owner.peer:
             self.found.liars.setdefault(sender.peer, f"it signed two results of one input as {name}")
         else:
-            stage, outputs = sender.stage, (wrong.came.hash, output_of(wrong.unit, wrong.kind))
-            for peer, output in zip((sender.peer, wrong.owner.peer), outputs, strict=True):
-                result = DisputedResult(stage, peer, wrong.index, output)
-                if result not in self.found.disputed:
-                    self.found.disputed.append(result)
+            self._dispute(wrong, sender, (wrong.came.hash, output_of(wrong.unit, wrong.kind)))
+
+    def _dispute(self, wrong: Mismatch, sender: Receipt, outputs: tuple[str, str]) -> None:
+        """Have these results of one input, of the sender and of the owner, computed again."""
+        for peer, output in zip((sender.peer, wrong.owner.peer), outputs, strict=True):
+            result = DisputedResult(sender.stage, peer, wrong.index, output)
+            if result not in self.found.disputed:
+                self.found.disputed.append(result)
+
+    def _compare_ends(self, wrong: Mismatch, sender: Receipt, unit: UnitReceipt, kind: str) -> None:
+        """Compare what data nodes sent `sender` and the owner, whose receipts differ in it. Data nodes sign
+        what they got, not what they sent, so their seals have to tell. An embedding has no input; a gradient
+        follows from the activation, so of two activations there may be two."""
+        name = f"{kind} of microbatch {wrong.index}"
+        ends = [(sender, unit), (wrong.owner, wrong.unit)]
+        came = [each.activation_in if kind == ACTIVATION else each.gradient_in for _, each in ends]
+        forged = [
+            receipt.peer
+            for (receipt, _), each in zip(ends, came, strict=True)
+            if not is_sealed(receipt, each, kind, str(wrong.index), self._signer)
+        ]
+        for peer in forged:
+            self.found.liars.setdefault(peer, f"its receipt has a false seal of {name}")
+        if forged:
+            return
+        if kind == GRADIENT and unit.activation_out != wrong.unit.activation_out:
+            if unit.activation_in.hash == wrong.unit.activation_in.hash:
+                self._dispute(wrong, sender, (unit.activation_out, wrong.unit.activation_out))
+        elif kind == ACTIVATION and came[0].sender == came[1].sender:
+            self.found.liars.setdefault(came[0].sender, f"it signed two results as {name}")
+        else:
+            relays = [receipt.peer for receipt, _ in ends]
+            pairs = zip((each.sender for each in came), relays, strict=True)
+            self.found.apart.append((kind, tuple(pairs)))

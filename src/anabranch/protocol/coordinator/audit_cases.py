@@ -31,6 +31,7 @@ from anabranch.protocol.audit.receipts import (
     opened,
     receipt_hash,
 )
+from anabranch.protocol.audit.seals import ACTIVATION
 from anabranch.protocol.audit.second_audits import SecondAudits
 from anabranch.protocol.audit.tracing import DisputedResult, traced
 from anabranch.protocol.context.peer_context import PeerContext
@@ -100,6 +101,8 @@ class AuditCases:
     _cases: dict[tuple[int, str], Case] = field(default_factory=dict)
     _tickets: dict[str, set[str]] = field(default_factory=dict)
     """Ticket -> its convicted peers."""
+    _ends: dict[str, set[str]] = field(default_factory=dict)
+    """Data node whose gradients differed from others' -> relays that took part each time."""
     _unaudited: set[int] = field(default_factory=set)
     """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
@@ -254,8 +257,9 @@ class AuditCases:
         can be computed again go into the commit. A relay whose receipt is lacking, or does not list what it
         sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
         that it gave. One that gave none may lack a sum that another withholds: the reduce is repeated once,
-        so that it gets the sums from this peer, before it loses its seat, and the log goes back. In any other
-        case, and if the relay left the stage, the log goes back and nobody is convicted."""
+        so that it gets the sums from this peer, before it loses its seat, and the log goes back. A data node
+        whose result is not this one's is expelled, and the log goes back. In any other case, and if the relay
+        left the stage, the log goes back and nobody is convicted."""
         found, t = traced(receipts, self.ctx.signer), current.t
         for peer, liar in found.liars.items():
             self._convict(peer, f"in iteration {t} {liar}", t)
@@ -280,6 +284,22 @@ class AuditCases:
             current.disputed = found.disputed
         else:
             self._return(reason, t)
+            for kind, ends in found.apart:
+                self._differ(current, kind, ends)
+
+    def _differ(self, current: Round, kind: str, ends: Sequence[tuple[str, str]]) -> None:
+        """Expel a data node whose result is not that of this one, which leads, or that has two: at once for
+        an activation, which has no input; for a gradient once no relay took part each time, as that one may
+        have lied about the activation that it sent. ends: data node and relay that got its result, twice."""
+        others = {node for node, _ in ends} - {self.ctx.me}
+        if len(others) > 1:
+            return  # nobody can tell which of the two lied
+        for peer in others:
+            relays = {relay for _, relay in ends}
+            self._ends[peer] = self._ends.get(peer, relays) & relays
+            if kind == ACTIVATION or not self._ends[peer]:
+                self.admission.expel(peer, f"in iteration {current.t} it signed a false {kind}")
+                self.settled = True
 
     @staticmethod
     def _has_receipt(current: Round, each: DisputedResult) -> bool:

@@ -575,7 +575,8 @@ class Coordinator:
             self._stop_for_skips(f" (overflow at stage {record.witness.stage}, {record.witness.tensor})")
 
     def _stop_for_skips(self, where: str) -> None:
-        if self._overflows.skips < SKIPS_IN_A_ROW:
+        last = range(self.t - SKIPS_IN_A_ROW + 1, self.t + 1)
+        if self._overflows.skips < SKIPS_IN_A_ROW or self.reports.one_word(last):
             return
         if (peer := self._lone_finder()) is None:
             self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row{where}")

@@ -20,6 +20,9 @@ AGREED_KEPT = 1024
 #: that state, and any other. Plain choices: reports are repeated several times meanwhile; each stall takes
 #: twice as long as the one before, the last of them several minutes or thirty steps.
 WITHHELD_STALLS, AWAITED_STALLS = 3, 6
+#: Stalls of a replica in former steps that a step without one forgives. A plain choice: a replica that has
+#: every fourth step stall keeps its seat.
+FORGIVEN = 0.25
 
 
 @dataclass(eq=False)
@@ -44,6 +47,13 @@ class Releases:
     """(peer, stage) of reports that are not compared with the agreed fingerprint yet."""
     _agreed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Iteration -> agreed fingerprint of each stage."""
+    _held: dict[str, float] = field(default_factory=dict)
+    """Replica -> stalls of this step and former ones in which the release waited for its report, less those
+    forgiven."""
+    _stalls: tuple[int, int] = (-1, 0)
+    """Step whose stalls are counted in `_held`, and their number."""
+    _holding: set[str] = field(default_factory=set)
+    """Replicas for which these were counted."""
 
     @property
     def last(self) -> bool:
@@ -62,6 +72,7 @@ class Releases:
         self.applied = {}
 
     def removed(self, peer: str) -> None:
+        self._held.pop(peer, None)
         for applied in self.applied.values():
             applied.pop(peer, None)
 
@@ -103,6 +114,7 @@ class Releases:
         self._agreed.pop(self.tip.t - AGREED_KEPT, None)
         self.catalog.released(self.tip.t, self.tip.fingerprints, self.tip.adam_step)
         self.t = self.tip.t
+        self._forgive()
         fence = self.ctx.fence(self.tip.t, self.tip.base)
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Release(fence))
@@ -174,11 +186,12 @@ class Releases:
         joiner, for which the run does not wait. While no replica of the stage has reported, also of those
         that serve only from the next iteration on, nobody is named, unless it claimed such units and there is
         a snapshot to go back to, or another one says that it cannot get the state: the log goes back for a
-        stage only once all its replicas say so.
+        stage only once all its replicas say so. Where others serve, its stalls of former steps count, too
+        (`_held`): it could have each step stall twice.
         """
-        if self.last or max(current.stalls, *current.retries.values(), 0) < WITHHELD_STALLS:
+        if self.last or not max(current.stalls, *current.retries.values(), 0):
             return {}
-        found = {}
+        found, again = {}, self._stalled(current)
         for stage in range(self.ctx.run.settings.stages + 1):
             live, applied = self._reported(stage)
             silent = [peer for peer in live if peer not in applied and peer != self.ctx.me]
@@ -195,10 +208,27 @@ class Releases:
                 continue
             fetching = self.stage_recovery.witnesses.fetching(stage, self.tip.t)
             for peer in (peer for peer in silent if claims.get(peer) or peer not in fetching):
-                waits = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
+                if again and len(live) > 1:
+                    self._held[peer] = self._held.get(peer, 0.0) + 1.0
+                    self._holding.add(peer)
+                waits: float = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
+                waits = max(waits, self._held.get(peer, 0.0) if current.stalls else 0.0)
                 if waits >= (WITHHELD_STALLS if claims.get(peer) else AWAITED_STALLS):
                     found[peer] = f"the run waits for its report of its state after iteration {self.tip.t}"
         return found
+
+    def _stalled(self, current: Round) -> bool:
+        """True once after each stall of the open step."""
+        if self._stalls[0] != current.t:
+            self._stalls, self._holding = (current.t, 0), set()
+        again = current.stalls > self._stalls[1]
+        self._stalls = current.t, current.stalls
+        return again
+
+    def _forgive(self) -> None:
+        """Forgive replicas for which the step just released did not stall a part of former stalls."""
+        held = ((peer, count - FORGIVEN * (peer not in self._holding)) for peer, count in self._held.items())
+        self._held, self._holding = {peer: count for peer, count in held if count > 0.0}, set()
 
     def check_parity(self) -> None:
         """Once the last step is released, remove replicas that reported another state after it than the one

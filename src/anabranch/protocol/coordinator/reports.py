@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.protocol.context.peer_context import PeerContext
@@ -32,6 +32,9 @@ MORE_HOLDERS = 64
 #: Overflows reported by one peer and found by no other after which it is removed. Plain choice: one may be a
 #: fault of its hardware.
 FALSE_WITNESSES = 3
+#: Steps skipped on the word of one peer that others did not answer, of the last REMEMBERED iterations, after
+#: which it is expelled in place of the next. Plain choices: where they are true, another one finds them then.
+LONE_WORDS, REMEMBERED = 2, 50
 
 
 @dataclass(eq=False)
@@ -47,6 +50,8 @@ class Reports:
     """Peer -> overflows that it reported and others did not find."""
     _blamed: dict[str, set[str]] = field(default_factory=dict)
     """Peer that reported false overflows -> peers whose inputs it said to have had."""
+    _alone: dict[int, str] = field(default_factory=dict)
+    """Iteration skipped on one peer's word, which others of its stage did not answer -> the peer."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
         """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. Returns why
@@ -100,6 +105,8 @@ class Reports:
         if current is None:
             return None
         slots, digests, losses = set(active(current.slots)), message.digests, message.losses
+        if not (current.slots and self.ctx.run.settings.rounds.private):
+            return "digests of contributions to a step that is no round on private data"
         if message.stage != 1 or not digests.keys() <= slots or losses.keys() != digests.keys():
             return "digests of contributions that no slot has"
         if not all(abs(loss) < MOST_LOSS for loss in losses.values()):
@@ -173,6 +180,8 @@ class Reports:
         current = self.tip.current(peer, stage, message.fence.t, message.fence.base)
         if current is None or current.witness is not None:
             return None
+        if index >= settings.microbatches and index not in self.tip.windows(current):
+            return f"an overflow of window {index}, which is not evaluated in iteration {current.t}"
         of_crew = current.of_crews and index < settings.microbatches
         if of_crew and not current.has_seat(peer, stage, index):
             return f"no slot {index} that it fills"
@@ -218,7 +227,8 @@ class Reports:
     def take_unanswered(self, current: Round) -> None:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
         that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
-        it back, or by granting no credit for it."""
+        it back, or by granting no credit for it. It may have held the step up itself, and made the overflow
+        up: after LONE_WORDS such steps it is expelled, and others find the next overflow, if there is one."""
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
@@ -229,9 +239,25 @@ class Reports:
             units = {index} if stage else {head_unit(index), embed_unit(index)}
             claimed = units <= frozenset().union(*current.claims.get(stage, {}).values())
             long = current.stalls >= ONE_SOURCE_STALLS or not self._one_source(current, stage, index)
-            if first is not None and long and not claimed and index not in current.evaluations:
+            if first is None or not long or claimed or index in current.evaluations:
+                continue
+            if len(serving) == 1 or first == self.ctx.me or not self._is_doubted(first, current.t):
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
+
+    def _is_doubted(self, peer: str, t: int) -> bool:
+        """True if iteration t is not to be skipped on the word of `peer` alone, which is expelled then; else
+        note that it is."""
+        self._alone = {k: of for k, of in self._alone.items() if t - REMEMBERED < k < t}
+        if sum(of == peer for of in self._alone.values()) < LONE_WORDS:
+            self._alone[t] = peer
+            return False
+        self.admission.expel(peer, f"on its word alone {LONE_WORDS} steps were skipped before iteration {t}")
+        return True
+
+    def one_word(self, iterations: Iterable[int]) -> bool:
+        """True if one of these iterations was skipped on one peer's word, as far as this leader knows."""
+        return not self._alone.keys().isdisjoint(iterations)
 
     def false_witnesses(self, current: Round) -> dict[str, str]:
         """Count, at most once for each peer, the overflows that a peer reported and that the owner of the
