@@ -3,6 +3,7 @@ dies."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -97,6 +98,34 @@ def test_a_carrier_that_swallows_payloads_alone_is_left_for_another(seed: int) -
     assert all(seen.count("d1") <= 2 for seen in ways.values())
     assert any("d0" in seen for seen in ways.values()), ways
     assert not [fields for _, _, kind, fields in world.notes if kind == "peer_removed"]
+
+
+def test_a_carrier_that_swallows_a_newcomers_payloads_does_not_keep_it_out() -> None:
+    """The pieces of its stage's state never came, and nobody else missed anything."""
+    settings, via_liar = Settings("run", 1, 2, 4, 160, min_replicas=2), Counter[str]()
+    world, served = counting_world(settings, [Machine("d0", 0)], 1), list[float]()
+    world.add(member_of(Machine("liar", 2)), "d0", at=0.2)
+    for name in ("r1.0", "r1.1", "r2.0"):
+        world.add(member_of(Machine(name, int(name[1]), reachable=False)), "d0", at=1.0)
+    world.add(member_of(Machine("new", 1, reachable=False)), "d0", at=6.0)
+    honest = world._deliver
+
+    def swallow(sender: Node, link: Link, peer: str, message: Any, size: int, payload: Any) -> None:
+        if link.via == "liar" and payload is not None and "new" in (sender.id, peer):
+            via_liar[type(message).__name__] += 1
+        else:
+            honest(sender, link, peer, message, size, payload)
+
+    def watch(node: object, event: object) -> None:
+        commits = world.history().commits
+        if not served and commits and "new" in commits[-1].stages[1].members:
+            served.append(world.clock.now)
+
+    world._deliver = swallow  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    world.run(600.0)
+    assert via_liar["Piece"] and world.nodes["d0"].peer.committed == 160 and not wrong_states(world)
+    assert served and served[0] < 60.0
 
 
 @pytest.mark.parametrize(("slow", "delay_s"), [("d1", 0.5), ("d1", 5.0), ("d0 d1", 0.7)])

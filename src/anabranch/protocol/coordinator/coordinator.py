@@ -339,7 +339,7 @@ class Coordinator:
 
     def _remove_withholding(self, current: Round) -> None:
         for peer, reason in self.released.withheld(current).items():
-            self.admission.remove(peer, reason)
+            self.admission.remove_idle(peer, reason)
 
     def _step(self, current: Round) -> bool:
         """Advance the open iteration: order reduces, and propose the record of its step. True if that was

@@ -545,8 +545,9 @@ class ReduceAttempts:
             self.witnessing.take_out(peer, reason, current.t)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
+        take_out = self.admission.remove_idle
         if not at_fault and self.witnessing.plan(stage, current.t, attempt.members, attempt.owners) is None:
-            held = current.claims.get(stage, {})
+            held, take_out = current.claims.get(stage, {}), self.admission.remove  # by others' words
             out = self.admission.parted.take_out(attempt.members, tries, held, prepared)
         elif not at_fault and tries >= TRIES:
             out = self.admission.parted.unprepared(self.witnessing.blocking(attempt, prepared), tries)
@@ -555,4 +556,4 @@ class ReduceAttempts:
         fetching = self.admission.fetching(stage) if out else ()
         for peer, reason in out.items():
             if peer not in fetching:
-                self.admission.remove(peer, reason)
+                take_out(peer, reason)

@@ -69,6 +69,9 @@ FALSE_STATES = 3
 APART_S, ENOUGH = 30.0, 3
 #: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
 HELD_UP = 2.0
+#: Time (s) for which it is remembered that a member lost its seat since it held the run up. A plain choice: as
+#: long as a ban counts (`rate_limits_and_bans.FORGIVEN_S`).
+HELD_UP_S = 3600.0
 #: Peers that a refusal for a full quota names; a plain choice.
 NAMED = 8
 #: First wait (s) after a dial that failed without being refused: a dying process still holds its port when
@@ -149,6 +152,9 @@ class Admission:
         self._leaving: dict[str, tuple[str, float]] = {}
         """Members that asked to leave -> reason, and time at which they are removed even if they vote."""
         self.dial_backs = DialBacks(ctx)
+        self._held_up: dict[str, float] = {}
+        """Ticket, or walk-in or peer without one, of a member that held the run up -> when it lost its seat for
+        that (s)."""
         self._lost: dict[str, LostMember] = {}
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""
@@ -465,6 +471,19 @@ class Admission:
         if peer in self.ctx.run.membership.members and peer not in self.going() and peer != self.ctx.me:
             self.ctx.rate_limits.ban(peer, self.ctx.clock.now)
             self.remove(peer, reason)
+
+    def remove_idle(self, peer: str, reason: str) -> None:
+        """Plan to remove a member that the run waits for, and that may be honest and slow. If one with its
+        ticket lost its seat so within HELD_UP_S it is expelled: else one that comes back at once holds the
+        run up again in its first step. Nothing if its removal is planned, for a stranger, and for this
+        peer."""
+        member = self.ctx.run.membership.members.get(peer)
+        if member is None or peer in self.going() or peer == self.ctx.me:
+            return
+        now, name = self.ctx.clock.now, peer if member.walk_in is True else member.ticket or peer
+        self._held_up = {other: at for other, at in self._held_up.items() if now < at + HELD_UP_S}
+        (self.expel if name in self._held_up else self.remove)(peer, reason)
+        self._held_up[name] = now
 
     def going(self) -> Collection[str]:
         """Members whose removal is planned or logged, but not committed yet."""

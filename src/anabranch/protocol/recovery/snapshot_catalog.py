@@ -34,6 +34,8 @@ ORDERED_POINTS = KEPT_PER_STAGE
 #: Most restore points for which a keeper is passed over that did not deliver a copy: 1, then twice as many
 #: each further time. Plain choice.
 LONGEST_PASS = 64
+#: Keepers that say that they have a copy, of which one may lie.
+SURE = 2
 #: Most states of each stage in a peer's report: far more than KEPT_PER_STAGE, and copies for which it had no
 #: room. A plain choice.
 HELD_PER_STAGE = 32
@@ -244,7 +246,8 @@ class SnapshotCatalog:
         stage's state; None: there is none.
 
         A return to it ends all audits, and a false step before it would never be found. So a point after a
-        step with an open audit is chosen only if there is no other.
+        step with an open audit is chosen only if there is no other. Nor is one for whose states a single
+        keeper's word has to do (`_is_sure`), unless there is no other.
         """
         run = self.ctx.run
         stages, points = range(run.settings.stages + 1), [t for t in self.points if t < before]
@@ -252,7 +255,19 @@ class SnapshotCatalog:
         if not kept:
             return None
         doubtful_from = self._doubtful_from()
-        return self.points[max((t for t in kept if t < doubtful_from), default=max(kept))]
+        sound = [t for t in kept if t < doubtful_from] or [max(kept)]
+        sure = (t for t in sound if all(self._is_sure(self.points[t], stage) for stage in stages))
+        return self.points[max(sure, default=max(sound))]
+
+    def _is_sure(self, point: RestorePoint, stage: int) -> bool:
+        """True if a stage's state can be had although one keeper says falsely that it has a copy: every peer
+        can make it from the seed, or a serving replica of the stage or this leader has it, or a second keeper (where
+        no more copies than one are wanted, the one)."""
+        if point.initial or point.on_disk:
+            return True
+        holders, membership = self._holding(point, stage), self.ctx.run.membership
+        replicas = [p for p in holders if membership.stage_of(p) == stage and p in membership.active_from]
+        return bool(replicas) or len(holders) >= min(SURE, self.ctx.run.settings.snapshot_copies)
 
     # --- orders --------------------------------------------------------------------------------
 

@@ -304,6 +304,7 @@ class Download:
         if message.piece not in source.asked:
             return
         source.asked.discard(message.piece)
+        self.ctx.links.payloads_come(peer)
         source.due = self.ctx.clock.now + source.patience_s
         self._pieces.setdefault(message.piece, (payload, peer))
         self._pull_all()
@@ -414,9 +415,13 @@ class Download:
 
     def _overdue(self, source: Source) -> None:
         """Give up waiting for a source that did not answer in time; its outstanding pieces are requested from
-        it once more or from others."""
+        it once more or from others. Where its link is up, a carrier may drop them."""
         self._reason = f"{source.peer[:8]} did not answer"
         reachable = self.ctx.reachable(source.peer)
+        if reachable and source.asked:
+            late_s = source.patience_s - self._pieces_s(source)
+            name = ("state", self._t, min(source.asked), source.tries)
+            self.ctx.links.payload_late(source.peer, name, late_s)
         if reachable:
             source.patience_s *= 2.0  # the link may be slow; doubling finds a wait that is long enough
         pulled = source.status is SourceStatus.PULLED
