@@ -34,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("exploring" if config.option.markexpr == "soak" else "steady")
 
 
+@pytest.fixture(scope="session")
+def needs_emulated_network() -> None:
+    """Skips a test where no network can be emulated. That is found by making one, which takes a second: not
+    when tests are collected, as each process of `make test` collects them all."""
+    from anabranch.net.wan.emulated_network import available
+
+    if (reason := available()) is not None:
+        pytest.skip(reason)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     gc.disable()  # imports leave little garbage, and each collection visits all that was imported before

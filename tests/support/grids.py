@@ -8,59 +8,52 @@ from typing import Any
 
 import pytest
 
+#: Indices of the values of one parameter set, one for each dimension.
+_Cell = tuple[int, ...]
 
-def half_grid(*dimensions: Iterable[Any]) -> list[Any]:
-    """All combinations, a parameter set each; those whose indices add up to an odd number are marked `soak`.
 
-    Of three or more dimensions every pair of values of any two is in the half that stays.
-    """
-    numbered = [list(enumerate(values)) for values in dimensions]
+def every_pair(*dimensions: Iterable[Any]) -> list[Any]:
+    """All combinations, a parameter set each. Every pair of values of any two dimensions is in one that stays
+    (pairwise testing); the others are marked `soak`."""
+    values = [list(each) for each in dimensions]
+    return _grid(values, _pairwise([len(each) for each in values]))
+
+
+def every_value(*dimensions: Iterable[Any]) -> list[Any]:
+    """All combinations, a parameter set each. Every value of each dimension is in one that stays; the others
+    are marked `soak`."""
+    values = [list(each) for each in dimensions]
+    stays = set[_Cell]()
+    for number in range(max(map(len, values))):
+        # All dimensions count up, each with another carry, so that two of one size do not go in step.
+        counts = ((number + place * (number // len(each))) % len(each) for place, each in enumerate(values))
+        stays.add(tuple(counts))
+    return _grid(values, stays)
+
+
+def _grid(values: list[list[Any]], stays: set[_Cell]) -> list[Any]:
     return [
         pytest.param(
-            *(value for _, value in each), marks=[pytest.mark.soak] * (sum(index for index, _ in each) % 2)
+            *(values[number][index] for number, index in enumerate(cell)),
+            marks=[] if cell in stays else [pytest.mark.soak],
         )
-        for each in itertools.product(*numbered)
+        for cell in itertools.product(*(range(len(each)) for each in values))
     ]
 
 
-def thin_grid(first: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
-    """All combinations, a parameter set each; one for each value of `first` stays and the others are marked
-    `soak`. The values of `others` that stay are the digits of a number that counts up with `first`."""
-    return _counted([(value,) for value in first], *others)
-
-
-def pair_grid(first: Iterable[Any], second: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
-    """All combinations, a parameter set each; one for each pair of values of `first` and `second` stays and
-    the others are marked `soak`. The values of `others` that stay are the digits of a number that counts up
-    with the pairs: every pair of values of any two dimensions stays, if `second` has one value more than
-    `others` have combinations, and `first` has as many."""
-    return _counted(list(itertools.product(first, second)), *others)
-
-
-def third_of(cells: Iterable[Any]) -> list[Any]:
-    """The same parameter sets; of those that no mark leaves out every third stays, and the others are marked
-    `soak`."""
-    counter, sets = itertools.count(), list[Any]()
-    for cell in cells:
-        goes = not cell.marks and next(counter) % 3
-        sets.append(pytest.param(*cell.values, marks=[pytest.mark.soak] if goes else cell.marks))
-    return sets
-
-
-def _counted(heads: list[tuple[Any, ...]], *others: Iterable[Any]) -> list[Any]:
-    """Parameter sets of all combinations; for each of `heads` one stays, with the digits of its number."""
-    cells, dimensions = [], [list(values) for values in others]
-    for number, head in enumerate(heads):
-        digits = []
-        for values in dimensions:
-            number, digit = divmod(number, len(values))
-            digits.append(digit)
-        for cell in itertools.product(*map(enumerate, dimensions)):
-            stays = [index for index, _ in cell] == digits
-            cells.append(
-                pytest.param(*head, *(each for _, each in cell), marks=[pytest.mark.soak] * (not stays))
-            )
-    return cells
+def _pairwise(sizes: list[int]) -> set[_Cell]:
+    """A covering array, found greedily: the next cell is the first of those with most pairs that no cell has
+    so far. The same grid has the same array in every process."""
+    cells = list(itertools.product(*map(range, sizes)))
+    lacking = {cell: set(itertools.combinations(enumerate(cell), 2)) for cell in cells}
+    stays = set[_Cell]()
+    while any(lacking.values()):
+        best = max(cells, key=lambda cell: len(lacking[cell]))
+        stays.add(best)
+        covered = set(lacking[best])
+        for pairs in lacking.values():
+            pairs -= covered
+    return stays
 
 
 def first_of(values: Iterable[Any], stay: int = 1) -> list[Any]:

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from anabranch.net.wan import namespaces
-from anabranch.net.wan.emulated_network import EmulatedNetwork, available
+from anabranch.net.wan.emulated_network import EmulatedNetwork
 from anabranch.net.wan.profile import Link, Profile, find_profile
 from anabranch.net.wan.shape import Host, WanError
 from support.network.wan_world import ask, echo, pour, run
 
 WAN10 = find_profile("wan10")
 
-REASON = available()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_emulated_network")]
 #: Seconds within which what must happen happens, even on a busy machine.
 PATIENCE_S = 30.0
 

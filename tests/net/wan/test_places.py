@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.net.wan.emulated_network import available
 from anabranch.net.wan.places import emulated, regions_of
 from anabranch.net.wan.profile import Link, Profile, find_profile
 from anabranch.net.wan.shape import WanError
@@ -49,7 +48,7 @@ def test_the_shipped_profile_has_a_name() -> None:
         find_profile("wan11")
 
 
-@pytest.mark.skipif(available() is not None, reason=str(available()))
+@pytest.mark.usefixtures("needs_emulated_network")
 def test_places_are_in_a_network_that_ends() -> None:
     from anabranch.net.wan.namespaces import NAMED
 

@@ -16,13 +16,10 @@ import pytest
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import render_run_file
-from anabranch.net.wan.emulated_network import available
 from anabranch.node.chaos.fault_schedule import draw_schedule
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import FaultDelivered, PeerJoined
 from support.local_swarms import PATIENCE_S, history_of, small_run
-
-REASON = available()
 
 
 def storm(
@@ -87,7 +84,7 @@ def test_longer_storms(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.usefixtures("needs_emulated_network")
 def test_a_storm_between_ten_regions(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Three voters; whoever comes in another's place has its place in the emulated network, too."""
     options = ["--wan", "wan10", "--minutes", "0.5", "--faults-per-minute", "24", "--calm-minutes", "0"]

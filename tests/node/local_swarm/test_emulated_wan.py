@@ -14,12 +14,10 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import render_run_file
 from anabranch.net.wan import emulated_network
-from anabranch.net.wan.emulated_network import available
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import PeerJoined, Step
 from support.local_swarms import check_exact, history_of, small_run
 
-REASON = available()
 FAR_S = 0.2
 
 #: data-0 and relay-1.1 are in one region, relay-1.0 far away from both: regions are taken in turn.
@@ -32,7 +30,7 @@ PROFILE = {
 }
 
 
-@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.usefixtures("needs_emulated_network")
 def test_the_near_replica_carries_more_than_the_far_one(
     tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +84,7 @@ def test_without_permission_it_says_so(
     command = ["train", "--run-dir", str(tmp_path / "run"), "--network"]
 
     def refusal(network: str) -> str:
-        available.cache_clear()
+        emulated_network.available.cache_clear()
         assert main([*command, network]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -100,4 +98,4 @@ def test_without_permission_it_says_so(
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         assert "--network wan10: the emulated network needs root" in refusal("wan10")
     finally:
-        available.cache_clear()
+        emulated_network.available.cache_clear()

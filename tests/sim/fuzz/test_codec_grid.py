@@ -19,7 +19,7 @@ from anabranch.sim.fuzz.tensor_world import MadeUpBatches, small_run
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.torch_world import node_member
-from support.grids import pair_grid, third_of
+from support.grids import every_value
 from support.swarms import fault_points as faults
 from support.swarms import lost_stages
 from support.swarms.fault_points import Fault, kill
@@ -115,9 +115,7 @@ def check_cell(codec: str, delay: int, stages: int, fault: str) -> None:
     check_equal(world, run)
 
 
-@pytest.mark.parametrize(
-    ("codec", "fault", "delay", "stages"), third_of(pair_grid(CODECS, FAULTS, (0, 1), (1, 3)))
-)
+@pytest.mark.parametrize(("codec", "fault", "delay", "stages"), every_value(CODECS, FAULTS, (0, 1), (1, 3)))
 def test_no_bit_differs(codec: str, delay: int, stages: int, fault: str) -> None:
     """I1 to I7 after each event, and each committed state is that of one process (I3). The fault strikes in
     the middle of a backward pass, whose microbatches others compute again: they round as the first did."""

@@ -94,7 +94,7 @@ def _lost_stages() -> list[Blow]:
 
 
 def _run(architecture: str, stages: int, dtype: str = "fp32", snapshots: int = 2) -> RunConfig:
-    run = small_run(architecture, stages, STEPS, policy="auction", minimum=2, evaluate_every=3)
+    run = small_run(architecture, stages, STEPS, policy="auction", minimum=2, evaluate_every=3, blocks=4)
     return replace(
         run,
         compute=ComputeSection(device="cpu", dtype=dtype),

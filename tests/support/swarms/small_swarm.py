@@ -44,11 +44,20 @@ def small_run(
     minimum: int = 1,
     checkpoint_every: int = 2,
     evaluate_every: int = 2,
+    blocks: int = 0,
 ) -> RunConfig:
-    """Four narrow blocks, microbatches of 1×8 tokens; gradients are above `clip`."""
+    """Narrow blocks, microbatches of 1×8 tokens; gradients are above `clip`. blocks: 0 for two, or one a
+    stage if these are more."""
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
-        model=ModelSection(size=f"{architecture}-tiny", dim=16, blocks=4, heads=2, ffn=24, max_sequence=8),
+        model=ModelSection(
+            size=f"{architecture}-tiny",
+            dim=16,
+            blocks=blocks or max(2, stages),
+            heads=2,
+            ffn=24,
+            max_sequence=8,
+        ),
         batch=BatchSection(microbatches=microbatches, rows=1, sequence=8),
         optimizer=OptimizerSection(lr=1e-2, warmup_steps=2, clip=0.2),
         pipeline=PipelineSection(stages=stages),

@@ -26,7 +26,7 @@ from anabranch.protocol.messages import AnyMessage, Audited, Claim, Prepared, Wo
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import first_of, thin_grid
+from support.grids import every_value, first_of
 
 STEPS = 12
 
@@ -138,7 +138,7 @@ DRAWS = [("audited", 1), ("audited", 2), ("audited-b", 3)]
 KINDS = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
 
 
-@pytest.mark.parametrize(("kind", "draws", "liar"), thin_grid(KINDS, DRAWS, ("r1.1", "r2.2")))
+@pytest.mark.parametrize(("kind", "draws", "liar"), every_value(KINDS, DRAWS, ("r1.1", "r2.2")))
 def test_a_relay_that_computes_falsely_is_convicted(
     kind: type[Task], liar: str, draws: tuple[str, int]
 ) -> None:

@@ -15,6 +15,7 @@ from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_arithmetic import fingerprint, from_pieces, in_pieces
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from anabranch.sim.workers.single_machine import states_after
+from support.grids import every_value
 from swarm.byzantine.test_review_stalls import removed
 
 LIAR, STEPS = "r1.0", 12
@@ -75,8 +76,9 @@ def swarm(say: Say, replicas: int, every: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("say", [false_piece, false_state, false_pieces, nothing])
+@pytest.mark.parametrize(
+    ("replicas", "say"), every_value([2, 3], [false_piece, false_state, false_pieces, nothing])
+)
 def test_a_checkpoint_has_the_agreed_states(say: Say, replicas: int) -> None:
     """The first answer was written, whatever it was: the result of the run was the liar's."""
     world = swarm(say, replicas, 4)

@@ -16,6 +16,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import every_value
 
 STEPS = 6
 
@@ -118,8 +119,7 @@ def test_two_replicas_that_contradict_each_other_twice() -> None:
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
-@pytest.mark.parametrize("first", [1, 3])
-@pytest.mark.parametrize("slowness", [1.0, 300.0])
+@pytest.mark.parametrize(("first", "slowness"), every_value([1, 3], [1.0, 300.0]))
 def test_a_third_replica_settles_a_dispute(first: int, slowness: float) -> None:
     """A liar, one of two, reports false states from the iteration `first` on. A machine joins their stage
     3 s after the beginning. The log goes back at once, not after the 30 s of a dispute that nobody can

@@ -11,6 +11,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import every_value
 from swarm.byzantine.test_false_checkpoints import false_state
 from swarm.byzantine.test_review_stalls import removed
 
@@ -39,8 +40,7 @@ def swarm(seed: int) -> tuple[World, list[float]]:
     return world, lies
 
 
-@pytest.mark.parametrize("silent_leader", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("silent_leader", "seed"), every_value([False, True], range(2)))
 def test_it_works_on_with_the_state_of_the_run(seed: int, silent_leader: bool) -> None:
     """It believed the first answer, worked with that state, and was removed for it. silent_leader: the first
     answers of the leader are lost."""

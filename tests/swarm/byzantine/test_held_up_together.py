@@ -12,6 +12,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import every_value
 from swarm.byzantine.test_lone_black_hole import DEEDS
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 
@@ -37,8 +38,7 @@ def together(deed: str, stage: int, since: int = SINCE, delay: Delay = NO_DELAY)
     return world
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("deed", list(DEEDS))
+@pytest.mark.parametrize(("stage", "deed"), every_value([1, 2], list(DEEDS)))
 def test_a_newcomer_serves_in_the_step_that_they_hold_up(deed: str, stage: int) -> None:
     """It waited for the step's end, which never came, where they claimed all and gave nothing back."""
     world = together(deed, stage)
@@ -46,8 +46,7 @@ def test_a_newcomer_serves_in_the_step_that_they_hold_up(deed: str, stage: int) 
     assert go_on(world, 400.0) == STEPS and wrong_states(world) == {} and removed(world) == {}
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("deed", list(DEEDS))
+@pytest.mark.parametrize(("stage", "deed"), every_value([1, 2], list(DEEDS)))
 def test_a_peer_of_another_stage_is_moved_there(deed: str, stage: int) -> None:
     """The step stood for ever."""
     world = together(deed, stage)

@@ -17,6 +17,7 @@ from anabranch.protocol.messages import AnyMessage, Audited, Prepared, Work
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import every_value, first_of
 from swarm.byzantine.test_audit import audits_of, give_lying_worker, records_of
 from swarm.byzantine.test_auditors import joins, verdicts
 
@@ -100,8 +101,9 @@ def test_only_an_auditor_computes_a_slot_again() -> None:
     assert sum("rounds have no auditor" in text for text in told) == 1
 
 
-@pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
-@pytest.mark.parametrize("first", [3, 5])
+@pytest.mark.parametrize(
+    ("kind", "first"), every_value([tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart], [3, 5])
+)
 def test_a_false_contribution_to_a_round_convicts(kind: type[tasks.Task], first: int) -> None:
     world = island_world()
     worker = give_lying_worker(world, "r1.1", kind, also_audits=False)
@@ -264,7 +266,7 @@ def test_nobody_walks_into_a_run_with_rounds() -> None:
     assert "only auditors check work in rounds" in str(world.nodes["w0"].stopped)
 
 
-@pytest.mark.parametrize("first", [5, ITERATIONS])
+@pytest.mark.parametrize("first", first_of([ITERATIONS, 5]))
 def test_an_auditor_has_the_time_of_rounds_that_take_minutes(first: int) -> None:
     """Its slots take as long as the islands', and a third of what is drawn is late. The run's end waits for
     the last ones, and until the audits of a round are over, a state from before it is kept."""

@@ -13,7 +13,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import every_value
 from swarm.byzantine.test_review_stalls import altered, go_on, removed
 
 STEPS, SINCE = 8, 4
@@ -41,7 +41,7 @@ def withheld(world: World, *kinds: type[msg.Message], liar: str = "d1") -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "data_nodes"),
-    half_grid([(msg.Claim,), (msg.Forward,), (msg.Forward, msg.Claim, msg.Backward)], [2, 3]),
+    every_value([(msg.Claim,), (msg.Forward,), (msg.Forward, msg.Claim, msg.Backward)], [2, 3]),
 )
 def test_a_data_node_that_holds_the_steps_up_is_removed(
     kinds: tuple[type[msg.Message], ...], data_nodes: int

@@ -17,7 +17,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
-from support.grids import half_grid
+from support.grids import every_pair
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 
 LIAR, STEPS = "x", 12
@@ -108,7 +108,7 @@ def alone(deed: str, since: int, stage: int = 1, others: int = 2, snapshots: int
     return world
 
 
-@pytest.mark.parametrize(("deed", "since", "stage"), half_grid(list(DEEDS), [1, 4], [1, 2]))
+@pytest.mark.parametrize(("deed", "since", "stage"), every_pair(list(DEEDS), [1, 4], [1, 2]))
 def test_a_peer_of_another_stage_is_moved_there(deed: str, since: int, stage: int) -> None:
     """It held the step up for ever. Nobody can tell who is at fault, so it keeps its seat."""
     world = alone(deed, since, stage)

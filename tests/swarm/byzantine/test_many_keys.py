@@ -11,7 +11,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world
-from support.grids import half_grid
+from support.grids import every_value
 
 #: Keys whose round trips made a report longer than a message.
 KEYS = 13_000
@@ -29,7 +29,7 @@ def come(node: Node, key: str) -> None:
     node.handle(ev.Received(key, msg.Pong(node.peer.connections._number, 0.0, 0.0), None))
 
 
-@pytest.mark.parametrize(("victim", "stay"), half_grid(["d0", "r1.0"], [False, True]))
+@pytest.mark.parametrize(("victim", "stay"), every_value(["d0", "r1.0"], [False, True]))
 def test_strangers_are_no_part_of_a_report(victim: str, stay: bool) -> None:
     """Thirteen thousand keys of one ticket answered a heartbeat of a relay, which reported their round trips
     with its next step: the report was longer than a message may be, and the relay's process ended."""

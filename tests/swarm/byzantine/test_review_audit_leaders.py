@@ -15,7 +15,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import every_value
 from swarm.byzantine.test_audit import LyingWorker, give_lying_worker, records_of
 from swarm.byzantine.test_auditors import joins
 from swarm.byzantine.test_review_audits import committed, leader, revoked
@@ -38,7 +38,9 @@ def counts(world: World) -> bool:
     return any(dict(zip(part.members, part.receipts, strict=False)).get(LIAR) for part in parts)
 
 
-@pytest.mark.parametrize(("phase", "trusted"), half_grid(["committed", "reported", "revoked"], [False, True]))
+@pytest.mark.parametrize(
+    ("phase", "trusted"), every_value(["committed", "reported", "revoked"], [False, True])
+)
 def test_a_false_step_is_taken_back_though_the_leader_dies(phase: str, trusted: bool) -> None:
     """When the step is committed, when the first auditor found it false, and between the conviction and the
     return of the log."""

@@ -18,7 +18,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import every_value
 
 END_S = 200.0
 
@@ -110,7 +110,7 @@ def hoarder(world: World, name: str, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "trap"), half_grid([tasks.Forward, tasks.InputGradient, tasks.WeightGradient], [hole, hoarder])
+    ("kind", "trap"), every_value([tasks.Forward, tasks.InputGradient, tasks.WeightGradient], [hole, hoarder])
 )
 def test_an_overflow_is_skipped_though_the_only_other_replica_does_not_compute_it(
     kind: type, trap: Callable[[World, str, int], None]
@@ -479,7 +479,7 @@ def test_one_broken_tensor_to_the_only_data_node_stops_nothing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "data_nodes"), half_grid([tasks.Head, tasks.Embed, tasks.WeightGradient], [1, 2, 3])
+    ("kind", "data_nodes"), every_value([tasks.Head, tasks.Embed, tasks.WeightGradient], [1, 2, 3])
 )
 def test_an_overflow_at_the_data_nodes_is_skipped(kind: type, data_nodes: int) -> None:
     """Another data node computes a head again; nobody else embeds a data node's part."""

@@ -20,7 +20,7 @@ from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import every_value
 from support.swarms import fault_points as faults
 from support.swarms import lost_stages
 from support.swarms.fault_points import Fault, Moment
@@ -59,7 +59,7 @@ class Overlaps:
             self.ended[type(event.task).__name__] += 1
 
 
-@pytest.mark.parametrize(("stages", "seed"), half_grid([1, 3], [0, 1]))
+@pytest.mark.parametrize(("stages", "seed"), every_value([1, 3], [0, 1]))
 def test_delayed_steps_are_those_of_a_single_machine(stages: int, seed: int) -> None:
     world = world_of(seed=seed, stages=stages)
     overlaps = Overlaps(world)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from anabranch.sim.checks.invariants import Invariants
-from support.grids import half_grid
+from support.grids import every_pair
 from support.swarms.small_swarm import check_equal, small_run, small_world
 
 EVEN = {1: [2], 2: [2, 2], 4: [2, 2, 2, 2]}
@@ -20,7 +20,7 @@ GPT_FLEET = (3, UNEVEN)
 @pytest.mark.parametrize(
     ("architecture", "stages", "data_nodes", "replicas"),
     [
-        *half_grid(["llama"], STAGES, DATA_NODES, (EVEN, UNEVEN)),
+        *every_pair(["llama"], STAGES, DATA_NODES, (EVEN, UNEVEN)),
         *(
             pytest.param("gpt", stages, *fleet, marks=pytest.mark.soak if fleet != GPT_FLEET else ())
             for stages in STAGES
@@ -31,7 +31,7 @@ GPT_FLEET = (3, UNEVEN)
 def test_zero_bits_differ(
     architecture: str, stages: int, data_nodes: int, replicas: dict[int, list[int]]
 ) -> None:
-    run = small_run(architecture, stages)
+    run = small_run(architecture, stages, blocks=4)
     world = small_world(run, replicas[stages], data_nodes, seed=stages)
     invariants = Invariants(world)
     world.run()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from anabranch.flow.graph.problem import Return
-from support.grids import half_grid
+from support.grids import every_value
 from support.swarms.crash_trials import Trial
 from support.swarms.routing_trials import COMBINATIONS, RoutedTrial
 
 KINDS = [("kill",), ("cut", "kill", "freeze", "slow")]
 
 
-@pytest.mark.parametrize(("seed", "kinds"), half_grid(range(2), KINDS))
+@pytest.mark.parametrize(("seed", "kinds"), every_value(range(2), KINDS))
 def test_a_few(seed: int, kinds: tuple[str, ...]) -> None:
     Trial(seed, kinds).carry_out()
 

@@ -34,7 +34,7 @@ from anabranch.protocol.rounds.plan import filled
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from support.grids import half_grid
+from support.grids import every_value
 from support.swarms.small_swarm import MadeUpBatches, small_model, small_run
 from support.swarms.training_world import training_world
 from swarm.islands.test_rounds import check_replayed
@@ -50,7 +50,6 @@ TIMES = Model(task_s={"InnerForward": 0.05, "InnerBackward": 0.1, "Embed": 0.002
 def crew_run(**changes: object) -> RunConfig:
     """Two relay stages, two slots of two microbatches each."""
     run = small_run(steps=STEPS)
-    run = replace(run, model=replace(run.model, blocks=2), pipeline=PipelineSection(stages=2))
     run = replace(run, batch=replace(run.batch, microbatches=4))
     return replace(run, round=replace(RoundSection(slots=2, steps=2, start=0.15), **changes))  # type: ignore[arg-type]
 
@@ -116,7 +115,7 @@ CHANGES: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "wire"), half_grid(CHANGES, ({}, INT8)))
+@pytest.mark.parametrize(("changes", "wire"), every_value(CHANGES, ({}, INT8)))
 def test_rounds_of_crews_are_replayed_by_one_process(
     changes: dict[str, object], wire: dict[str, str]
 ) -> None:
@@ -160,7 +159,7 @@ def test_three_stages_and_one_data_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "after_s"), half_grid([msg.InnerActivation, msg.InnerGradient], [0.3, 30.0])
+    ("kind", "after_s"), every_value([msg.InnerActivation, msg.InnerGradient], [0.3, 30.0])
 )
 def test_a_relay_that_dies_costs_its_crew_the_round(kind: type[msg.Message], after_s: float) -> None:
     run = crew_run()

@@ -14,7 +14,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from support.grids import half_grid
+from support.grids import every_value
 from swarm.islands.test_rounds import check_replayed, island_run, world_of
 
 #: Round of three slots, after two synchronous steps, in which something happens.
@@ -75,7 +75,7 @@ def test_a_contribution_is_sent_before_all_slots_are_done() -> None:
     check_replayed(run, world)
 
 
-@pytest.mark.parametrize(("who", "late"), half_grid(["computing", "sending", "leader"], ["drop", "wait"]))
+@pytest.mark.parametrize(("who", "late"), every_value(["computing", "sending", "leader"], ["drop", "wait"]))
 def test_a_machine_dies_while_contributions_are_sent_early(late: str, who: str) -> None:
     """The one that still computes, the one that sends, or the log's leader."""
     run = island_run(late=late)

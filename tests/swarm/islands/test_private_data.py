@@ -39,8 +39,7 @@ STEPS = 20
 def private_run(**changes: Any) -> RunConfig:
     """Two synchronous steps, then six rounds of three optimizer steps each."""
     rounds = RoundSection(slots=3, steps=3, start=0.1)
-    run = small_run(steps=STEPS)
-    run = replace(run, model=replace(run.model, blocks=2), pipeline=PipelineSection(stages=0))
+    run = replace(small_run(steps=STEPS), pipeline=PipelineSection(stages=0))
     run = replace(run, data=replace(run.data, private=True))
     return replace(run, round=replace(rounds, **changes))
 

@@ -29,8 +29,7 @@ STEPS = 14
 def island_run(**changes: object) -> RunConfig:
     """Two blocks, which every machine holds: all that a round knows of them is their tensors."""
     rounds = RoundSection(slots=3, steps=3, start=0.15)
-    run = small_run(steps=STEPS)
-    run = replace(run, model=replace(run.model, blocks=2), pipeline=PipelineSection(stages=0))
+    run = replace(small_run(steps=STEPS), pipeline=PipelineSection(stages=0))
     return replace(run, round=replace(rounds, **changes))  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ from anabranch.train.stage import inner_steps
 from anabranch.train.stage.inner_steps import Island
 from anabranch.train.workers import whole_worker
 from anabranch.train.workers.whole_worker import WholeWorker
-from support.grids import half_grid, thin_grid
+from support.grids import every_value
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
 
 FEEDBACK = {"select": "largest", "select_share": 0.02, "unsent": "feedback", "contributions": "int2"}
@@ -43,7 +43,7 @@ def run_of(system: str, **changes: object) -> RunConfig:
     return island_run(**{**SYSTEMS[system], **changes})
 
 
-@pytest.mark.parametrize(("system", "late"), half_grid(SYSTEMS, ("drop", "wait")))
+@pytest.mark.parametrize(("system", "late"), every_value(SYSTEMS, ("drop", "wait")))
 def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -> None:
     run = run_of(system, late=late)
     world = world_of(run)
@@ -54,7 +54,7 @@ def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -
 
 
 @pytest.mark.parametrize(
-    ("system", "trouble", "late"), thin_grid(SYSTEMS, (strike, returning), ("drop", "wait"))
+    ("system", "trouble", "late"), every_value(SYSTEMS, (strike, returning), ("drop", "wait"))
 )
 def test_a_slot_whose_machine_dies_begins_anew(
     system: str, trouble: Callable[[World, int], list[str]], late: str

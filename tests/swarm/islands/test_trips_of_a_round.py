@@ -12,7 +12,7 @@ from anabranch.protocol.interface.tasks import Forward, WeightGradient
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from support.grids import half_grid
+from support.grids import every_value
 from support.swarms.small_swarm import MadeUpBatches, small_model
 from support.swarms.training_world import training_world
 from swarm.islands.test_rounds import check_replayed, island_run
@@ -72,7 +72,7 @@ def test_tokens_and_contributions_wait_for_no_round_trip() -> None:
         assert moments.at["Backward"][key] > moments.at["done Forward"][key] + TRIP_S
 
 
-@pytest.mark.parametrize(("late", "when"), half_grid(["drop", "wait"], ["tokens", "loss"]))
+@pytest.mark.parametrize(("late", "when"), every_value(["drop", "wait"], ["tokens", "loss"]))
 def test_a_link_breaks_while_tokens_or_loss_are_under_way(late: str, when: str) -> None:
     """Tokens that were sent on a foreseen credit, or the loss of a slot that is claimed already: each is sent
     again, nothing is counted twice (I1, I3)."""

@@ -16,7 +16,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import every_value
 
 #: Steps of a second or two: a trial is cheap.
 SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.25))
@@ -36,7 +36,7 @@ def swarm(seed: int, policy: str, capacity: int) -> World:
 
 @pytest.mark.parametrize(
     ("policy", "disorder"),
-    half_grid(["greedy", "auction", "static", "swarm", "gwtf"], [(1.0, 0.0), (0.5, 0.5)]),
+    every_value(["greedy", "auction", "static", "swarm", "gwtf"], [(1.0, 0.0), (0.5, 0.5)]),
 )
 def test_nothing_is_done_twice(policy: str, disorder: tuple[float, float]) -> None:
     twice, late_s = disorder

@@ -17,7 +17,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
-from support.grids import first_of, half_grid
+from support.grids import every_value, first_of
 from support.swarms.fault_points import Fault, Moment, ended, received
 from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from support.swarms.training_world import training_world
@@ -131,7 +131,9 @@ def test_the_leader_freezes_and_wakes(seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("company", "moment"),
-    half_grid([(), ("r1.0",), ("r2.0", "r1.1")], ["between proposal and choice", "chosen and not announced"]),
+    every_value(
+        [(), ("r1.0",), ("r2.0", "r1.1")], ["between proposal and choice", "chosen and not announced"]
+    ),
 )
 def test_the_leader_is_cut_off(company: tuple[str, ...], moment: str) -> None:
     """No second history: what it proposes meanwhile gives way when the partition has healed."""
@@ -150,7 +152,7 @@ def check_counted(world: World) -> None:
     assert wrong_states(world) == {}
 
 
-@pytest.mark.parametrize(("changes", "after_s"), half_grid([{}, {"disk": "1"}], [1.0, 60.0]))
+@pytest.mark.parametrize(("changes", "after_s"), every_value([{}, {"disk": "1"}], [1.0, 60.0]))
 def test_the_founder_comes_back_and_leads_again(changes: dict[str, str], after_s: float) -> None:
     """It follows, fetches its state from the others, votes, and is given the lead: the directory is there."""
     world = long_swarm(10)
@@ -341,7 +343,7 @@ def test_a_stage_is_lost_with_the_leader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment", "how"), half_grid([rollback_proposed, rollback_chosen], ["crash", "cut off"])
+    ("moment", "how"), every_value([rollback_proposed, rollback_chosen], ["crash", "cut off"])
 )
 def test_the_leader_is_lost_with_a_rollback(moment: Moment, how: str) -> None:
     """Proposed, or chosen and not announced: there is one history, which goes back once or twice."""

@@ -14,7 +14,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
-from support.grids import first_of, half_grid
+from support.grids import every_value, first_of
 from support.swarms.fault_points import Fault
 from support.swarms.voters import LONG, come_back, has_voters, leads, long_swarm, one_history, records
 
@@ -130,7 +130,7 @@ def test_a_paused_run_is_stopped_and_its_resumption_ends_the_pause() -> None:
     assert again.lead is not None and Control("continue") in again.lead.opening
 
 
-@pytest.mark.parametrize(("steps", "windows"), half_grid([6, 18], [0, 2]))
+@pytest.mark.parametrize(("steps", "windows"), every_value([6, 18], [0, 2]))
 def test_the_number_of_steps_is_changed_and_all_end_by_the_new_one(steps: int, windows: int) -> None:
     world = alone(3, windows=windows, evaluate_every=4)
     Fault(

@@ -26,7 +26,7 @@ from anabranch.train.numerics.coarse_sums import (
 from anabranch.train.numerics.exact import ExactAccumulator, Overflow
 from anabranch.train.reference.reference import Reference
 from support.divisors import Divisors
-from support.grids import half_grid
+from support.grids import every_value
 from support.small_training import MadeUpBatches, SmallSwarm, done, small_model, small_run, with_section
 
 CPU = torch.device("cpu")
@@ -186,7 +186,7 @@ def coarse_run(stages: int = 2, **changes: object):  # type: ignore[no-untyped-d
     return with_section(small_run(stages=stages), "wire", reduce="coarse", **changes)
 
 
-@pytest.mark.parametrize(("stages", "seed"), half_grid([1, 4], [1, 2]))
+@pytest.mark.parametrize(("stages", "seed"), every_value([1, 4], [1, 2]))
 def test_a_swarm_takes_the_steps_of_the_reference(stages: int, seed: int) -> None:
     """(I3) Whatever the replicas, the owners and the number of parts."""
     run = coarse_run(stages, activations="int8", gradients="int8")

@@ -9,7 +9,7 @@ from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.train.reference.independent import IndependentReference
 from anabranch.train.reference.reference import Reference
-from support.grids import half_grid
+from support.grids import every_pair
 from support.small_training import MadeUpBatches, SmallSwarm, done, small_model, small_run
 
 STEPS = 4
@@ -24,7 +24,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "stages", "tied"), half_grid(("llama", "gpt"), (1, 2, 4), (True, False))
+    ("architecture", "stages", "tied"), every_pair(("llama", "gpt"), (1, 2, 4), (True, False))
 )
 def test_every_value_equals_the_reference(architecture: str, stages: int, tied: bool) -> None:
     run = small_run(architecture, stages, tied=tied)

@@ -15,7 +15,7 @@ from anabranch.train.reference.reference import Reference, Share
 from anabranch.train.stage.delayed import snapshot_form
 from anabranch.train.stage.state import SnapshotError, parse_snapshot
 from anabranch.train.stage.worker import Worker
-from support.grids import half_grid
+from support.grids import every_value
 from support.small_training import MadeUpBatches, SmallSwarm, Step, done, small_model, small_run
 
 STEPS, START = 7, 2
@@ -118,7 +118,7 @@ def test_a_skipped_step_passes_like_any_other(skipped: int) -> None:
             assert worker.state.fingerprint() != before  # the weights that it predicted are others
 
 
-@pytest.mark.parametrize(("at", "reduce"), half_grid((1, START, 4), ("exact", "coarse")))
+@pytest.mark.parametrize(("at", "reduce"), every_value((1, START, 4), ("exact", "coarse")))
 def test_a_snapshot_holds_what_a_restart_needs(at: int, reduce: str) -> None:
     """A worker and a reference that begin from the snapshots go on with the same bits (I3)."""
     run = delayed_run(**{"wire.reduce": reduce})

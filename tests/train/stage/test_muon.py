@@ -17,7 +17,7 @@ from anabranch.train.stage.muon import orthogonal, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
 from support.api_runs import small_settings, texts_in, verified_losses
-from support.grids import half_grid
+from support.grids import every_value
 from support.small_training import MadeUpBatches, SmallSwarm, small_model, small_run, with_section
 
 LAYOUT = Layout({"wide": (24, 40), "tall": (40, 24), "gain": (24,)})
@@ -65,7 +65,7 @@ def test_singular_values_come_near_one() -> None:
     assert not orthogonal(torch.zeros(3, 4)).any()
 
 
-@pytest.mark.parametrize(("architecture", "stages"), half_grid(["llama", "gpt"], [1, 2, 4]))
+@pytest.mark.parametrize(("architecture", "stages"), every_value(["llama", "gpt"], [1, 2, 4]))
 def test_every_value_equals_the_reference(architecture: str, stages: int) -> None:
     """A reduce in parts over replicas, at several partitions (I3)."""
     run = muon_run(architecture, stages)

@@ -24,7 +24,7 @@ from anabranch.train.stage.inner_steps import Island, add_gradient
 from anabranch.train.stage.island_stage import IslandStage
 from anabranch.train.stage.run_objects import initial_state, initial_states, token_ids
 from anabranch.train.workers.workers import make_worker
-from support.grids import half_grid
+from support.grids import every_pair
 from support.small_islands import IslandSwarm, Round, first_round, island_run, reference_round
 from support.small_training import MadeUpBatches, bits_equal, done, small_model, with_section
 
@@ -61,7 +61,7 @@ CODECS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("model", "stages", "wire"),
-    half_grid([("llama", False), ("llama", True), ("gpt", True)], [2, 3], CODECS),
+    every_pair([("llama", False), ("llama", True), ("gpt", True)], [2, 3], CODECS),
 )
 def test_a_round_has_the_references_bits(
     model: tuple[str, bool], stages: int, wire: dict[str, Any]
