@@ -14,9 +14,17 @@ from support.swarms.mutants import (
     Patch,
     budget_by_key,
     caught,
+    checkpoint_unchecked,
+    early_slot_stays,
+    every_stage_doubted,
     far_off_by_one_word,
+    first_answer_believed,
     lost_contribution_merged,
+    nobody_called_in,
+    old_words_count,
+    one_word_against_several,
     predictable_draw,
+    withholders_stay,
     workers_alone_decide,
 )
 
@@ -36,6 +44,7 @@ QUICK = {
     "the initial state unproven": 21,
     "the role of the link": 84,
     "carriers never left": 1406,
+    "ends of a dead carrier wait": 42001038,
     "a dead carrier is kept": 0,
     "work under way over a dead carrier is given up": 151,
     "a carrier's line is not shared": 0,
@@ -152,10 +161,64 @@ def test_a_norm_that_is_far_off_by_one_word_is_caught_by_its_test() -> None:
             test_contribution_monitor.test_one_false_report_decides_nothing()
 
 
+def test_a_checkpoint_that_is_not_compared_is_caught_by_its_test() -> None:
+    """No demand of the simulator is about the files of a checkpoint."""
+    from swarm.byzantine import test_false_checkpoints as files
+
+    with pytest.MonkeyPatch.context() as patch:
+        checkpoint_unchecked(patch)
+        with pytest.raises(AssertionError):
+            files.test_a_checkpoint_has_the_agreed_states(files.false_state, 2)
+
+
+def test_a_slot_claimed_early_that_stays_in_the_sum_is_caught_by_its_test() -> None:
+    """In 200 seeds of `rounds` no round ended without such a slot."""
+    from swarm.islands import test_unanswered_slots
+
+    with pytest.MonkeyPatch.context() as patch:
+        early_slot_stays(patch)
+        with pytest.raises(RuntimeError, match="could not do Recount"):
+            test_unanswered_slots.test_a_slot_whose_loss_never_came_leaves_the_sum_again("drop")
+
+
+def test_a_state_of_the_first_answer_is_caught_by_its_test() -> None:
+    from swarm.byzantine import test_false_states_after_absence as away
+
+    with pytest.MonkeyPatch.context() as patch:
+        first_answer_believed(patch)
+        with pytest.raises(AssertionError):
+            away.test_it_works_on_with_the_state_of_the_run(0, False)
+
+
+def test_rules_of_doubted_stages_are_caught_by_their_tests() -> None:
+    """Guests of seeds do not hold a step up for minutes."""
+    from protocol.recovery import test_last_states
+    from swarm.byzantine import test_doubted_stages as doubted
+    from swarm.byzantine import test_lone_black_hole as lone
+
+    tests = {
+        old_words_count: test_last_states.test_words_about_earlier_states_do_not_count,
+        nobody_called_in: lambda: lone.test_a_newcomer_serves_in_the_step_that_it_holds_up(
+            "gives nothing back"
+        ),
+        withholders_stay: lambda: lone.test_one_that_withholds_its_state_too_loses_its_seat(False),
+        one_word_against_several: (
+            doubted.test_several_that_withhold_their_state_lose_their_seats_by_as_many_words
+        ),
+        every_stage_doubted: doubted.test_nobody_is_doubted_whose_state_is_not_agreed_for_others_reports,
+    }
+    for breaks, test in tests.items():
+        with pytest.MonkeyPatch.context() as patch:
+            breaks(patch)
+            with pytest.raises(AssertionError):
+                test()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name: str) -> None:
-    outcome = caught(name, range(SEEDS))
+    known = [QUICK[name]] if name in QUICK else []  # perhaps no early one
+    outcome = caught(name, [*range(SEEDS), *known])
     assert outcome is not None, f"{name} survives {SEEDS} seeds of {MUTANTS[name].profile}"
     print(f"{name}: seed {outcome.seed} of {outcome.profile}: {outcome.violation}")

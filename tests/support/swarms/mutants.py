@@ -32,7 +32,7 @@ from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
-from anabranch.protocol.coordinator import audit_cases, island_rounds, proposals
+from anabranch.protocol.coordinator import audit_cases, checkpoints, island_rounds, proposals
 from anabranch.protocol.coordinator import reduce_attempts as reducing
 from anabranch.protocol.coordinator.audit_cases import AuditCases, Case, unlinked
 from anabranch.protocol.coordinator.coordinator import Coordinator
@@ -42,6 +42,7 @@ from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.coordinator.witnessed_reduces import WitnessedReduces
+from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, StageBuilt, VerifiedCredential
 from anabranch.protocol.interface.tasks import (
@@ -73,10 +74,14 @@ from anabranch.protocol.pipeline.source import Source
 from anabranch.protocol.raft.election import Election
 from anabranch.protocol.raft.state import VoterState
 from anabranch.protocol.raft.types import Role
+from anabranch.protocol.recovery.last_states import LastStates
+from anabranch.protocol.recovery.relay_moves import RelayMoves
+from anabranch.protocol.recovery.witnesses import Witnesses
 from anabranch.protocol.reduce.all_reduce import AllReduce
 from anabranch.protocol.reduce.step_apply import StepApply
 from anabranch.protocol.rounds.plan import active
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
+from anabranch.protocol.state.download import Download
 from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
@@ -650,6 +655,65 @@ def far_off_by_one_word(patch: Patch) -> None:
     patch.setattr(contribution_monitor, "residuals", widest)
 
 
+def old_words_count(patch: Patch) -> None:
+    """A replica lacks the last state if it lacked any state before."""
+
+    def lacking(self: LastStates, peers: Iterable[str], t: int) -> list[str]:
+        return [peer for peer in peers if self._behind.get(peer, t + 1) <= t]
+
+    patch.setattr(LastStates, "lacking", lacking)
+
+
+def ends_of_a_dead_carrier_wait(patch: Patch) -> None:
+    """Two peers whose carrier is silent, too, keep their link."""
+    patch.setattr(Connections, "stranded", lambda self, peer: [])
+
+
+def nobody_called_in(patch: Patch) -> None:
+    """Newcomers that are to serve from the next iteration do not serve in one that stalls."""
+    patch.setattr(Coordinator, "_call_in", lambda self: None)
+
+
+def early_slot_stays(patch: Patch) -> None:
+    """The contribution of a slot that is claimed before its gradient came is not subtracted again."""
+    inputs_of = Iteration.inputs_of
+
+    def both(self: Iteration, unit: int) -> tuple[Payload, ...]:
+        held = self.units.get(unit) if self.ctx.run.stage else None
+        return inputs_of(self, unit) if held is None else (held.received, held.gradient_in)
+
+    patch.setattr(Iteration, "inputs_of", both)
+
+
+def checkpoint_unchecked(patch: Patch) -> None:
+    """A checkpoint has the states that the first replica gives, whatever hash the leader released."""
+
+    def anything(*of_download: Any, check: bool) -> Download:
+        return Download(*of_download[:-1], check=False)
+
+    patch.setattr(checkpoints, "Download", anything)
+
+
+def first_answer_believed(patch: Patch) -> None:
+    """A replica that was away works with the state that the first replica gives."""
+    patch.setattr(Download, "is_sure", True)
+
+
+def withholders_stay(patch: Patch) -> None:
+    """Replicas of a doubted stage that give its state to no witness keep their seats."""
+    patch.setattr(RelayMoves, "replaceable", lambda self, peers, t: False)
+
+
+def one_word_against_several(patch: Patch) -> None:
+    """All replicas of a doubted stage are removed on the word of the first member that waits there."""
+    patch.setattr(Witnesses, "_enough", lambda self, waiting, suspects: bool(waiting))
+
+
+def every_stage_doubted(patch: Patch) -> None:
+    """Replicas that reported their state are doubted, too, while others' reports of that step lack."""
+    patch.setattr(Releases, "lacks", lambda self, stage: True)
+
+
 def overdue_stays(patch: Patch) -> None:
     """An overdue microbatch is never sent to another replica."""
     patch.setattr(Sender, "overdue_at", lambda self, item: float("inf"))
@@ -1018,6 +1082,7 @@ MUTANTS: dict[str, Mutant] = {
     "the initial state unproven": Mutant(initial_state_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
     "carriers never left": Mutant(carriers_never_left, "hostile", ("G5",)),
+    "ends of a dead carrier wait": Mutant(ends_of_a_dead_carrier_wait, "rounds", ("I4",)),
     "a dead carrier is kept": Mutant(dead_carrier_kept, "carriers", ("C1",)),
     "work under way over a dead carrier is given up": Mutant(carried_work_given_up, "carriers", ("C2", "I4")),
     "a carrier's line is not shared": Mutant(line_not_shared, "carriers", ("C3",)),

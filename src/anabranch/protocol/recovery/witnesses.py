@@ -131,11 +131,11 @@ class Witnesses:
     def _is_divided(self, stage: int) -> bool:
         """True if one of two replicas of a stage, another than this peer, reported its state after the last
         step, and the other, which is heard, did not."""
-        live, t = self.ctx.run.membership.live(stage, self._states.t + 1), self._states.t
-        having = self._states.having(stage, t) if len(live) == 2 else []
+        membership, t = self.ctx.run.membership, self._states.t
+        having = self._states.having(stage, t) if membership.count(stage, t + 1) == 2 else []
         if len(having) != 1 or self.ctx.me in having:
             return False
-        return self._admission.absent.silent().isdisjoint(live)
+        return self._admission.absent.silent().isdisjoint(membership.live(stage, t + 1))
 
     def _doubt(self, doubt: Doubt, replicas: int) -> None:
         if doubt.phase is Phase.SEEN:
@@ -227,19 +227,25 @@ class Witnesses:
         self, stage: int, doubt: Doubt, t: int, suspects: Collection[str], waiting: Collection[str]
     ) -> Members | None:
         """Record that moves the next witness to a stage; None if nobody can be moved, or enough came. Then
-        the suspects are to be removed, where enough members want the state in vain. waiting: those of them
-        that do not serve yet."""
+        the suspects are to be removed, where enough members want the state in vain; of two replicas, one of
+        which may be slow, only if a witness came. waiting: those of them that do not serve yet."""
         divided = self._is_divided(stage)
-        enough = len(waiting) >= len(suspects)  # where it is the word of one of two, that is one more
+        enough = self._enough(waiting, suspects)
         if not (enough and doubt.witnesses):
             moved = self._move(stage, doubt, t, suspects, divided)
             if moved is not None:
                 return moved
-        if enough and self.ctx.me not in suspects and self._moves.replaceable(suspects, t):
+        fair = self.ctx.me not in suspects and (doubt.witnesses or not divided)
+        if enough and fair and self._moves.replaceable(suspects, t):
             for peer in suspects:
                 reason = f"iteration {t + 1} waits for it, and nobody gets the state of its stage from it"
                 self._admission.remove(peer, reason)
         return None
+
+    def _enough(self, waiting: Collection[str], suspects: Collection[str]) -> bool:
+        """True if as many members wait in vain as are doubted. Where one of two does not get the state from
+        the other, that is one word more."""
+        return len(waiting) >= len(suspects)
 
     def _move(
         self, stage: int, doubt: Doubt, t: int, suspects: Collection[str], divided: bool
