@@ -72,7 +72,7 @@ def test_who_keeps_its_report_back_for_some_stalls_of_each_step_loses_its_seat(
 
 
 def test_overflows_of_what_the_iteration_does_not_have_are_refused() -> None:
-    """Of microbatch 5 in a round of three slots, and of a window in an iteration without an evaluation."""
+    """Microbatch 5 in a round of three slots, and a window in an iteration without an evaluation."""
     rounds = Rounds(start=2, inner=3, slots=3, drops=False)
     settings = Settings("none", 1, 1, 6, 5, windows=2, evaluate_every=100, min_replicas=3, rounds=rounds)
     machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
