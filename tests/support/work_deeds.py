@@ -190,6 +190,29 @@ def _no_slot_of_others(guest: Guest, send: Send) -> list[Send]:
     return []
 
 
+def _tell_digests(guest: Guest, send: Send) -> list[Send]:
+    """Report digests of no contribution before each claim, in a run whose data are not private."""
+    message = send.message
+    if not isinstance(message, msg.Claim):
+        return [send]
+    if guest.once("digests", message.fence.t):
+        print("digests", message.fence.t, flush=True)
+    report = msg.ContributionDigests(message.fence, message.stage, {}, {})
+    return [structs.replace(send, message=report), send]
+
+
+def _overflow_own(guest: Guest) -> Iterator[Send]:
+    """Report an overflow in the first microbatch of each iteration that is this data node's."""
+    iteration = guest.peer.iteration
+    if iteration is None or not guest.once("own", iteration.t, iteration.base):
+        return
+    own = iteration.source.assignments[0].of(guest.peer.ctx.me)
+    if own:
+        print("overflow", iteration.t, own[0], flush=True)
+        fence = guest.peer.ctx.fence(iteration.t, iteration.base)
+        yield guest.to_leader(msg.Overflow(fence, 0, own[0], "made up"))
+
+
 WORK_DEEDS: dict[str, Deed] = {
     deed.name: deed
     for deed in (
@@ -198,6 +221,8 @@ WORK_DEEDS: dict[str, Deed] = {
         Deed("vouches for a claimer", Role.SERVES, _vouch_for_all),
         Deed("overflows in turn", Role.SERVES, withhold(msg.Claim), _overflow_in_turn),
         Deed("overflows alone", Role.SERVES, _overflow_alone),
+        Deed("reports digests", Role.SERVES, _tell_digests),
+        Deed("claims nothing and overflows", Role.SERVES, withhold(msg.Claim), _overflow_own),
         Deed("forges and withholds", Role.SERVES, _forge_and_withhold),
         Deed("cuts and withholds", Role.SERVES, _cut_and_withhold),
         Deed("begins no microbatch", Role.SERVES, withhold(msg.Forward)),

@@ -128,6 +128,44 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
     assert not report.differ and list(report.problems) == skipped and len(skipped) <= 1, report.lines()
 
 
+@pytest.mark.soak  # in virtual time: test_unasked_digests.py
+@pytest.mark.timeout(600)
+def test_digests_that_nobody_asked_for_do_not_get_into_the_log(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """With one report of them `verify` found the log of the run wrong for ever."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("reports digests", 1)
+        hostile.until(hostile.withstood(guest, steps=5))
+        assert len(guest.words("digests")) > 1
+        hostile.end(guest)
+        assert not hostile.honest_removed(), swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak  # in virtual time: test_skips_by_one_word.py
+@pytest.mark.timeout(900)
+def test_a_data_node_that_holds_steps_up_and_makes_overflows_up_stops_no_run(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Three steps in a row were skipped on its word, and the run ended."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        guest = hostile.invite("claims nothing and overflows", 0)
+        hostile.until(lambda: bool(hostile.out(guest)))
+        assert "on its word alone 2 steps were skipped" in hostile.out(guest), hostile.out(guest)
+        assert len(swarm.of(Skip)) == 2 and not hostile.honest_removed(), swarm.story()
+        hostile.goes_on(3)
+        hostile.end(guest)
+
+
 @pytest.mark.soak  # in virtual time: test_lone_finders.py
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -57,9 +57,9 @@ def test_a_peer_of_another_stage_is_moved_there(deed: str, stage: int) -> None:
 
 @pytest.mark.xfail(strict=True, reason="the liar that is moved keeps microbatches for 12 times the hold-up")
 def test_with_two_iterations_in_flight_they_cost_no_more_minutes() -> None:
-    """What the microbatches took that they held up counts as usual: so the one of them that is moved to the
-    other stage in exchange holds others for a quarter of an hour each, and an honest data node loses its seat
-    for them. The step took 25 minutes."""
+    """The time of microbatches that they held up counts as usual: so the liar that is moved to the other
+    stage in exchange holds others for a quarter of an hour each, and an honest data node loses its seat for
+    them. The step took 25 minutes."""
     world = together("gives nothing back, and claims nothing", 2, delay=Delay(2))
     assert go_on(world, 600.0) == STEPS and "d1" not in removed(world)
 

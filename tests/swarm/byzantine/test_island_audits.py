@@ -207,8 +207,8 @@ def test_who_withholds_its_slot_from_the_auditor_loses_its_seat() -> None:
 
 @pytest.mark.xfail(strict=True, reason="the auditor cannot tell silence from a slow line; nobody else looks")
 def test_two_that_are_silent_to_the_auditor_are_found() -> None:
-    """One sums its part of each round falsely; the other one, whose contribution the auditor needs for that,
-    answers nothing about it, as the liar does. Each audit ends without a finding, or too late."""
+    """The liar sums its part of each round falsely; its accomplice, whose contribution the auditor needs for
+    that, answers nothing about it, as the liar does. Each audit ends without a finding, or too late."""
     world = island_world(relays=4, rounds=Rounds(start=2, inner=3, slots=4), slot_s=60.0, heartbeat_s=4.0)
     worker = give_lying_worker(world, "r1.1", tasks.SumPart, also_audits=False)
 

@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.kernel.simulated_peer import Node
@@ -67,3 +69,24 @@ def test_who_keeps_its_report_back_for_some_stalls_of_each_step_loses_its_seat(
     world, counts = holding_world("r1.1", 0, -1)
     assert go_on(world, 900.0) == STEPS
     assert list(removed(world)) == ["r1.1"] and sum(counts.values()) == 3
+
+
+def test_overflows_of_what_the_iteration_does_not_have_are_refused() -> None:
+    """Microbatch 5 in a round of three slots, and a window in an iteration without an evaluation."""
+    rounds = Rounds(start=2, inner=3, slots=3, drops=False)
+    settings = Settings("none", 1, 1, 6, 5, windows=2, evaluate_every=100, min_replicas=3, rounds=rounds)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
+    world, told = counting_world(settings, machines, 1), set[int]()
+
+    def tell(node: Node, event: ev.Event) -> None:
+        iteration = node.peer.iterations.current
+        if node.id == "r1.1" and iteration is not None and iteration.t not in told:
+            told.add(iteration.t)
+            fence = node.peer.ctx.fence(iteration.t, iteration.base)
+            index = 5 if rounds.has(iteration.t) else 6
+            world.carry(node, "d0", msg.encode(msg.Overflow(fence, 1, index, "made up")), None)
+
+    world.watchers.append(tell)
+    assert go_on(world, 300.0) == 5 and len(told) >= 4
+    reasons = [fields["reason"] for _, name, kind, fields in world.notes if (name, kind) == ("d0", "refused")]
+    assert sum("slot or window, in iteration" in str(reason) for reason in reasons) >= 4

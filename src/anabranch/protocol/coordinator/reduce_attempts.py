@@ -517,6 +517,7 @@ class ReduceAttempts:
             current.stalls += 1
         usual_s = max(self.step_s, self.expected_s)
         self.sources.stalled(current.t, current.opened_at, lacking, news_at, usual_s)
+        current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
             where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())
             reason = f"iteration {current.t} waits for units of work that nobody has done yet: {where}"

@@ -172,16 +172,15 @@ class Reports:
         itself report it, and not with inputs of one relay alone, the step is skipped; a round of pipeline
         islands only if it has no other slot. Returns why the report is refused, or None."""
         settings = self.ctx.run.settings
-        if message.index >= settings.microbatches + settings.windows:
-            return f"no microbatch {message.index} in iteration {message.fence.t}"
         if message.tensor == STRANDED:
             return "an overflow with the name by which the leader skips a round: it would count as none"
         stage, index = message.stage, message.index
         current = self.tip.current(peer, stage, message.fence.t, message.fence.base)
         if current is None or current.witness is not None:
             return None
-        if index >= settings.microbatches and index not in self.tip.windows(current):
-            return f"an overflow of window {index}, which is not evaluated in iteration {current.t}"
+        units = active(current.slots) if current.slots else range(settings.microbatches)
+        if index not in units and index not in self.tip.windows(current):
+            return f"no microbatch {index}, slot or window, in iteration {current.t}"
         of_crew = current.of_crews and index < settings.microbatches
         if of_crew and not current.has_seat(peer, stage, index):
             return f"no slot {index} that it fills"
