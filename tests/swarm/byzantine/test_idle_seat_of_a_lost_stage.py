@@ -1,5 +1,5 @@
-"""A member that waits at a stage, never reports itself ready, and keeps everybody else out of it once the stage
-is lost."""
+"""A member that waits at a stage, never reports itself ready, and keeps everybody else out of it once the
+stage is lost."""
 
 from __future__ import annotations
 
