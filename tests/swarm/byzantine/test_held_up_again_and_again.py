@@ -32,8 +32,8 @@ def nothing(said: msg.AnyMessage) -> msg.AnyMessage | None:
 
 def that_comes_back(deed: Deed, keys: int = 1) -> tuple[World, list[int]]:
     """A stage of one replica to which a liar comes, which does its deed once it serves; when it is out, its
-    next process comes (or, of several `keys`, the next one). Returns the world and the number of its processes
-    so far."""
+    next process comes (or, of several `keys`, the next one). Returns the world and the number of its
+    processes so far."""
     settings = Settings("again", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=2, checkpoint_every=50)
     machines = [Machine("d0", 0), Machine("r1.0", 1), *(Machine(f"r2.{k}", 2) for k in range(2))]
     world, lives, due = counting_world(settings, machines, 1), [1], list[bool]()

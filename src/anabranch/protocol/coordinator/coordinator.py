@@ -18,7 +18,7 @@ from anabranch.protocol.consensus.lead_offers import LeadOffers
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
-from anabranch.protocol.coordinator.checkpoints import Checkpoints
+from anabranch.protocol.coordinator.checkpoints import WITHHELD_MOST, Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.operator_control import RevocationRequests, control_record
@@ -110,7 +110,9 @@ class Coordinator:
         self.proposing = Proposals(
             ctx, log, self.tip, schedule, self.reducing, self.released, self.audits, self.rounds
         )
-        self.checkpoints = Checkpoints(ctx, self.tip, self.released, self.catalog, has_directory)
+        self.checkpoints = Checkpoints(
+            ctx, self.tip, self.released, self.catalog, has_directory, self._withholds_state
+        )
         self.finished = False
         self._overflows = OverflowStreak()
         self._stop_logged = False
@@ -339,6 +341,13 @@ class Coordinator:
 
     def _remove_withholding(self, current: Round) -> None:
         for peer, reason in self.released.withheld(current).items():
+            self.admission.remove_idle(peer, reason)
+
+    def _withholds_state(self, peer: str) -> None:
+        """Remove a stage's only replica, which gives its state to nobody, so that no checkpoint has it, if
+        another peer can take the stage up from an earlier state."""
+        if math.isfinite(self.stage_recovery.worth_s(peer, self.t, 1.0)):
+            reason = f"it did not give the state of its stage for the last {WITHHELD_MOST} checkpoints"
             self.admission.remove_idle(peer, reason)
 
     def _step(self, current: Round) -> bool:

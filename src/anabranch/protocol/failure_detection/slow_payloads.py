@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from anabranch.protocol.telemetry.peer_costs import Neighbour
 
 #: Payloads in a row that took more than SLOW_S, and SLOWED times as long as usual at the link's quickest,
-#: after which its carrier is left. Choices: other links that begin to use a line take a good part of it, not seven
-#: eighths; a payload of less than a second delays a step little.
+#: after which its carrier is left. Choices: other links that begin to use a line take a good part of it, not
+#: seven eighths; a payload of less than a second delays a step little.
 PAYLOADS, SLOWED, SLOW_S = 2, 8.0, 1.0
 #: Peers to which a carrier's payloads become slow before all links through it are left. A plain choice: the
 #: line of one peer may be busy.
