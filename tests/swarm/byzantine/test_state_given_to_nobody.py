@@ -1,5 +1,5 @@
-"""The only replica of a stage works honestly and gives its state to nobody: no newcomer ever serves beside it,
-and no checkpoint is written.
+"""A stage's only replica works honestly and gives its state to nobody: no newcomer ever serves beside it, and
+no checkpoint is written.
 
 Whoever comes first when a run is taken up again is a stage's only replica, though others come soon.
 """
