@@ -21,8 +21,8 @@ TASK_S = {"Forward": 0.3, "Head": 0.02, "InputGradient": 0.3, "WeightGradient": 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="where standbys are chosen by links, the leader believes what a relay says of its own: one that says "
-    "that those to its stage are slow and all others quick is the only one that works there",
+    reason="where standbys are chosen by links, the leader believes what a relay says of its own: one that "
+    "says that those to its stage are slow and all others quick is the only one that works there",
 )
 def test_a_relay_has_not_all_others_of_its_stage_spared_by_its_word() -> None:
     settings = Settings("links", 1, 2, 16, STEPS, min_replicas=2, activation_bytes=1 << 20, spare="links",
