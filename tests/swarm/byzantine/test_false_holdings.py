@@ -19,8 +19,9 @@ LIAR, LAST = "g", "r2.0"
 
 
 def lost_while_copied(lies: bool) -> World:
-    """Three relay stages, the second one of a single replica. That is lost while the copies of its newest snapshot
-    are under way over slow lines. lies: True if the liar says that it holds everything that the log names."""
+    """Three relay stages, the second one of a single replica. That is lost while the copies of its newest
+    snapshot are under way over slow lines. lies: True if the liar says that it holds everything that the log
+    names."""
     settings = Settings("held", 1, 3, 6, STEPS, min_replicas=1, snapshot_every=5)
     names = [("r1.0", 1), ("r1.1", 1), ("r1.2", 1), (LAST, 2), ("r3.0", 3), (LIAR, 3)]
     world = counting_world(settings, [Machine("d0", 0), *(Machine(*each) for each in names)], 1)
@@ -60,8 +61,8 @@ def lost_while_copied(lies: bool) -> World:
 
 @pytest.mark.parametrize("lies", [False, True])
 def test_the_log_goes_back_to_a_snapshot_that_more_than_one_keeper_has(lies: bool) -> None:
-    """By the liar's word alone it went back to the newest one, of which nobody could get the lost stage's state, and
-    the run stood still."""
+    """By the liar's word alone it went back to the newest one, of which nobody could get the lost stage's
+    state, and the run stood still."""
     world = lost_while_copied(lies)
     assert go_on(world, 300.0) == STEPS and wrong_states(world) == {}
     assert [record.t for record in rollbacks(world)] == [5]

@@ -31,9 +31,9 @@ def nothing(said: msg.AnyMessage) -> msg.AnyMessage | None:
 
 
 def that_comes_back(deed: Deed, keys: int = 1) -> tuple[World, list[int]]:
-    """A stage of one replica to which a liar comes, which does its deed once it serves; when it is out, its next
-    process comes (or, of several `keys`, the next one). Returns the world and the number of its processes so
-    far."""
+    """A stage of one replica to which a liar comes, which does its deed once it serves; when it is out, its
+    next process comes (or, of several `keys`, the next one). Returns the world and the number of its
+    processes so far."""
     settings = Settings("again", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=2, checkpoint_every=50)
     machines = [Machine("d0", 0), Machine("r1.0", 1), *(Machine(f"r2.{k}", 2) for k in range(2))]
     world, lives, due = counting_world(settings, machines, 1), [1], list[bool]()
@@ -64,10 +64,12 @@ def that_comes_back(deed: Deed, keys: int = 1) -> tuple[World, list[int]]:
     return world, lives
 
 
-@pytest.mark.parametrize(("deed", "keys", "least"), [(no_state, 1, 600), (no_state, 3, 600), (nothing, 1, 100)])
+@pytest.mark.parametrize(
+    ("deed", "keys", "least"), [(no_state, 1, 600), (no_state, 3, 600), (nothing, 1, 100)]
+)
 def test_it_is_kept_out_longer_each_time(deed: Deed, keys: int, least: int) -> None:
-    """It lost its seat without a ban: of a thousand steps 70 were left, or ten where it reported nothing at all
-    (three minutes each time). Other keys of its ticket come no sooner."""
+    """It lost its seat without a ban: of a thousand steps 70 were left, or ten where it reported nothing at
+    all (three minutes each time). Other keys of its ticket come no sooner."""
     world, lives = that_comes_back(deed, keys)
     steps = go_on(world, SCENE_S)
     assert lives[0] > 2 and steps > least

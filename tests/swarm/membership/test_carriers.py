@@ -14,7 +14,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages import Carry, JoinRequest, encode
 from anabranch.sim.kernel.simulated_peer import Link, Node
-from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.grids import first_of
 from support.swarms.fault_points import Fault, ended, kill
@@ -126,6 +126,47 @@ def test_a_carrier_that_swallows_a_newcomers_payloads_does_not_keep_it_out() -> 
     world.run(600.0)
     assert via_liar["Piece"] and world.nodes["d0"].peer.committed == 160 and not wrong_states(world)
     assert served and served[0] < 60.0
+
+
+@pytest.mark.parametrize("grows", [1.0, 1.3])
+def test_a_carrier_whose_payloads_become_slow_is_left_for_another(grows: float) -> None:
+    """At once, or a little with each step, so that none is late by the link's own measurements. Steps of a
+    second took seventeen for as long as it liked. Links between replicas of one stage leave it, too."""
+    settings = Settings("run", 1, 2, 6, 40, min_replicas=2, activation_bytes=4 << 20)
+    world = counting_world(settings, [Machine("d0", 0)], 1, Model(bulk_s=0.05))
+    world.mouths["liar"] = lambda message: None if isinstance(message, JoinRequest) else message
+    world.add(member_of(Machine("liar", 1)), "d0")
+
+    def offer() -> None:
+        world.carry(world.nodes["liar"], "d0", encode(Carry("liar:1")), None)
+        world.clock.after(2.0, offer)
+
+    world.clock.after(0.4, offer)
+    relays = [f"r{s}.{n}" for s in (1, 2) for n in (0, 1)]
+    for name in relays:
+        world.add(member_of(Machine(name, int(name[1]), reachable=False)), "d0", at=2.5)
+    honest, at, used = world._deliver, dict[int, float](), set[str | None]()
+
+    def late(sender: Node, link: Link, peer: str, message: Any, size: int, payload: Any) -> None:
+        t = world.history().t
+        delay_s = min(4.0, (0.05 if grows > 1.0 else 4.0) * grows**t)
+        ready = partial(honest, sender, link, peer, message, size, payload)
+        if link.via == "liar" and payload is not None and t > 4:
+            world.clock.after(delay_s, lambda: ready() if link.open else None)
+        else:
+            ready()
+
+    def watch(node: object, event: object) -> None:
+        at.setdefault(world.history().t, world.clock.now)
+        if world.history().t == 4:
+            used.update(via(world, one, other) for one in relays for other in relays if one < other)
+
+    world._deliver = late  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    world.run(900.0)
+    took_s = [at[t + 1] - at[t] for t in range(40)]
+    assert used == {"liar"} and max(took_s) > 4.0 and not wrong_states(world)
+    assert max(took_s[24:]) < 1.5 and sum(step_s > 2.0 for step_s in took_s) < 15, took_s
 
 
 @pytest.mark.parametrize(("slow", "delay_s"), [("d1", 0.5), ("d1", 5.0), ("d0 d1", 0.7)])

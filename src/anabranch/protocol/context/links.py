@@ -20,8 +20,8 @@ FORGIVEN = 1
 #: that have just come.
 LATE_S, LATE_PAYLOADS = 3.0, 2
 
-#: Name of a payload: "activation" or "gradient", iteration, microbatch, number of its transmission; or "state",
-#: iteration, piece, number of times that its source may still be asked.
+#: Name of a payload: "activation" or "gradient", iteration, microbatch, number of its transmission; or
+#: "state", iteration, piece, number of times that its source may still be asked.
 LatePayload = tuple[str, int, int, int]
 
 

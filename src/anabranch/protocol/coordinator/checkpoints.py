@@ -3,6 +3,7 @@ replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +17,9 @@ from anabranch.protocol.state.download import Download, State
 
 #: Retries of the last step's checkpoint: first and longest wait (s), number of tries.
 LAST_CHECKPOINT = (1.0, 8.0, 6)
+#: Checkpoints in a row for which a stage's only replica does not give its state, after which it is reported.
+#: A plain choice: each had three tries, of 70 s in all.
+WITHHELD_MOST = 2
 
 
 @dataclass
@@ -31,15 +35,26 @@ class Collection:
 
 class Checkpoints:
     """Schedule of checkpoints and the one in progress. t: last step that has a checkpoint, or whose
-    checkpoint was given up. has_directory: True if checkpoints can be written on this machine."""
+    checkpoint was given up. has_directory: True if checkpoints can be written on this machine.
+    withholds(peer): called when a stage's only replica gave its state for WITHHELD_MOST checkpoints to
+    nobody."""
 
     def __init__(
-        self, ctx: PeerContext, tip: LogTip, released: Releases, catalog: SnapshotCatalog, has_directory: bool
+        self,
+        ctx: PeerContext,
+        tip: LogTip,
+        released: Releases,
+        catalog: SnapshotCatalog,
+        has_directory: bool,
+        withholds: Callable[[str], object] = lambda peer: None,
     ) -> None:
         self.ctx, self.tip, self.released, self.catalog = ctx, tip, released, catalog
         self.has_directory = has_directory
         self.t = -1
         self._open: Collection | None = None
+        self._withholds = withholds
+        self._withheld: dict[str, int] = {}
+        """Only replica of its stage -> checkpoints in a row for which it did not give its state."""
         self._written: dict[str, int] = {}
         """Base of a checkpoint that was given to the driver -> its iteration, unless that was rolled back."""
         self._again_at = 0.0
@@ -81,6 +96,8 @@ class Checkpoints:
 
         def fetched(state: State) -> None:
             checkpoint.states[state.stage] = state
+            for peer in self.released.applied.get(state.stage, {}):
+                self._withheld.pop(peer, None)
             if len(checkpoint.states) == len(checkpoint.downloads):
                 stages = {stage: (got.pieces, got.fingerprint) for stage, got in checkpoint.states.items()}
                 self._written[checkpoint.base] = checkpoint.t
@@ -88,13 +105,23 @@ class Checkpoints:
 
         for stage in range(self.ctx.run.settings.stages + 1):
             sources = sorted(self.released.applied.get(stage, {})) if stage else [self.ctx.me]
-            failed = partial(self.failed, checkpoint.t)
+            failed = partial(self._not_fetched, checkpoint.t, sources)
             fingerprint = agreed[stage] if stage and stage < len(agreed) else ""
             checkpoint.downloads[stage] = Download(
                 self.ctx, stage, checkpoint.t, sources, fetched, failed, fingerprint, check=bool(stage)
             )
         for download in checkpoint.downloads.values():
             download.start()
+
+    def _not_fetched(self, t: int, sources: Sequence[str], reason: str) -> None:
+        """Handle a failed checkpoint of step t, for which none of `sources` gave a stage's state."""
+        if len(sources) == 1 and sources[0] != self.ctx.me and self.ctx.reachable(sources[0]):
+            [peer] = sources
+            self._withheld[peer] = self._withheld.get(peer, 0) + 1
+            if self._withheld[peer] >= WITHHELD_MOST:
+                del self._withheld[peer]
+                self._withholds(peer)
+        self.failed(t, reason)
 
     def failed(self, t: int, reason: str) -> None:
         """Handle a failed checkpoint of step t: try that of the run's last step again after a back-off, as

@@ -17,7 +17,7 @@ from anabranch.protocol.consensus.lead_offers import LeadOffers
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
-from anabranch.protocol.coordinator.checkpoints import Checkpoints
+from anabranch.protocol.coordinator.checkpoints import WITHHELD_MOST, Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.operator_control import RevocationRequests, control_record
@@ -110,7 +110,9 @@ class Coordinator:
         self.proposing = Proposals(
             ctx, log, self.tip, schedule, self.reducing, self.released, self.audits, self.rounds
         )
-        self.checkpoints = Checkpoints(ctx, self.tip, self.released, self.catalog, has_directory)
+        self.checkpoints = Checkpoints(
+            ctx, self.tip, self.released, self.catalog, has_directory, self._withholds_state
+        )
         self.finished = False
         self._overflows = OverflowStreak()
         self._stop_logged = False
@@ -297,6 +299,7 @@ class Coordinator:
         """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
         True if little work is lost by a change now."""
         self.admission.let_go(quiet and self.released.last)
+        self._remove_keeping_out()
         self._call_in()
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.ctx.clock.now:
@@ -310,6 +313,18 @@ class Coordinator:
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
+
+    def _remove_keeping_out(self) -> None:
+        """Remove members that wait at a relay stage which lost all replicas and do not become ready, if
+        another peer can take the stage up. Nobody before the run has begun."""
+        membership, t = self.ctx.run.membership, self.t + 1
+        all_served = not membership.begun or self._staffed == (membership.version, t)
+        relays = range(1, 1 if all_served else self.ctx.run.settings.stages + 1)
+        lost = [stage for stage in relays if not membership.count(stage, t)]
+        for peer in self.vouchers.keeping_out(lost, self.admission.ready):
+            if self.stage_recovery.moves.replaceable([peer], self.t):
+                reason = "it waits at a stage that lost all replicas, and does not get ready to serve"
+                self.admission.remove_idle(peer, reason)
 
     def _call_in(self) -> None:
         """Once after each stall of the open step, have those that are to serve from a later iteration serve
@@ -339,6 +354,13 @@ class Coordinator:
 
     def _remove_withholding(self, current: Round) -> None:
         for peer, reason in self.released.withheld(current).items():
+            self.admission.remove_idle(peer, reason)
+
+    def _withholds_state(self, peer: str) -> None:
+        """Remove a stage's only replica, which gives its state to nobody, so that no checkpoint has it, if
+        another peer can take the stage up from an earlier state."""
+        if self.stage_recovery.moves.replaceable([peer], self.t):
+            reason = f"it did not give the state of its stage for the last {WITHHELD_MOST} checkpoints"
             self.admission.remove_idle(peer, reason)
 
     def _step(self, current: Round) -> bool:
@@ -637,6 +659,7 @@ class Coordinator:
             self.telling.deadline(),
             self.initial_assignment.deadline(),
             self.disputes.deadline(),
+            self.vouchers.deadline(),
         )
         if not busy:
             due = min(due, self.carriers.deadline())

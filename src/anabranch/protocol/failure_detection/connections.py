@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from anabranch.addresses import own_addresses
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
+from anabranch.protocol.failure_detection.slow_payloads import SLOW_TO, SlowPayloads
 from anabranch.protocol.failure_detection.verdict import Overdue, Verdict
 from anabranch.protocol.interface.events import Dial, HangUp
 from anabranch.protocol.messages import Ping, Pong
@@ -58,6 +59,10 @@ class Connections:
         self._next_index = 0
         self._slow: dict[str, int] = {}
         """Number of successive slow round trips of the present link to a peer, which a carrier forwards."""
+        self._payloads: dict[str, SlowPayloads] = {}
+        """Payloads of the present link to a peer, which a carrier forwards."""
+        self._slow_to: dict[str, set[str]] = {}
+        """Carrier -> peers to which its payloads became slow, while these are few."""
         self._direct: dict[str, tuple[float, float]] = {}
         """Member that a carrier linked -> time (s) of the next direct dial, and wait (s) after it."""
         self._known: dict[str, AdaptiveTimeout] = {}
@@ -261,6 +266,9 @@ class Connections:
         known)."""
         self.indirect_probes.link_down(peer)
         self._slow.pop(peer, None)
+        payloads = self._payloads.pop(peer, None)
+        if payloads is not None and payloads.slowed and peer in self.ctx.links.carriers:
+            self._note_slow(peer)  # the other end has left the carrier first
         if peer in self.ctx.costs.neighbours:
             self.ctx.costs.of(peer).broke()
         silence = self.ctx.links.drop(peer)
@@ -323,8 +331,16 @@ class Connections:
     def slow_carrier(self, peer: str, trip_s: float) -> str:
         """Reason to leave the carrier of the link to `peer`, whose latest round trip took `trip_s`; "" to
         stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by
-        the end that dials, while there is another carrier through which no circuit failed yet."""
+        the end that dials, or once payloads have become slow, by their sender; while there is another carrier
+        through which no circuit failed yet."""
         ctx, via = self.ctx, self.ctx.links.carriers.get(peer, "")
+        known = ctx.costs.neighbours.get(peer) if via else None
+        if known is not None:
+            payloads = self._payloads.setdefault(peer, SlowPayloads())
+            took_s = payloads.look(known, ctx.costs.activation_bytes)
+            if took_s and self._another_carrier(peer):
+                self._note_slow(peer)
+                return self._leave_carrier(peer, f"has become slow: a payload takes {took_s:.1f} s")
         leg = ctx.costs.neighbours.get(via)
         leg_s = leg.link.latency.round_trip_s() if leg is not None else None
         if not via or trip_s < (leg_s or 0.0) + SLOW_S or not ctx.run.membership.dials(ctx.me, peer):
@@ -336,6 +352,18 @@ class Connections:
         if not self._another_carrier(peer):
             return ""
         return self._leave_carrier(peer, f"is slow: a round trip takes {trip_s:.1f} s")
+
+    def _note_slow(self, peer: str) -> None:
+        """Note that payloads to `peer` became slow over its carrier. If those to SLOW_TO peers did, the
+        carrier is at fault and not their lines: other links through it, such as those between replicas of one
+        stage, are left, too."""
+        links, via = self.ctx.links, self.ctx.links.carriers[peer]
+        slow_to = self._slow_to.setdefault(via, set())
+        slow_to.add(peer)
+        if len(slow_to) >= SLOW_TO:
+            del self._slow_to[via]
+            links.lossy.update(other for other, carrier in links.carriers.items() if carrier == via)
+            links.lossy.discard(peer)
 
     def _another_carrier(self, peer: str) -> bool:
         """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet."""

@@ -69,8 +69,8 @@ FALSE_STATES = 3
 APART_S, ENOUGH = 30.0, 3
 #: Steps whose time a data node that is silent to all may cost. A choice: it takes longer to come back.
 HELD_UP = 2.0
-#: Time (s) for which it is remembered that a member lost its seat since it held the run up. A plain choice: as
-#: long as a ban counts (`rate_limits_and_bans.FORGIVEN_S`).
+#: Time (s) for which it is remembered that a member lost its seat since it held the run up. A plain choice:
+#: as long as a ban counts (`rate_limits_and_bans.FORGIVEN_S`).
 HELD_UP_S = 3600.0
 #: Peers that a refusal for a full quota names; a plain choice.
 NAMED = 8
@@ -117,8 +117,7 @@ class Admission:
         default no step is open."""
         step = self._step = step or StepQueries()
         self.has_last, self.fetching = step.has_last, step.fetching
-        self.ctx = ctx
-        self._connections = connections
+        self.ctx, self._connections = ctx, connections
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
         """Members that have their stage's state and do not serve yet."""
@@ -153,8 +152,7 @@ class Admission:
         """Members that asked to leave -> reason, and time at which they are removed even if they vote."""
         self.dial_backs = DialBacks(ctx)
         self._held_up: dict[str, float] = {}
-        """Ticket, or walk-in or peer without one, of a member that held the run up -> when it lost its seat for
-        that (s)."""
+        """Ticket, or peer without one, that held the run up -> when it lost its seat for that (s)."""
         self._lost: dict[str, LostMember] = {}
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""

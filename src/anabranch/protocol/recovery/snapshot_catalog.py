@@ -261,8 +261,8 @@ class SnapshotCatalog:
 
     def _is_sure(self, point: RestorePoint, stage: int) -> bool:
         """True if a stage's state can be had although one keeper says falsely that it has a copy: every peer
-        can make it from the seed, or a serving replica of the stage or this leader has it, or a second keeper (where
-        no more copies than one are wanted, the one)."""
+        can make it from the seed, or a serving replica of the stage or this leader has it, or a second keeper
+        (where no more copies than one are wanted, the one)."""
         if point.initial or point.on_disk:
             return True
         holders, membership = self._holding(point, stage), self.ctx.run.membership

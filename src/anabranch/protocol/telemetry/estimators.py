@@ -114,6 +114,11 @@ class Samples:
                 return value
         return ordered[-1][0] if ordered else None
 
+    @property
+    def newest(self) -> float | None:
+        """The newest sample; None without one."""
+        return self._values[-1] if self._values else None
+
     def median(self) -> float | None:
         """Median of the samples; None without a sample."""
         return self.quantile(0.5)
@@ -198,6 +203,11 @@ class Bandwidth:
         """Bits per second of transfers of `size_bytes`; None without a sample. Measured transfers smaller
         than `size_bytes` weigh less in proportion, since latency dominates their duration."""
         s_per_byte = self._s_per_byte.quantile(0.5, size_bytes)
+        return None if s_per_byte is None else 8.0 / s_per_byte
+
+    def last_bps(self) -> float | None:
+        """Bits per second of the last transfer, with those that overlapped with it; None without a sample."""
+        s_per_byte = self._s_per_byte.newest
         return None if s_per_byte is None else 8.0 / s_per_byte
 
 

@@ -1,0 +1,51 @@
+"""Carried links whose payloads have become slow: a carrier may pass heartbeats on and delay the bytes of a
+link's other connection.
+
+A carrier that delays them a little more each time would never be late by the link's own measurements. So the
+last payloads are compared with the quickest that this link was. A link that is slow from its beginning is not
+found so: nobody can tell it from one with a slow line.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from anabranch.protocol.telemetry.peer_costs import Neighbour
+
+#: Payloads in a row that took more than SLOW_S, and SLOWED times as long as usual at the link's quickest,
+#: after which its carrier is left. Choices: other links that begin to use a line take a good part of it, not
+#: seven eighths; a payload of less than a second delays a step little.
+PAYLOADS, SLOWED, SLOW_S = 2, 8.0, 1.0
+#: Peers to which a carrier's payloads become slow before all links through it are left. A plain choice: the
+#: line of one peer may be busy.
+SLOW_TO = 2
+
+
+@dataclass
+class SlowPayloads:
+    """Payloads sent over one carried link. quickest_s: least usual seconds of one so far. last_s: seconds of
+    the last. slow: number of slow ones in a row. at: time of the last that was looked at (s)."""
+
+    quickest_s: float = math.inf
+    last_s: float = 0.0
+    slow: int = 0
+    at: float = -math.inf
+
+    def look(self, neighbour: Neighbour, size_bytes: int) -> float:
+        """Seconds that the last payloads to `neighbour`, of `size_bytes` each, took, if they have become
+        slow; else 0. To be called after each measurement, or now and then."""
+        out = neighbour.link.out
+        usual_bps, last_bps = out.bps(size_bytes), out.last_bps()
+        if not size_bytes or not usual_bps or not last_bps or out.last <= self.at:
+            return 0.0
+        self.at, self.last_s = out.last, 8.0 * size_bytes / last_bps
+        self.quickest_s = min(self.quickest_s, 8.0 * size_bytes / usual_bps)
+        self.slow = self.slow + 1 if self.last_s > SLOW_S + SLOWED * self.quickest_s else 0
+        return self.last_s if self.slow >= PAYLOADS else 0.0
+
+    @property
+    def slowed(self) -> bool:
+        """True if the last payload took SLOWED times as long as at the quickest, though it may have been a
+        short time: that is enough where the link's other end has left the carrier."""
+        return self.last_s > SLOWED * self.quickest_s
