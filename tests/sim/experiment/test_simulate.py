@@ -36,13 +36,13 @@ from anabranch.sim.metrics.iteration_metrics import estimate
 from anabranch.sim.metrics.lower_bound import LowerBound
 from anabranch.train.model.sizes import SUM_WIRE_BYTES, block_parameters, model_config, named_size
 from anabranch.train.stage.protocol_inputs import settings_of
-from support.grids import every_pair
+from support.grids import every_value
 from support.swarms.small_scenario import SMALL_CHURN, small
 
 WAN10 = find_profile("wan10")
 
 
-@pytest.mark.parametrize(("policy", "crash", "seed"), every_pair(KNOWN_POLICIES, (0.0, 0.4), range(2)))
+@pytest.mark.parametrize(("policy", "crash", "seed"), every_value(KNOWN_POLICIES, (0.0, 0.4), range(2)))
 def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float, seed: int) -> None:
     outcome = simulate(small({"churn.crash": crash}), WAN10, policy, seed)
     assert not outcome.failure

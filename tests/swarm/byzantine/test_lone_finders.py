@@ -52,7 +52,7 @@ def test_a_new_leader_believes_the_second_relay_that_finds_the_overflows() -> No
 
     world.bookkeepers.append(look)
     with pytest.raises(TimeoutError):  # for the founder
-        world.run(200.0)
+        world.run(100.0)
     alone = [peer for peer, reason in removed(world).items() if "it alone found" in reason]
     leads = [node.peer.lead for node in world.nodes.values() if node.alive]
     reasons = [lead.tip.stop_reason for lead in leads if lead is not None]

@@ -133,7 +133,7 @@ def test_a_relay_that_leads_and_alone_finds_the_overflows_ends_the_run(microbatc
 
     world.bookkeepers.append(look)
     with pytest.raises(TimeoutError):  # for the founder
-        world.run(500.0)
+        world.run(60.0)
     lead = world.nodes["r2.0"].peer.lead
     assert led and lead is not None and "3 skipped steps in a row" in (lead.tip.stop_reason or "")
     skips = [record.t for record in records(world) if isinstance(record, Commit) and record.verdict == "skip"]

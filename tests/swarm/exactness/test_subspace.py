@@ -19,6 +19,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.tensor_world import VOCABULARY
 from anabranch.sim.kernel.simulated_peer import TaskExecutor
 from anabranch.train.stage.audit import payload_hash
+from support.grids import every_value
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault, kill
 from support.swarms.small_swarm import check_equal, small_run, small_world
@@ -30,8 +31,9 @@ def thin_run(architecture: str, stages: int = 2) -> RunConfig:
     return replace(run, model=model)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt"])
-@pytest.mark.parametrize("moment", ["mid-backward", "third forward"])
+@pytest.mark.parametrize(
+    ("architecture", "moment"), every_value(["llama", "gpt"], ["mid-backward", "third forward"])
+)
 def test_a_relay_dies(architecture: str, moment: str) -> None:
     run = thin_run(architecture)
     world = small_world(run, [2, 2], seed=1)

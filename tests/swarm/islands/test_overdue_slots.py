@@ -13,6 +13,7 @@ from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Members, decode_entry
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from support.grids import first_of
 from swarm.islands.test_review_rounds import island_run, world_of
 
 
@@ -26,7 +27,7 @@ def removed(world: World) -> list[str]:
     return [peer for each in records if isinstance(each, Members) for peer in each.removed]
 
 
-@pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
+@pytest.mark.parametrize("carried", first_of([{}, {"select": "largest", "unsent": "feedback"}]))
 def test_a_silent_machine_does_not_stop_the_run(carried: dict[str, object]) -> None:
     world = waiting_world(**carried)
     carry = world.carry
@@ -63,7 +64,7 @@ def test_a_machine_that_claims_its_slot_and_gives_nothing_back_does_not_stop_the
     assert world.history().t == 6 and removed(world) == ["r1.1"]
 
 
-@pytest.mark.parametrize("carried", [{}, {"select": "largest", "unsent": "feedback"}])
+@pytest.mark.parametrize("carried", first_of([{"select": "largest", "unsent": "feedback"}, {}]))
 def test_a_slow_machine_keeps_its_seat(carried: dict[str, object]) -> None:
     """It computes at a third of its measured speed from the second round on."""
     world, slowed = waiting_world(**carried), list[str]()
@@ -154,7 +155,7 @@ def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run
     assert liars and world.history().t == 6 and removed(world) == ["r1.1"]
 
 
-@pytest.mark.parametrize("slots", [3, 4])
+@pytest.mark.parametrize("slots", first_of([3, 4]))
 def test_a_data_node_that_begins_no_slots_is_removed_and_its_machines_are_not(slots: int) -> None:
     """It is heard. Of a data node with one slot the first machine is suspected, and may come back."""
     run = island_run(slots=slots, late="wait")

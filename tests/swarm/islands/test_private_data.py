@@ -138,11 +138,11 @@ def nobody(peer: str) -> bool:
 @pytest.mark.parametrize(
     "rules",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.soak),
         {"late": "carry", "unsent": "feedback", "contributions": "int2", "select": "largest"},
         {"unsent": "local", "first_moment": "keep", "overlap": 1, "ahead": "keep"},
         {"first_moment": "agree", "outer_momentum": 0.0},
-        {"late": "wait", "contributions": "exact", "results": "exact"},
+        pytest.param({"late": "wait", "contributions": "exact", "results": "exact"}, marks=pytest.mark.soak),
     ],
     ids=["plain", "carried late", "steps ahead", "agreed moments", "exact"],
 )

@@ -101,7 +101,7 @@ def strike(world: World, t: int) -> list[str]:
 def test_data_nodes_help_to_sum_contributions() -> None:
     """A helper holds no state of the stage whose parts it sums, and rounds the sums all the same."""
     run, helped = island_run(), list[int]()
-    for seed in (1, 2, 3):  # the plan of each reduce is drawn at random
+    for seed in (3, 1, 2):  # the plan of each reduce is drawn at random
         world = world_of(replace(run, fleet=replace(run.fleet, spread="always")), relays=3, seed=seed)
         world.watchers.append(lambda node, event: helped.extend(_helped(node, event)))
         world.run(until_s=2000)

@@ -13,6 +13,7 @@ from anabranch.sim.cluster.scenario import fleet_of, load_scenario
 from anabranch.sim.experiment.modelled_world import ModelledWorld
 from anabranch.sim.experiment.run import Simulation
 from anabranch.sim.kernel.simulated_peer import Node
+from support.grids import first_of
 from support.swarms.small_scenario import SMALL
 
 WAN10 = find_profile("wan10")
@@ -44,7 +45,7 @@ def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatc
     assert all(row.seconds > 100.0 for row in outcome.rows)
 
 
-@pytest.mark.parametrize("heartbeat_s", [5.0, pytest.param(1.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("heartbeat_s", first_of([10.0, 5.0, 1.0]))
 def test_who_comes_back_has_each_piece_of_the_state_sent_once(
     monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
 ) -> None:
@@ -75,7 +76,7 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(
     assert "r1.0" in simulation.leader.peer.ctx.run.membership.live(1, 6)
 
 
-@pytest.mark.parametrize("heartbeat_s", [5.0, pytest.param(1.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("heartbeat_s", first_of([10.0, 5.0, 1.0]))
 def test_a_gradient_that_is_on_its_way_is_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
 ) -> None:

@@ -10,13 +10,13 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import every_value
 from support.swarms.fault_points import Fault, ended, kill
 
 STEPS = 4
 
 
-@pytest.mark.parametrize("hidden", ["r1.0", "r2.0"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("hidden", "seed"), every_value(["r1.0", "r2.0"], range(3)))
 def test_one_of_two_that_can_be_dialled_is_enough(hidden: str, seed: int) -> None:
     """Whichever of them joins first."""
     settings = Settings("run", 1, 2, 4, STEPS)

@@ -83,7 +83,7 @@ class Swarm:
         return self.committed_s[-1]
 
 
-@pytest.mark.parametrize("hoarders", [1, 2])
+@pytest.mark.parametrize("hoarders", first_of([1, 2]))
 def test_hoarders_have_no_more_by_asking_than_was_dealt_to_them(
     monkeypatch: pytest.MonkeyPatch, hoarders: int
 ) -> None:

@@ -17,6 +17,7 @@ from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.protocol_inputs import settings_of
 from anabranch.train.stage.worker import Worker
+from support.grids import every_value
 from support.small_training import MadeUpBatches, SmallSwarm, done, small_model, small_run, with_section
 
 #: (activations, gradients, rounding of gradients).
@@ -41,8 +42,7 @@ def reference_of(run: RunConfig) -> Reference:
     return Reference(run, small_model(run), MadeUpBatches(run))
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize(("wire", "stages"), every_value(WIRES, [1, 4]))
 def test_every_value_equals_the_reference(wire: tuple[str, str, str], stages: int) -> None:
     """(I3) Blocks of 50 divide neither the rows nor the tensor."""
     run = wired(small_run(stages=stages), *wire, block=50)

@@ -88,11 +88,11 @@ class Contributed:
 @pytest.mark.parametrize(
     ("dtype", "rounds"),
     [
-        ("fp32", {}),
+        pytest.param("fp32", {}, marks=pytest.mark.soak),
         ("bf16", {"contributions": "exact", "results": "exact"}),
         ("fp32", {"first_moment": "estimate", "contributions": "int8"}),
         ("fp32", {"first_moment": "agree", "outer_momentum": 0.0, "outer_lr": 1.0}),
-        ("fp32", {"first_steps": 1, "late": "wait"}),
+        pytest.param("fp32", {"first_steps": 1, "late": "wait"}, marks=pytest.mark.soak),
     ],
 )
 def test_an_auditor_finds_the_same_bits(dtype: str, rounds: dict[str, Any]) -> None:
