@@ -211,8 +211,9 @@ class Releases:
                 if again and len(live) > 1:
                     self._held[peer] = self._held.get(peer, 0.0) + 1.0
                     self._holding.add(peer)
-                waits: float = max(current.stalls, current.retries.get(stage, 0) if claims.get(peer) else 0)
-                waits = max(waits, self._held.get(peer, 0.0) if current.stalls else 0.0)
+                tried = current.retries.get(stage, 0) if claims.get(peer) else 0
+                held = self._held.get(peer, 0.0) if current.stalls else 0.0
+                waits = max(float(max(current.stalls, tried)), held)
                 if waits >= (WITHHELD_STALLS if claims.get(peer) else AWAITED_STALLS):
                     found[peer] = f"the run waits for its report of its state after iteration {self.tip.t}"
         return found
