@@ -19,6 +19,7 @@ from anabranch.protocol.audit.receipts import (
 )
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, seal_text
 from anabranch.protocol.audit.tracing import Traces, traced
+from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import HashInputs, Payload, Result
 from anabranch.protocol.log.records import Revoke
@@ -29,6 +30,7 @@ from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from swarm.byzantine.test_audit import records_of
+from swarm.byzantine.test_review_audits import leader
 from swarm.byzantine.test_review_stalls import go_on, removed
 
 RUN, STEPS, SINCE = "ends", 16, 3
@@ -175,3 +177,23 @@ def test_two_gradients_of_one_activation_convict_nobody_at_once(
     relays say that they sent different ones, these are computed again."""
     traces = trace(activations, heads)
     assert found(traces) and not traces.unlisted
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "expelled"),
+    [
+        (ACTIVATION, [(("d0", "p"), ("d1", "q"))], {"d1"}),
+        (GRADIENT, [(("d0", "p"), ("d1", "q")), (("d0", "q"), ("d1", "p"))], set()),
+        (GRADIENT, [(("d0", "liar"), ("d1", "p")), (("d0", "liar"), ("d1", "q"))], set()),
+        (GRADIENT, [(("d0", "p"), ("d1", "q")), (("d1", "r"), ("d1", "s"))], {"d1"}),
+        (GRADIENT, [(("d0", "p"), ("d0", "q"))] * 2, set()),
+        (ACTIVATION, [(("d1", "p"), ("d2", "q"))] * 2, set()),
+    ],
+)
+def test_a_data_node_is_out_once_no_relay_explains_its_results(
+    kind: str, ends: list[tuple[tuple[str, str], ...]], expelled: set[str]
+) -> None:
+    cases, removals = leader()
+    for each in ends:
+        cases._differ(Round(1, "base", 0.0), kind, each)
+    assert removals.banned == removals.removed.keys() == expelled

@@ -9,10 +9,13 @@ import pytest
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.rounds import Rounds
+from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Members, decode_entry
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.kernel.swarm_world import Model, World
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.grids import first_of
 from swarm.islands.test_review_rounds import island_run, world_of
 
@@ -172,3 +175,24 @@ def test_a_data_node_that_begins_no_slots_is_removed_and_its_machines_are_not(sl
     world.run(until_s=3000.0)
     assert world.history().t == 6
     assert removed(world)[-1] == "d1" and len(removed(world)) == 1 + (slots == 3)
+
+
+@pytest.mark.parametrize("kept", [msg.Prepared, msg.ReducePart])
+def test_a_machine_is_not_overdue_when_its_data_node_loses_its_seat(kept: type[msg.Message]) -> None:
+    """The data node holds the reduce up until it is out, and its slots are begun again. Their time was over:
+    the machine that had delivered one lost its seat at once."""
+    rounds = Rounds(start=2, inner=3, slots=3, drops=False)
+    settings = Settings("held up", 1, 1, 6, 8, min_replicas=3, rounds=rounds)
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
+    world = counting_world(settings, machines, 1, Model(task_s={"Forward": 2.0}))
+    carry = world.carry
+
+    def hold(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        holds = isinstance(said, kept) and isinstance(said, msg.FencedMessage) and said.fence.t >= 4
+        if sender.id != "d1" or not holds:
+            carry(sender, peer, message, payload)
+
+    world.carry = hold  # type: ignore[method-assign]
+    world.run(until_s=900.0)
+    assert world.history().t == 8 and removed(world) == ["d1"]

@@ -211,7 +211,8 @@ class Coordinator:
         for holders in current.holders.values():
             holders.pop(peer, None)
         for stage, claims in current.claims.items():
-            claims.pop(peer, None)
+            if claims.pop(peer, None) and not stage:
+                current.cut_off_at = self.ctx.clock.now  # other data nodes begin its slots again
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
