@@ -16,7 +16,7 @@ from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Backward, CallBack, Forward, Have, Lack, Want
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
 from anabranch.protocol.pipeline.microbatches import Iteration
-from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
+from anabranch.protocol.pipeline.upstream_replies import SENT_AGAIN_S, UpstreamReplies
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 
@@ -141,6 +141,22 @@ def test_a_gradient_is_sent_anew_to_a_peer_that_gave_the_microbatch_up() -> None
         ctx.clock.now += 1e5
     replies.adopt(unit, "d", Forward(fence, 0, ("d",), True, False, True, 4))
     assert len(sent) == 4, "no honest peer sends it anew so often"
+
+
+def test_a_gradient_is_sent_once_more_to_a_peer_that_asked_too_soon() -> None:
+    """`e` took over from `d`, which is gone; the microbatch was called back from it while the gradient came,
+    and is with it again later. It never got that gradient."""
+    ctx, sent = Relay().ctx, list[str]()
+    replies = UpstreamReplies(ctx, 1, "base", Seals(ctx, "base"), {"e": 4})
+    ctx.outbox.send = lambda peer, message, payload=None: sent.append(peer)  # type: ignore[method-assign]
+    unit = IncomingMicrobatch(0, True, "d", ("d",), b"a", True, None, 1, sender="d")
+    unit.returned, unit.gradient_out = True, b"g"
+    found = []
+    for wait_s in (0.0, SENT_AGAIN_S / 2.0, SENT_AGAIN_S, SENT_AGAIN_S, SENT_AGAIN_S):
+        ctx.clock.now += wait_s
+        replies.adopt(unit, "e", Want(ctx.fence(1, "base"), 0, True, 1))
+        found.append(len(sent))
+    assert found == [1, 1, 2, 2, 2]
 
 
 def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_both_ask() -> None:

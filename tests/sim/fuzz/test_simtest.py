@@ -155,9 +155,9 @@ def test_a_founder_that_lost_its_disk_founds_no_other_run() -> None:
     assert not run_seed(43000712, "rounds").failed
 
 
-@pytest.mark.xfail(strict=True, reason="a gradient that came before it was of use is not given again")
 def test_a_flood_by_the_only_relay_ends() -> None:
-    """Among its messages is a question that it asks too soon; its later ones are not answered (I4)."""
+    """Among its messages is a question for a gradient that it has no use for yet. The data node answered, and
+    did not answer its later questions (I4)."""
     assert not run_seed(43002479, "rounds").failed
 
 

@@ -13,6 +13,9 @@ from anabranch.protocol.pipeline.incoming import IncomingMicrobatch, ReturnedGra
 #: Times that the gradient of a microbatch is sent to one upstream peer over one link. Plain choice: a link
 #: that holds delivers the first, and a peer that asks on and on must not take up the line.
 MOST_SENT = 2
+#: Time (s) after which that holds for a peer, too, that did not send the microbatch, and has had its gradient
+#: once: it may have asked before it had a use for it, and asks again. A plain choice.
+SENT_AGAIN_S = 15.0
 #: Forwards of a microbatch that is here for each of which the gradient is sent once more. Derived: an honest
 #: peer gives a microbatch with its gradient up, and sends it anew, at most once for an overflow and once when
 #: it is called back.
@@ -80,7 +83,8 @@ class UpstreamReplies:
             if asked and unit.sent_back_at is not None:
                 name = ("gradient", self.t, unit.index, back.tensors)
                 self.ctx.links.payload_late(unit.upstream, name, late_s)
-            most = MOST_SENT if self._sent(unit, unit.upstream) else 1
+            long_ago = self.ctx.clock.now >= back.at + SENT_AGAIN_S
+            most = MOST_SENT if long_ago or self._sent(unit, unit.upstream) else 1
             if back.tensors >= most + min(unit.again[unit.upstream], MOST_AGAIN):
                 return True
         elif back.transmission != unit.transmission:
