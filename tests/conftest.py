@@ -50,7 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.freeze()  # modules and tests stay to the end: half a million objects that no collection has to visit
+        gc.freeze()  # half a million objects of modules and tests stay to the end: no collection visits them
         gc.enable()
 
 
