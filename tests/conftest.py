@@ -50,6 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()  # half a million objects of modules and tests stay to the end: no collection visits them
         gc.enable()
 
 
