@@ -89,14 +89,18 @@ class Witnesses:
     def stalled(self, held_up: Sequence[int], stalls: int) -> None:
         """Note the relay stages all of whose replicas may hold the open step up (`held_up`, the most likely
         first), after `stalls` stalls without news between them. Those with several replicas are doubted one
-        stall later than the others, when all else was tried."""
+        stall later than the others, when all else was tried, and one more for each witness that serves
+        there."""
         self._held_up = list(held_up)
         self._clear()
         for stage in held_up:
             doubt, count = self._doubts.setdefault(stage, Doubt()), self._count(stage)
             if doubt.phase is Phase.CLEAR:
                 doubt.advance(Phase.SEEN, self.ctx.clock.now)
-            elif stalls >= HELD_STALLS + (count > 1) and self.ctx.clock.now >= doubt.at + self._held_s(count):
+                continue
+            serving = len(doubt.witnesses & self.ctx.run.membership.active_from.keys())
+            tried = stalls >= HELD_STALLS + (count > 1) + serving
+            if tried and self.ctx.clock.now >= doubt.at + self._held_s(count):
                 self._doubt(doubt, count)
 
     def _held_s(self, count: int) -> float:
