@@ -1,13 +1,15 @@
 """Held-out loss at equal tokens: synchronous steps and delayed ones (`iteration.delay = 1`) of one model.
 
     python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.0025 0.005]
-        [--microbatches 8] [--kept]
+        [--microbatches 8] [--synchronous wire-loss-1024] [--kept]
 
 The single-process reference trains llama-tiny with the run file of `anabranch train`, on the same batches for
 all; a delayed step is that of a swarm, to the bit where sums are exact (here they are `fast`, for time). Each
 side has the learning rate of `--rates` that is best for it by held-out loss at the first seed. Fewer
-microbatches make a step smaller and quicker. Every run is kept in build/ until it is deleted; `--kept` writes
-what there is. Writes the result `delayed-loss`, or `delayed-loss-TOKENS` of smaller steps.
+microbatches make a step smaller and quicker. `--synchronous` takes the synchronous runs, those without a
+codec, from a result of `benchmarks.wire.loss`, whose sums are exact; they differ from `fast` ones by rounding
+alone. Every run is kept in build/ until it is deleted; `--kept` writes what there is. Writes the result
+`delayed-loss`, or `delayed-loss-TOKENS` of smaller steps.
 """
 
 from __future__ import annotations
@@ -101,13 +103,23 @@ def kept(steps: int, microbatches: int) -> list[Outcome]:
     return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in paths]
 
 
+def of_result(name: str, steps: int, microbatches: int) -> list[Outcome]:
+    """Synchronous runs of this size in the result `name` of `benchmarks.wire.loss`."""
+    found = msgspec.json.decode((harness.RESULTS / f"{name}.json").read_bytes())["data"]
+    runs = [msgspec.convert(each, Outcome) for each in found if each["job"]["variant"] == "none"]
+    same = [run for run in runs if (run.job.steps, run.job.microbatches) == (steps, microbatches)]
+    return [Outcome(msgspec.structs.replace(run.job, variant=SYNCHRONOUS), run.curve) for run in same]
+
+
 def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
     """Learning rate with the least loss of `variant` at the seed `first`."""
     losses = {o.job.rate: o.loss for o in outcomes if (o.job.variant, o.job.seed) == (variant, first)}
     return min(losses, key=losses.__getitem__)
 
 
-def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) -> None:
+def report(
+    outcomes: list[Outcome], steps: int, microbatches: int, dry: bool, synchronous: str = ""
+) -> None:
     if not outcomes:
         sys.exit(f"no run of {steps} steps is kept in {FOLDER}; run without --kept")
     first = min(outcome.job.seed for outcome in outcomes)
@@ -159,11 +171,12 @@ def report(outcomes: list[Outcome], steps: int, microbatches: int, dry: bool) ->
     title += "" if usual else f" of {tokens:,} tokens"
     used = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
     seeds = " ".join(map(str, sorted({outcome.job.seed for outcome in outcomes})))
-    ran = " ".join(f'"{variant}"' for variant in variants)
+    ran = " ".join(f'"{variant}"' for variant in variants if not synchronous or variant != SYNCHRONOUS)
     reproduce = (
         f"python -m benchmarks.wire.delayed_loss --steps {steps} --microbatches {microbatches} "
         f"--seeds {seeds} --rates {used} --variants {ran}"
     )
+    reproduce += f" --synchronous {synchronous}" if synchronous else ""
     harness.write(name, title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
 
 
@@ -174,20 +187,22 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--synchronous", default="", metavar="RESULT", help="result with synchronous runs")
     parser.add_argument("--kept", action="store_true", help="train nothing; write what there is")
     args = parser.parse_args()
+    size = (args.steps, args.microbatches)
+    base = of_result(args.synchronous, *size) if args.synchronous else []
     if args.kept:
-        report(kept(args.steps, args.microbatches), args.steps, args.microbatches, args.dry)
+        report(base + kept(*size), *size, args.dry, args.synchronous)
         return
     if not (FOLDER / "corpus").is_dir():
         materialise(replace(DataSection()), FOLDER / "corpus")
     first, *others = args.seeds
-    size = (args.steps, args.microbatches)
     tuned = [kept_or_trained(Job(v, r, first, *size)) for r in args.rates for v in args.variants]
     for seed in others:
         for variant in args.variants:
             kept_or_trained(Job(variant, best_rate(tuned, variant, first), seed, *size))
-    report(kept(*size), *size, args.dry)
+    report(base + kept(*size), *size, args.dry, args.synchronous)
 
 
 if __name__ == "__main__":
