@@ -169,15 +169,22 @@ def report(
     name = "delayed-loss" if usual else f"delayed-loss-{tokens}"
     title = "Loss at equal tokens: synchronous and delayed steps"
     title += "" if usual else f" of {tokens:,} tokens"
+    reproduce = command_of(outcomes, variants, steps, microbatches, synchronous)
+    harness.write(name, title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
+
+
+def command_of(
+    outcomes: list[Outcome], variants: list[str], steps: int, microbatches: int, synchronous: str
+) -> str:
+    """Command that makes the result again. synchronous: result with the synchronous runs ("": none)."""
     used = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
     seeds = " ".join(map(str, sorted({outcome.job.seed for outcome in outcomes})))
     ran = " ".join(f'"{variant}"' for variant in variants if not synchronous or variant != SYNCHRONOUS)
-    reproduce = (
+    return (
         f"python -m benchmarks.wire.delayed_loss --steps {steps} --microbatches {microbatches} "
         f"--seeds {seeds} --rates {used} --variants {ran}"
+        + (f" --synchronous {synchronous}" if synchronous else "")
     )
-    reproduce += f" --synchronous {synchronous}" if synchronous else ""
-    harness.write(name, title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
 
 
 def main() -> None:
