@@ -42,6 +42,8 @@ from benchmarks import harness  # noqa: E402
 from benchmarks.wire.loss import Job  # noqa: E402
 
 STEPS, WINDOWS = 1200, 64
+#: Seeds of a goal that is met: a seed moves the loss by more than a delay does.
+SEEDS = 3
 #: Points of a curve of held-out loss.
 POINTS = 4
 SYNCHRONOUS = "synchronous"
@@ -148,7 +150,9 @@ def report(
             tried = len({outcome.job.rate for outcome in outcomes})
             how = f"each at the best of {tried} rates" if tried > 1 else "at the one rate that was tried"
             name = f"loss over synchronous steps, {variant}, {how}, {len(ratios)} seeds"
-            goals.append(harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half))
+            found = harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half)
+            few = len(ratios) < SEEDS and found.met == "met"
+            goals.append(found._replace(met="open") if few else found)
     head = [
         "steps",
         f"by rate, seed {first}",
