@@ -247,8 +247,8 @@ class SnapshotCatalog:
 
         A return to it ends all audits, and a false step before it would never be found. So a point after a
         step with an open audit is chosen only if there is no other. Nor is one for whose states a single
-        keeper's word has to do (`_is_sure`), unless there is no other; but the run's beginning, of which a new
-        leader knows for long, is too far to go for that.
+        keeper's word has to do (`_is_sure`), unless there is no other; but the run's beginning, of which a
+        new leader always knows, is soon too far to go for that.
         """
         run = self.ctx.run
         stages, points = range(run.settings.stages + 1), [t for t in self.points if t < before]
@@ -270,7 +270,9 @@ class SnapshotCatalog:
             return True
         holders, membership = self._holding(point, stage), self.ctx.run.membership
         replicas = [p for p in holders if membership.stage_of(p) == stage and p in membership.active_from]
-        return bool(replicas) or self.ctx.me in holders or len(holders) >= min(SURE, self.ctx.run.settings.snapshot_copies)
+        if replicas or self.ctx.me in holders:
+            return True
+        return len(holders) >= min(SURE, self.ctx.run.settings.snapshot_copies)
 
     # --- orders --------------------------------------------------------------------------------
 
