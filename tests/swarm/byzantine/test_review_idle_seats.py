@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.checks.invariants import Invariants
@@ -12,6 +13,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from swarm.byzantine.test_idle_seat_of_a_lost_stage import LAST, lost_stage
 from swarm.byzantine.test_review_stalls import go_on, removed, rollbacks
+from swarm.byzantine.test_withheld_states import NEW, is_silent, with_newcomer
 
 ALONE, LIAR, SLOW = "r1.0", "g", "slow"
 
@@ -64,3 +66,19 @@ def test_a_newcomer_that_fetches_the_state_of_a_lost_stage_over_a_slow_line_keep
     assert go_on(world, 900.0) == 30 and crashed and late and wrong_states(world) == {}
     out = {peer for peer, why in removed(world).items() if not why.startswith("moves to")}
     assert out == {LAST}
+
+
+@pytest.mark.xfail(strict=True, reason="without a witness the leader cannot tell which of the two withholds")
+def test_a_newcomer_from_which_the_state_is_withheld_is_not_banned() -> None:
+    """Nobody can be moved there, so it loses its seat after six tries of the reduce; as it comes back, too,
+    and with its ticket and its address block it is banned the second time."""
+    world, lives = with_newcomer("r1.0", is_silent, others=1), [1]
+
+    def back(node: Node, event: ev.Event) -> None:
+        if lives == [1] and NEW in world.nodes and not world.nodes[NEW].running:
+            lives[0] = 2
+            world.add(world.nodes[NEW].next_life(), "d0", world.clock.now + 0.5)
+
+    world.watchers.append(back)
+    go_on(world, 400.0)
+    assert lives == [1] or not world.nodes["d0"].peer.ctx.rate_limits.banned(NEW, world.clock.now)
