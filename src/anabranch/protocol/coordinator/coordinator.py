@@ -300,7 +300,6 @@ class Coordinator:
         """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
         True if little work is lost by a change now."""
         self.admission.let_go(quiet and self.released.last)
-        self._remove_keeping_out()
         self._call_in()
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.ctx.clock.now:
@@ -314,18 +313,6 @@ class Coordinator:
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
-
-    def _remove_keeping_out(self) -> None:
-        """Remove members that wait at a relay stage which lost all replicas and do not become ready, if
-        another peer can take the stage up. Nobody before the run has begun."""
-        membership, t = self.ctx.run.membership, self.t + 1
-        all_served = not membership.begun or self._staffed == (membership.version, t)
-        relays = range(1, 1 if all_served else self.ctx.run.settings.stages + 1)
-        lost = [stage for stage in relays if not membership.count(stage, t)]
-        for peer in self.vouchers.keeping_out(lost, self.admission.ready):
-            if self.stage_recovery.moves.replaceable([peer], self.t):
-                reason = "it waits at a stage that lost all replicas, and does not get ready to serve"
-                self.admission.remove_idle(peer, reason)
 
     def _call_in(self) -> None:
         """Once after each stall of the open step, have those that are to serve from a later iteration serve
@@ -660,7 +647,6 @@ class Coordinator:
             self.telling.deadline(),
             self.initial_assignment.deadline(),
             self.disputes.deadline(),
-            self.vouchers.deadline(),
         )
         if not busy:
             due = min(due, self.carriers.deadline())

@@ -4,7 +4,7 @@ replicas report and the joiner must report, too."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Vouch
@@ -24,10 +24,6 @@ OLDEST = 2 * PENDING_MAX
 #: Time (s) that a joiner that never showed a proof keeps its waiting seat. A choice: in a day a line of 1
 #: Mbit/s brings 10 GB; replicas prove their states at each step while somebody waits.
 SEATED_S = 86400.0
-#: Least time (s) for which a joiner that is not ready keeps its seat at a stage without replicas, and times
-#: as long as the stage's state takes over links like the leader's. Plain choices: as for a state that a
-#: stage's only replica withholds (`fleet.stage_recovery`).
-KEEPS_OUT_S, FETCHED = 50.0, 8.0
 
 
 class Vouchers:
@@ -53,8 +49,6 @@ class Vouchers:
         (s)."""
         self._seated: dict[str, float] = {}
         """Joiner -> time (s) at which it was first seen; infinite once it showed a proof."""
-        self._keeps_out: dict[str, float] = {}
-        """Joiner that is not ready, at a stage without replicas -> time (s) until which it keeps its seat."""
         self._t = 0
         """Last committed iteration."""
         self._proofs: dict[tuple[int, int], dict[str, str]] = {}
@@ -108,25 +102,6 @@ class Vouchers:
             if self._t >= t + SHOWN_WITHIN and now >= since + SHOWN_WITHIN_S:
                 found[peer] = "it reports itself ready, and has not shown that it has the state"
         return found
-
-    def keeping_out(self, stages: Collection[int], ready: Collection[str]) -> list[str]:
-        """Joiners that have waited for too long at one of `stages`, all relay stages without replicas: a
-        relay of another stage is moved there only while nobody waits there. ready: joiners that have their
-        stage's state. To be called again while there are such stages, and with none once there are not."""
-        ctx, now, known = self.ctx, self.ctx.clock.now, self._keeps_out
-        self._keeps_out = {}
-        for stage in stages:
-            state_s = FETCHED * ctx.costs.reduce_s(ctx.run.settings.state_bytes_of(stage))
-            until = now + max(KEEPS_OUT_S, state_s)
-            able = {*ready, *ctx.run.membership.active_from}
-            waiting = (peer for peer in ctx.run.membership.replicas(stage) if peer not in able)
-            self._keeps_out.update((peer, known.get(peer, until)) for peer in waiting)
-        return sorted(peer for peer, until in self._keeps_out.items() if now >= until)
-
-    def deadline(self) -> float:
-        """Time (s) of the next call of `keeping_out`; infinite if no joiner keeps others out."""
-        now = self.ctx.clock.now
-        return min((until for until in self._keeps_out.values() if until > now), default=math.inf)
 
     def too_old(self, peer: str, t: int) -> bool:
         """True if the state after iteration t, with which a joiner's last `Ready` came, is older than that of

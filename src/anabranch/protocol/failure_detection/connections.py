@@ -354,16 +354,22 @@ class Connections:
         return self._leave_carrier(peer, f"is slow: a round trip takes {trip_s:.1f} s")
 
     def _note_slow(self, peer: str) -> None:
-        """Note that payloads to `peer` became slow over its carrier. If those to SLOW_TO peers did, the
-        carrier is at fault and not their lines: other links through it, such as those between replicas of one
-        stage, are left, too."""
+        """Note that payloads to `peer` became slow over its carrier. If those to SLOW_TO peers did, and to no
+        fewer than they did not, the carrier is at fault and not their lines: other links through it, such as
+        those between replicas of one stage, are left, too."""
         links, via = self.ctx.links, self.ctx.links.carriers[peer]
         slow_to = self._slow_to.setdefault(via, set())
         slow_to.add(peer)
-        if len(slow_to) >= SLOW_TO:
+        others = {other for other, carrier in links.carriers.items() if carrier == via and other != peer}
+        quick = [other for other in others - slow_to if self._is_quick(other)]
+        if len(slow_to) >= max(SLOW_TO, len(quick)):
             del self._slow_to[via]
-            links.lossy.update(other for other, carrier in links.carriers.items() if carrier == via)
-            links.lossy.discard(peer)
+            links.lossy |= others
+
+    def _is_quick(self, peer: str) -> bool:
+        """True if payloads over the carried link to `peer` are timed, and are not slow."""
+        payloads = self._payloads.get(peer)
+        return payloads is not None and payloads.at > -math.inf and not payloads.slowed
 
     def _another_carrier(self, peer: str) -> bool:
         """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet."""
@@ -498,6 +504,7 @@ class Connections:
         self.ctx.links.forget_carriers(peer)
         self._known.pop(peer, None)
         self._direct.pop(peer, None)
+        self._slow_to.pop(peer, None)
         if self._listened is not None:
             self._listened.pop(peer, None)
         self.indirect_probes.forget(peer)

@@ -180,7 +180,8 @@ class Admission:
                 or self._no_room(peer, request.member)
             )
         if reason is not None:
-            self.ctx.outbox.send(peer, Refused(reason, again=full is not None))
+            later = full is not None or self.ctx.rate_limits.banned(peer, self.ctx.clock.now)
+            self.ctx.outbox.send(peer, Refused(reason, again=later))
             return reason
         # The id is proved by the TLS connection, the ticket by the handshake.
         address = self.dial_backs.confirmed(peer, request.member.address)

@@ -247,7 +247,8 @@ class SnapshotCatalog:
 
         A return to it ends all audits, and a false step before it would never be found. So a point after a
         step with an open audit is chosen only if there is no other. Nor is one for whose states a single
-        keeper's word has to do (`_is_sure`), unless there is no other.
+        keeper's word has to do (`_is_sure`), unless there is no other; but the run's beginning, of which a
+        new leader always knows, is soon too far to go for that.
         """
         run = self.ctx.run
         stages, points = range(run.settings.stages + 1), [t for t in self.points if t < before]
@@ -256,7 +257,9 @@ class SnapshotCatalog:
             return None
         doubtful_from = self._doubtful_from()
         sound = [t for t in kept if t < doubtful_from] or [max(kept)]
-        sure = (t for t in sound if all(self._is_sure(self.points[t], stage) for stage in stages))
+        begun = max(sound) > ORDERED_POINTS * run.settings.snapshot_every
+        near = (t for t in sound if not (begun and self.points[t].initial))
+        sure = (t for t in near if all(self._is_sure(self.points[t], stage) for stage in stages))
         return self.points[max(sure, default=max(sound))]
 
     def _is_sure(self, point: RestorePoint, stage: int) -> bool:
@@ -267,7 +270,9 @@ class SnapshotCatalog:
             return True
         holders, membership = self._holding(point, stage), self.ctx.run.membership
         replicas = [p for p in holders if membership.stage_of(p) == stage and p in membership.active_from]
-        return bool(replicas) or len(holders) >= min(SURE, self.ctx.run.settings.snapshot_copies)
+        if replicas or self.ctx.me in holders:
+            return True
+        return len(holders) >= min(SURE, self.ctx.run.settings.snapshot_copies)
 
     # --- orders --------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from anabranch.protocol.interface.tasks import Result, Snapshot
 from anabranch.protocol.messages import FetchPiece, FetchState, Piece, StateOffer
 from anabranch.protocol.state.download import State
 
-#: States of one stage kept while peers download them, besides the pinned ones. Plain choice.
+#: States of one stage kept while peers download them, besides the pinned ones, and that for the leader's
+#: checkpoint. Plain choice.
 RECENT_KEPT = 2
 #: Requests kept of peers that this peer does not know as members yet. Plain choice: more join at once seldom.
 EARLY_KEPT = 64
@@ -36,6 +37,9 @@ class StateServer:
         self._state_t = state_t
         self._read_checkpoint = read_checkpoint
         self._recent: dict[Key, State] = {}
+        self._checkpointed: Key = -1, -1
+        """State of a checkpoint that the leader asked for last. It is kept, however many others come to be
+        pinned or asked for: who does not give it may lose its seat."""
         self._newest: dict[int, int] = {}
         """Stage -> iteration of the newest checkpoint, where that was read."""
         self._sound_t: float = math.inf
@@ -81,8 +85,12 @@ class StateServer:
             return
         stage, mine = message.stage, self._state_t()
         t = message.t if message.t >= 0 else mine
+        if peer == self.ctx.log.leader and self.ctx.run.settings.checkpoints_at(t):
+            self._checkpointed = stage, t
         state = self.find(stage, t)
         if state is not None:
+            if (stage, t) == self._checkpointed:
+                self._keep(state)  # it may be pinned for a shorter time than the leader takes
             self._offer(peer, state)
         elif stage == self.ctx.run.stage and t == mine and t >= 0:
             self._waiting.setdefault((stage, t), set()).add(peer)
@@ -140,7 +148,7 @@ class StateServer:
             state = State(stage, t, result.fingerprint, result.outputs, result.hashes)
             if pin is not None:
                 pin(state)
-            elif asked:
+            if (pin is None and asked) or key == self._checkpointed:
                 self._keep(state)
             for peer in asked:
                 self._offer(peer, state)
@@ -193,7 +201,8 @@ class StateServer:
 
     def _keep(self, state: State) -> None:
         self._recent[state.stage, state.t] = state
-        of_stage = sorted(key for key in self._recent if key[0] == state.stage)
+        asked = self._checkpointed
+        of_stage = sorted(key for key in self._recent if key[0] == state.stage and key != asked)
         for key in of_stage[:-RECENT_KEPT]:
             del self._recent[key]
 

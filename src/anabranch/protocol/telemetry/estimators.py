@@ -114,11 +114,6 @@ class Samples:
                 return value
         return ordered[-1][0] if ordered else None
 
-    @property
-    def newest(self) -> float | None:
-        """The newest sample; None without one."""
-        return self._values[-1] if self._values else None
-
     def median(self) -> float | None:
         """Median of the samples; None without a sample."""
         return self.quantile(0.5)
@@ -205,10 +200,9 @@ class Bandwidth:
         s_per_byte = self._s_per_byte.quantile(0.5, size_bytes)
         return None if s_per_byte is None else 8.0 / s_per_byte
 
-    def last_bps(self) -> float | None:
-        """Bits per second of the last transfer, with those that overlapped with it; None without a sample."""
-        s_per_byte = self._s_per_byte.newest
-        return None if s_per_byte is None else 8.0 / s_per_byte
+    def latest(self) -> tuple[float, float]:
+        """Bytes and seconds of the last transfer, with those that overlapped with it; zeros: none yet."""
+        return (self._bytes, self.last - self._began) if self._bytes else (0.0, 0.0)
 
 
 class PaddedEstimate:
