@@ -243,7 +243,8 @@ class Reports:
             long = current.stalls >= ONE_SOURCE_STALLS or not self._one_source(current, stage, index)
             if first is None or not long or claimed or index in current.evaluations:
                 continue
-            if len(serving) == 1 or first == self.ctx.me or not self._is_doubted(first, current.t):
+            others = set(serving) - {first, *self.admission.going()}
+            if not others or first == self.ctx.me or not self._is_doubted(first, current.t):
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 
