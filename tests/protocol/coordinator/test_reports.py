@@ -39,6 +39,7 @@ class Led:
         tip.move(T - 1, BASE, T - 1, ())
         tip.round = self.round = Round(T, BASE, 0.0)
         cases = AuditCases(ctx, admission, RevocationRequests(ctx))
+        self.admission = admission
         self.reports = Reports(ctx, tip, admission, cases, cast(ReduceAttempts, None))
 
     def says(self, peer: str, sender: str = "") -> bool:
@@ -68,6 +69,19 @@ def test_the_word_of_one_that_left_does_not_count() -> None:
     led.reports.take_unanswered(led.round)
     assert led.round.witness is None
     assert not led.says("h1a") and led.says("h1b")
+
+
+def test_not_all_that_alone_find_overflows_lose_their_seats_at_once() -> None:
+    """Two data nodes that overflow in turn: each is the only one that can tell."""
+    led, peers = Led("h1a h1b h2a"), ("h1a", "h1b")
+    led.round.stalls = ONE_SOURCE_STALLS
+    for t, peer in enumerate(2 * peers):
+        assert not led.reports._is_doubted(peer, t)
+    for index, peer in enumerate(peers):
+        led.reports.on_overflow(peer, Overflow(Fence(1, 1, T, BASE, 1), 1, index, "wq", ""))
+    led.reports.take_unanswered(led.round)
+    assert list(led.admission.going()) == ["h1a"]
+    assert led.round.witness is not None and led.round.witness.peer == "h1b"
 
 
 def test_one_whose_fellow_has_lost_its_link_for_a_moment_decides_nothing() -> None:

@@ -582,6 +582,7 @@ class Coordinator:
         self.tip.round = None
         self._overflows = self._overflows.after(record)
         if record.witness is not None:
+            self.reports.skipped(record.t)
             self._stop_for_skips(f" (overflow at stage {record.witness.stage}, {record.witness.tensor})")
 
     def _stop_for_skips(self, where: str) -> None:

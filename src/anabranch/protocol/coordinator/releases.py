@@ -21,8 +21,9 @@ AGREED_KEPT = 1024
 #: twice as long as the one before, the last of them several minutes or thirty steps.
 WITHHELD_STALLS, AWAITED_STALLS = 3, 6
 #: Stalls of a replica in former steps that a step without one forgives. A plain choice: a replica that has
-#: every fourth step stall keeps its seat.
-FORGIVEN = 0.25
+#: every fourth step stall keeps its seat. Stalls of each step that do not count in later ones for a replica
+#: that may not have applied the last step yet: an honest one takes several times as long now and then.
+FORGIVEN, UNCOUNTED = 0.25, 2
 
 
 @dataclass(eq=False)
@@ -187,7 +188,8 @@ class Releases:
         that serve only from the next iteration on, nobody is named, unless it claimed such units and there is
         a snapshot to go back to, or another one says that it cannot get the state: the log goes back for a
         stage only once all its replicas say so. Where others serve, its stalls of former steps count, too
-        (`_held`): it could have each step stall twice.
+        (`_held`): it could have each step stall twice. (In a delayed step a claim does not show that it has
+        applied the last one.)
         """
         if self.last or not max(current.stalls, *current.retries.values(), 0):
             return {}
@@ -208,7 +210,8 @@ class Releases:
                 continue
             fetching = self.stage_recovery.witnesses.fetching(stage, self.tip.t)
             for peer in (peer for peer in silent if claims.get(peer) or peer not in fetching):
-                if again and len(live) > 1:
+                has = claims.get(peer) and not self.ctx.run.settings.delay.has(current.t)
+                if again and len(live) > 1 and (has or current.stalls > UNCOUNTED):
                     self._held[peer] = self._held.get(peer, 0.0) + 1.0
                     self._holding.add(peer)
                 tried = current.retries.get(stage, 0) if claims.get(peer) else 0

@@ -33,7 +33,8 @@ MORE_HOLDERS = 64
 #: fault of its hardware.
 FALSE_WITNESSES = 3
 #: Steps skipped on the word of one peer that others did not answer, of the last REMEMBERED iterations, after
-#: which it is expelled in place of the next. Plain choices: where they are true, another one finds them then.
+#: which it is removed in place of the next, and the second time expelled. Plain choices: where they are true,
+#: another one finds them then.
 LONE_WORDS, REMEMBERED = 2, 50
 
 
@@ -52,6 +53,8 @@ class Reports:
     """Peer that reported false overflows -> peers whose inputs it said to have had."""
     _alone: dict[int, str] = field(default_factory=dict)
     """Iteration skipped on one peer's word, which others of its stage did not answer -> the peer."""
+    _doubted: dict[str, int] = field(default_factory=dict)
+    """Peer that was removed in place of such a skip -> the iteration."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
         """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. Returns why
@@ -227,7 +230,7 @@ class Reports:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
         that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
         it back, or by granting no credit for it. It may have held the step up itself, and made the overflow
-        up: after LONE_WORDS such steps it is expelled, and others find the next overflow, if there is one."""
+        up: after LONE_WORDS such steps it is removed, and others find the next overflow, if there is one."""
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
@@ -240,19 +243,30 @@ class Reports:
             long = current.stalls >= ONE_SOURCE_STALLS or not self._one_source(current, stage, index)
             if first is None or not long or claimed or index in current.evaluations:
                 continue
-            if len(serving) == 1 or first == self.ctx.me or not self._is_doubted(first, current.t):
+            others = set(serving) - {first, *self.admission.going()}
+            if not others or first == self.ctx.me or not self._is_doubted(first, current.t):
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 
     def _is_doubted(self, peer: str, t: int) -> bool:
-        """True if iteration t is not to be skipped on the word of `peer` alone, which is expelled then; else
-        note that it is."""
+        """True if iteration t is not to be skipped on the word of `peer` alone, which is removed then; else
+        note that it is. An honest data node is the only one that has its microbatches."""
         self._alone = {k: of for k, of in self._alone.items() if t - REMEMBERED < k < t}
+        self._doubted = {of: k for of, k in self._doubted.items() if t - REMEMBERED < k <= t}
         if sum(of == peer for of in self._alone.values()) < LONE_WORDS:
             self._alone[t] = peer
             return False
-        self.admission.expel(peer, f"on its word alone {LONE_WORDS} steps were skipped before iteration {t}")
+        again = self._doubted.setdefault(peer, t) < t
+        reason = f"on its word alone {LONE_WORDS} steps were skipped before iteration {t}"
+        (self.admission.expel if again else self.admission.remove)(peer, reason)
         return True
+
+    def skipped(self, t: int) -> None:
+        """Trust those anew that were removed in place of a skip of iteration t on their word: it was skipped
+        all the same, and on no other peer's word alone."""
+        found = {peer for peer, doubted in self._doubted.items() if doubted == t and t not in self._alone}
+        self._doubted = {peer: k for peer, k in self._doubted.items() if peer not in found}
+        self._alone = {k: peer for k, peer in self._alone.items() if peer not in found}
 
     def one_word(self, iterations: Iterable[int]) -> bool:
         """True if one of these iterations was skipped on one peer's word, as far as this leader knows."""

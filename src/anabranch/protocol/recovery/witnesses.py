@@ -24,8 +24,9 @@ from anabranch.protocol.recovery.relay_moves import RelayMoves
 #: Stalls of a step after which a stage whose only replica may hold it up is doubted; one more for a stage of
 #: several. A plain choice: as for data nodes (`late_sources`).
 HELD_STALLS = 4
-#: Times LONG_S for which a stage of several may hold up a step while no step's duration is known: a run's
-#: first step may be as long. A plain choice.
+#: Times LONG_S for which a stage may hold up a step while no step's duration is known: the first one that a
+#: leader opens may be as long. (A stage's only replica has no longer than LONG_S in a run's first step: no
+#: work is lost there by a move, and everyone has the state.) A plain choice.
 FIRST_STEP = 12.0
 #: Times as long as the state may take for which replicas that lack it keep their seats (`fetching`): one that
 #: is silent is asked three times before they say that they cannot get it. A plain choice.
@@ -106,7 +107,7 @@ class Witnesses:
     def _held_s(self, count: int) -> float:
         """Seconds for which `count` replicas, all of their stage, may hold a step up before they are
         doubted."""
-        if count > 1 and not self._states.step_s:
+        if not self._states.step_s and (count > 1 or self._states.t):
             return FIRST_STEP * LONG_S
         return max(LONG_S, LONG_STEPS * self._states.step_s)
 

@@ -1,0 +1,35 @@
+"""Honest relays that take long are not doubted (`protocol.recovery.witnesses`)."""
+
+from __future__ import annotations
+
+from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.events import Event
+from anabranch.protocol.interface.settings import Settings
+from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from swarm.byzantine.test_review_stalls import go_on, removed, rollbacks
+
+SLOW = tasks.Forward | tasks.InputGradient | tasks.WeightGradient
+
+
+def test_a_new_leader_does_not_take_a_long_step_for_one_that_is_held_up() -> None:
+    """It does not know yet how long a step takes: four stalls were over after 75 s, and a relay of another
+    stage, which was left with one, moved to the stage with one replica."""
+    settings = Settings("long", 1, 2, 2, 5, min_replicas=1, snapshot_every=2, voters=3)
+    stages = {"d0": 0, "d1": 0, "a": 1, "b0": 2, "b1": 2}
+    world = counting_world(settings, [Machine(name, stage) for name, stage in stages.items()], 1)
+    Invariants(world)
+    task_s, died = world.task_s, list[float]()
+    world.task_s = lambda node, task: task_s(node, task) * (  # type: ignore[method-assign]
+        3000.0 if isinstance(task, SLOW) and task.t > 2 else 1.0
+    )
+
+    def watch(node: Node, event: Event) -> None:
+        if not died and world.log and world.history().t == 2 and len(node.peer.ctx.log.voters) == 3:
+            died.append(world.clock.now)
+            world.crash("d0")
+
+    world.watchers.append(watch)
+    assert go_on(world, 5000.0) == 5 and died and wrong_states(world) == {}
+    assert removed(world).keys() <= {"d0"} and rollbacks(world) == []
