@@ -122,8 +122,8 @@ def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
 def report(
     outcomes: list[Outcome], steps: int, microbatches: int, dry: bool, synchronous: str = ""
 ) -> None:
-    if not outcomes:
-        sys.exit(f"no run of {steps} steps is kept in {FOLDER}; run without --kept")
+    if not any(outcome.job.variant == SYNCHRONOUS for outcome in outcomes):
+        sys.exit(f"no synchronous run of {steps} steps is kept in {FOLDER} or in the result of --synchronous")
     first = min(outcome.job.seed for outcome in outcomes)
     loss = {(o.job.variant, o.job.rate, o.job.seed): o.loss for o in outcomes}
     variants = [v for v in VARIANTS if any(key[0] == v and key[2] == first for key in loss)]

@@ -239,7 +239,8 @@ class IterationSection:
     """Steps that an iteration does not wait for: 0, or 1 (two iterations are in flight; each computes on
     weights that are predicted one step ahead). Not with audits, LoRA, Muon, or pipeline.stages = 0."""
     delay_from: Fraction = 0.1
-    """Share of run.steps that is synchronous before the first delayed iteration (at least two steps)."""
+    """Share of run.steps that is synchronous before the first delayed iteration (at least two steps; fewer
+    than about 300 cost much loss)."""
 
 
 @dataclass(frozen=True)
