@@ -21,7 +21,7 @@ setup: $(READY)  ## install everything into .venv
 
 # Tests and checks.
 
-test: $(READY)  ## lint and all tests but the long ones, at the same time; twelve and a half minutes on two quiet cores (goal: six), over twenty on busy ones
+test: $(READY)  ## lint and all tests but the long ones, at the same time; twelve to fifteen minutes on two cores (goal: six), over twenty on busy ones
 	$(MAKE) --jobs 2 lint suite
 
 # Byte code is kept, whatever the environment says: some hundred processes import the package.
