@@ -131,6 +131,7 @@ def report(
     base = {
         seed: found for (v, r, seed), found in loss.items() if (v, r) == (SYNCHRONOUS, rates[SYNCHRONOUS])
     }
+    at_first = {v: {rate for each, rate, seed in loss if (each, seed) == (v, first)} for v in variants}
     rows, goals = [], []
     for variant in variants:
         own = {s: found for (v, r, s), found in loss.items() if (v, r) == (variant, rates[variant])}
@@ -147,8 +148,8 @@ def report(
         )
         if variant != SYNCHRONOUS and ratios:
             half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
-            tried = len({outcome.job.rate for outcome in outcomes})
-            how = f"each at the best of {tried} rates" if tried > 1 else "at the one rate that was tried"
+            own_rates, base_rates = (len(at_first[v]) for v in (variant, SYNCHRONOUS))
+            how = f"at the best of {own_rates} rates, those at the best of {base_rates}"
             name = f"loss over synchronous steps, {variant}, {how}, {len(ratios)} seeds"
             found = harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half)
             few = len(ratios) < SEEDS and found.met == "met"
@@ -162,11 +163,12 @@ def report(
         "against synchronous, by seed",
     ]
     tokens = RunConfig().batch.rows * RunConfig().batch.sequence * microbatches
+    taken = f" The synchronous runs are those of `{synchronous}`, with exact sums." if synchronous else ""
     body = (
         f"llama-tiny, {steps:,} steps of {tokens:,} tokens, {WINDOWS} held-out windows at the end, in nats a "
         "token. Delayed runs begin with a synchronous tenth (or quarter) and compute on weights that are "
         "predicted one step ahead. Each side has the rate that is best for it at the first seed. ± is twice "
-        f"the standard error over the seeds.\n\n{harness.table(head, rows)}"
+        f"the standard error over the seeds.{taken}\n\n{harness.table(head, rows)}"
     )
     data = [msgspec.to_builtins(outcome) for outcome in outcomes]
     usual = microbatches == RunConfig().batch.microbatches
@@ -181,7 +183,8 @@ def command_of(
     outcomes: list[Outcome], variants: list[str], steps: int, microbatches: int, synchronous: str
 ) -> str:
     """Command that makes the result again. synchronous: result with the synchronous runs ("": none)."""
-    used = " ".join(f"{rate:g}" for rate in sorted({outcome.job.rate for outcome in outcomes}))
+    trained = [o.job for o in outcomes if not synchronous or o.job.variant != SYNCHRONOUS]
+    used = " ".join(f"{rate:g}" for rate in sorted({job.rate for job in trained}))
     seeds = " ".join(map(str, sorted({outcome.job.seed for outcome in outcomes})))
     ran = " ".join(f'"{variant}"' for variant in variants if not synchronous or variant != SYNCHRONOUS)
     return (
