@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from anabranch.config import RunConfig
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
-from anabranch.node.local_swarm.supervisor import Process
+from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Step
 from support.guest_processes import run_further_guest
-from support.local_swarms import PATIENCE_S, Swarm
+from support.local_swarms import PATIENCE_S, Swarm, created, swarm_of
 
 
 def lines_of(process: Process, word: str) -> list[str]:
@@ -152,3 +154,12 @@ class HostileRun:
         guests = {guest.peer for guest in self.guests}
         removed = [event for event in self.swarm.of(PeerRemoved) if event.subject not in guests]
         return [event for event in removed if not event.reason.startswith("moves to")]
+
+
+@contextmanager
+def hostile_run(path: Path, run: RunConfig, supervisor: Supervisor) -> Iterator[HostileRun]:
+    """A new run in the directory `path`, to which guests may come: its swarm has taken three steps."""
+    with swarm_of(created(path, run), run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        yield hostile

@@ -18,7 +18,7 @@ from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import PeerJoined
 from anabranch.protocol.fleet.admission import MEMBERS_BYTES
 from anabranch.protocol.log.records import Genesis, decode_entry
-from support.hostile_runs import HostileRun
+from support.hostile_runs import hostile_run
 from support.local_swarms import PATIENCE_S, Swarm, created, small_run, swarm_of
 
 #: Settings of a run that ends only with its test.
@@ -65,10 +65,8 @@ def test_hundreds_of_keys_with_long_texts_come_in_short_records(
     """They are in one record no more: with a thousand it, or the Welcome that lists them, was longer than a
     message may be, and the process that leads ended."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         with crowd(swarm, "join", 200, class_of(directory)) as output:
             while "linked" not in output.read_text():  # on a busy machine that takes minutes
                 time.sleep(0.5)

@@ -13,7 +13,7 @@ from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Checkpoint, Note, PeerJoined, Refused
 from anabranch.protocol.fleet.admission import ADMISSIONS
 from support.counting_peers import run_counting_peer
-from support.hostile_runs import HostileRun
+from support.hostile_runs import HostileRun, hostile_run
 from support.local_swarms import created, small_run, swarm_of
 from support.state_deeds import TRICKLES
 
@@ -79,10 +79,8 @@ def test_a_liar_that_joiners_ask_first_keeps_none_out(
     another. At the other it offers one of 64 GiB, of which nobody asks for a piece, or one that trickles,
     which is given up before it is whole."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         false = hostile.invite("false state for joiners", 1, first=True)
         vast = hostile.invite("state of 64 GiB", 2, first=True)
         hostile.until(lambda: {false.peer, vast.peer} <= hostile.serving())
@@ -117,10 +115,8 @@ def test_checkpoints_have_the_agreed_states_whoever_is_asked_first(
     """The guest gives the leader a state that is false and consistent for each checkpoint: the next source is
     asked. What came first was written to the run directory, and the log said otherwise."""
     run = small_run(texts, **{**ENDLESS, "checkpoint__every": 4})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite("false state for joiners", 1, first=True)
         hostile.until(lambda: guest.peer in hostile.serving())
         condemned = guest.peer, "StateOffer: not the state that the run has"
@@ -142,10 +138,8 @@ def test_a_lone_replica_that_never_gets_a_state_is_out_and_its_stage_restored(
     """The only other replica of the stage is killed once the guest serves. The log goes back three times."""
     snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
     run = small_run(texts, **ENDLESS, **snapshots)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite("never gets a state", 2)
         hostile.until(lambda: guest.peer in hostile.serving())
         victim = swarm.peer_id("relay-2.0")

@@ -13,7 +13,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Note, PeerActive, Skip
 from support.counting_peers import run_counting_peer
-from support.hostile_runs import HostileRun, LiveGuest
+from support.hostile_runs import HostileRun, LiveGuest, hostile_run
 from support.local_swarms import Swarm, created, history_of, small_run, swarm_of
 
 #: Settings of a run that ends only with its test.
@@ -83,10 +83,8 @@ def test_an_accomplice_gives_away_its_own_work_alone(
     """Once others have claimed theirs, the liar is to add no microbatch that neither of the two computed. It
     lacks those of the accomplice, and loses its seat as it holds the sum up."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         friend = hostile.invite("vouches for a claimer", 1)
         liar = hostile.invite("claims its whole stage", 2, first=True)
         hostile.until(lambda: friend.begun >= 0 and bool(hostile.out(liar)))
@@ -112,10 +110,8 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
     stalls its word is taken, once (docs/explanation/trust.md): `verify` finds the skipped step, and no bit
     that differs."""
     run = small_run(texts, **ENDLESS, batch__microbatches=24)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite("overflows in turn", 1)
         hostile.until(hostile.withstood(guest, steps=2))
         told = Counter(int(line.split()[0]) for line in guest.words("overflow"))
@@ -135,10 +131,8 @@ def test_digests_that_nobody_asked_for_do_not_get_into_the_log(
 ) -> None:
     """With one report of them `verify` found the log of the run wrong for ever."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite("reports digests", 1)
         hostile.until(hostile.withstood(guest, steps=5))
         assert len(guest.words("digests")) > 1
@@ -154,10 +148,8 @@ def test_a_data_node_that_holds_steps_up_and_makes_overflows_up_stops_no_run(
 ) -> None:
     """Three steps in a row were skipped on its word, and the run ended."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm = hostile.swarm
         guest = hostile.invite("claims nothing and overflows", 0)
         hostile.until(lambda: bool(hostile.out(guest)))
         assert "on its word alone 2 steps were skipped" in hostile.out(guest), hostile.out(guest)
@@ -176,10 +168,8 @@ def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
     the log if a snapshot was taken after them; `verify` finds these steps, and no bit that differs."""
     snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
     run = small_run(texts, **ENDLESS, **snapshots)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite("overflows alone", 2)
         hostile.until(lambda: guest.peer in hostile.serving())
         victim = swarm.peer_id("relay-2.0")
@@ -220,10 +210,8 @@ def test_who_withholds_its_part_of_a_sum_takes_nobodys_seat(
     """A forger, and a relay without a link to the leader, are judged by the parts that came. reduces: number
     of the stage's stuck reduces until then."""
     run = small_run(texts, **{**ENDLESS, "routing__policy": "static", **changes})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guest = hostile.invite(deed, 1)
         hostile.until(lambda: bool(guest.words(word) and hostile.out(guest)))
         assert "parts of its sum" in hostile.out(guest), hostile.out(guest)
@@ -265,10 +253,8 @@ def test_convicted_walk_ins_do_not_close_the_door(
     """Two of them give false sums, one after the other. Their keys are out; the open ticket lets an honest
     machine in."""
     run = small_run(texts, **{**ENDLESS, "audit__share": 1e-9, "checkpoint__every": 3})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         door = hostile.ticket("open", 0)
         guests = []
         for stage in (1, 2):

@@ -28,7 +28,7 @@ from anabranch.protocol.interface.settings import Settings as RunSettings
 from anabranch.protocol.log.records import Carriers, Commit, decode_entry
 from anabranch.protocol.messages import Ping
 from anabranch.protocol.peer.peer import Peer
-from support.hostile_runs import HostileRun
+from support.hostile_runs import HostileRun, hostile_run
 from support.local_swarms import PATIENCE_S, created, small_run, steps_of, swarm_of
 
 #: Settings of a run that ends only with its test.
@@ -247,10 +247,8 @@ def test_guests_are_put_out_one_wave_after_the_other(
 ) -> None:
     """Each serves beside two honest replicas of its stage."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         for wave in PUT_OUT:
             put_out(hostile, wave)
         assert not hostile.honest_removed(), swarm.story()
@@ -262,10 +260,8 @@ def test_guests_are_put_out_one_wave_after_the_other(
 @pytest.mark.timeout(1800)
 def test_further_guests_are_put_out(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     run = small_run(texts, **ENDLESS, fleet__data_nodes=2)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         for wave in PUT_OUT_TOO:
             put_out(hostile, wave)
         assert not hostile.honest_removed(), swarm.story()
@@ -281,10 +277,8 @@ def test_guests_that_ask_or_say_too_much_get_nothing(
     """All at once: a carrier's addresses do not fill the log, no gradient leaves its stage, and whom a guest
     calls back asks nobody too often."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guests = [hostile.invite(deed, stage) for deed, stage, _ in TOO_MUCH]
         withstood, all_words = hostile.withstood(*guests, steps=30), [words for *_, words in TOO_MUCH]
         hostile.until(lambda: withstood() and all(map(hostile.told, all_words)))
@@ -306,10 +300,8 @@ def test_guests_that_no_proof_puts_out_cost_no_honest_seat(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
     run = small_run(texts, **ENDLESS, fleet__data_nodes=2)
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         for wave in ENDURED:
             guests = [hostile.invite(deed, stage) for deed, stage, _ in wave]
             hostile.until(hostile.withstood(*guests))
@@ -331,10 +323,8 @@ def test_guests_that_only_audits_find(tmp_path: Path, texts: Path, supervisor: S
     a result; false work of one that audits falsely, too."""
     audited = {"audit__share": 1.0, "routing__policy": "static", "checkpoint__every": 3}
     run = small_run(texts, **{**ENDLESS, **audited})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         seal, unsigned = hostile.invite("made-up seal", 1), hostile.invite("other bytes than it signed", 2)
         hostile.until(lambda: bool(hostile.out(seal) and hostile.told("does not have the seal of its")))
         assert "seal of the activation" in hostile.out(seal)
@@ -361,10 +351,8 @@ def test_one_of_two_replicas_lies(tmp_path: Path, texts: Path, supervisor: Super
     A false state is not told: the log goes back, nobody is removed on one word, and the run takes steps again
     once the liar is gone."""
     run = small_run(texts, **{**ENDLESS, "checkpoint__every": 4, "fleet__relays_per_stage": [1, 1]})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         digest = hostile.invite("wrong digest", 1)
         hostile.until(lambda: bool(hostile.out(digest)))
         assert "gradient" in hostile.out(digest)
