@@ -235,7 +235,7 @@ class Witnesses:
         the suspects are to be removed, where enough members want the state in vain; of two replicas, one of
         which may be slow, only if a witness came. waiting: those of them that do not serve yet."""
         divided = self._is_divided(stage)
-        enough = len(waiting) >= len(suspects)  # and where it is one of two, that one's own word
+        enough = self._enough(waiting, suspects)
         if not (enough and doubt.witnesses):
             moved = self._move(stage, doubt, t, suspects, divided)
             if moved is not None:
@@ -246,6 +246,11 @@ class Witnesses:
                 reason = f"iteration {t + 1} waits for it, and nobody gets the state of its stage from it"
                 self._admission.remove(peer, reason)
         return None
+
+    @staticmethod
+    def _enough(waiting: Collection[str], suspects: Collection[str]) -> bool:
+        """True if as many members wait for the state in vain as are doubted of giving it to nobody."""
+        return len(waiting) >= len(suspects)
 
     def _move(
         self, stage: int, doubt: Doubt, t: int, suspects: Collection[str], divided: bool
