@@ -21,17 +21,20 @@ setup: $(READY)  ## install everything into .venv
 
 # Tests and checks.
 
-test: $(READY)  ## lint and all tests but the long ones, at the same time; twelve to fifteen minutes on two cores (goal: six), over twenty on busy ones
+test: $(READY)  ## lint and the suite, at the same time
 	$(MAKE) --jobs 2 lint suite
 
 # Byte code is kept, whatever the environment says: some hundred processes import the package.
-suite quick: export PYTHONDONTWRITEBYTECODE :=
+suite thorough quick: export PYTHONDONTWRITEBYTECODE :=
 
-suite: $(READY)  ## all tests but the long ones
+suite: $(READY)  ## each rule's tests; of costly ones a part
+	$(BIN)/pytest -m "not soak and not thorough" -n $(JOBS) --dist worksteal
+
+thorough: $(READY)  ## all tests but the long ones, before a release and after a change of the protocol
 	$(BIN)/pytest -m "not soak" -n $(JOBS) --dist worksteal
 
 quick: $(READY)  ## unit tests only, without real processes; under a minute on two cores
-	$(BIN)/pytest -m "not soak and not slow" -n 2 --dist worksteal $(QUICK)
+	$(BIN)/pytest -m "not soak and not slow and not thorough" -n 2 --dist worksteal $(QUICK)
 
 lint: $(READY)  ## ruff, the style lint and mypy
 	$(BIN)/ruff check --no-cache .
@@ -54,7 +57,7 @@ test-python:  ## unit tests with PYTHON=python3.13 and without torch: for a Pyth
 	$(OTHER)/bin/python -m pip install --disable-pip-version-check --no-deps --requirement $(OTHER)/requirements.txt --editable .
 	$(OTHER)/bin/python -m compileall -q src
 	$(OTHER)/bin/anabranch --help > /dev/null
-	$(OTHER)/bin/python -m pytest -m "not soak and not slow" --without-torch
+	$(OTHER)/bin/python -m pytest -m "not soak and not slow and not thorough" --without-torch
 
 wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty folder; two minutes and a download
 	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -28,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # A job in the background of a script ignores Ctrl+C, and so would the commands that tests start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "slow: a second or more of CPU; left out of `make quick`")
+    config.addinivalue_line("markers", "costly(stay=0): `make test` takes the first `stay` cells alone")
+    config.addinivalue_line("markers", "thorough: what `costly` leaves out; run by `make thorough`")
     config.addinivalue_line("markers", "soak: long; left out of `make test`, run by `make soak`")
     if config.option.without_torch:
         config.pluginmanager.register(without_torch)
@@ -54,8 +57,28 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+    _mark_thorough(items)
+    result = yield  # tests that `-m` does not ask for are taken out
+    _order(items)
+    return result
+
+
+def _mark_thorough(items: list[pytest.Item]) -> None:
+    """Mark the cells of costly tests that `make test` leaves out: all but the first `stay` of each function
+    that are not marked `soak`."""
+    count = Counter[str]()
+    for item in items:
+        costly = item.get_closest_marker("costly")
+        if costly is not None and item.get_closest_marker("soak") is None:
+            function = item.nodeid.partition("[")[0]
+            count[function] += 1
+            if count[function] > costly.kwargs.get("stay", 0):
+                item.add_marker("thorough")
+
+
+def _order(items: list[pytest.Item]) -> None:
     """Order the tests for several processes, each of which begins with an equal part of the list, and takes
     from the end of another's part when its own is done (`--dist worksteal`): modules with slow tests come
     first in each part, so that none of them is the last to begin while other processes have nothing left.

@@ -18,7 +18,7 @@ for name in {_ABSENT}:
     sys.modules[name] = None
 from anabranch.net.wan import emulated_network
 emulated_network.available = lambda: "the emulated network needs Linux"
-options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", "not slow and not soak"]
+options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", "not slow and not soak and not thorough"]
 sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """
 

@@ -20,6 +20,7 @@ from anabranch.sim.kernel.swarm_world import World
 from support.audited_runs import make_run, small_run
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("offers", ["the true state", "another state"])
 def test_a_checkpoint_has_the_states_that_the_log_has(tmp_path: Path, offers: str) -> None:
     """The liar is the first whom the data node asks."""

@@ -40,6 +40,7 @@ def ahead_in_mid_backward(t: int) -> Moment:
     return moment
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("moment", "wire"),
     [

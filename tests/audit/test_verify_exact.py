@@ -43,6 +43,7 @@ def kinds_that_differ(report: Report) -> set[str]:
     return {kind for kind, tally in report.counts.items() if tally.differ}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 def test_a_clean_run_has_zero_bits_that_differ(architecture: str, tmp_path: Path) -> None:
     report = verify(make_run(tmp_path, small_run(architecture), seed=3).path)
@@ -117,6 +118,7 @@ def replaced(**changes: Any) -> Callable[[Commit], Commit]:
     return lambda commit: msgspec.structs.replace(commit, **changes)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("change", "kinds", "problem"),
     [
@@ -196,6 +198,7 @@ def test_a_removed_owner_in_the_log_is_found(copy: RunDirectory) -> None:
     assert report.removals == 1
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "moment",
     [faults.added_in_mid_backward(3), faults.ended(tasks.Assemble, 3), faults.chosen(3)],
@@ -283,6 +286,7 @@ def test_sharing_the_microbatches_changes_nothing(copy: RunDirectory) -> None:
     assert alone["compared"]["weights"]["bits"] == 1
 
 
+@pytest.mark.costly
 def test_workers_follow_a_skipped_step(tmp_path: Path) -> None:
     run = small_run(optimizer__lr=1e30, optimizer__warmup_steps=0, optimizer__min_lr_ratio=1.0)
     directory = make_run(tmp_path, run)
@@ -329,6 +333,7 @@ def in_class(peer: str, name: str) -> Callable[[AnyRecord], AnyRecord]:
     return change
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("numerics", ["mixed", "strict"])
 def test_owners_of_several_classes_are_named(numerics: str, tmp_path: Path) -> None:
     directory = make_run(tmp_path, small_run(run__numerics=numerics))

@@ -40,6 +40,7 @@ def test_a_fast_fp32_run_is_within_the_spread_of_permutations(report: Report) ->
     assert "within bounds" in report.verdict()
 
 
+@pytest.mark.costly
 def test_the_number_of_processes_does_not_change_the_bounds(fast: RunDirectory, report: Report) -> None:
     assert verify(fast.path, jobs=2).as_dict() == report.as_dict()
 
@@ -66,6 +67,7 @@ def test_a_wrong_loss_of_a_fast_run_is_beyond_its_bound(tmp_path: Path) -> None:
     assert [distance.of for distance in report.distances if not distance.holds] == ["losses"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "half"),
     [("llama", 10), *(pytest.param(name, 25, marks=pytest.mark.soak) for name in ("llama", "gpt"))],

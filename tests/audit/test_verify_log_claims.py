@@ -46,6 +46,7 @@ def evaluated(change: Callable[[Evaluation], Evaluation]) -> Callable[[Commit], 
     return changed
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -203,6 +204,7 @@ def test_a_genesis_of_a_billion_microbatches_costs_no_memory(copy: RunDirectory)
         verify(copy.path)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("decay_steps", [0, 6])
 def test_another_number_of_steps_is_named_where_the_learning_rate_follows_it(
     decay_steps: int, tmp_path: Path

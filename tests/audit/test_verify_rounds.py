@@ -92,6 +92,7 @@ def test_a_range_does_not_begin_at_a_checkpoint_of_another_step(plain: RunDirect
         verify(copy.path, rounds=(5, 6))
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_rounds_of_crews_are_replayed_by_two_processes(tmp_path: Path) -> None:
     """Each stage carries its own part of a slot."""

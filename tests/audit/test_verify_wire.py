@@ -21,6 +21,7 @@ from support.swarms.fault_points import Fault, Moment
 INT8: dict[str, Any] = {"wire__activations": "int8", "wire__gradients": "int8"}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("moment", "wire"),
     [
@@ -56,6 +57,7 @@ def test_another_wire_than_that_of_the_genesis_is_a_problem(tmp_path: Path) -> N
     assert any("wire.block, wire.gradients" in problem for problem in report.problems), report.problems
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_processes_share_the_replay_of_coarse_sums(tmp_path: Path) -> None:
     """And the independent implementation, which rounds by its own formulas, stays near."""

@@ -60,6 +60,7 @@ def test_a_tour_over_the_groups_is_the_cheapest_of_all(seed: int) -> None:
     assert cost == pytest.approx(min(map(length, permutations(range(5)))), abs=1e-12)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_search_finds_the_best_of_all_where_these_are_few(seed: int) -> None:
     some = fleet(6, 3, seed)

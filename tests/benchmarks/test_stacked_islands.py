@@ -39,6 +39,7 @@ ROUNDS = {
 }
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", first_of(ROUNDS, 3))
 def test_a_stack_takes_the_steps_of_the_run_s_own_modules(name: str, tmp_path: Path) -> None:
     text = tmp_path / "text"

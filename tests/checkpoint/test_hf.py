@@ -73,6 +73,7 @@ def logits(config: ModelConfig, tensors: dict[str, Tensor], ids: Tensor) -> Tens
     return model.head(weights, x)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "config", [*MODELS, *SUBSPACE], ids=[*NAMES, "llama-subspace", "gpt-subspace"]
 )

@@ -61,6 +61,7 @@ def test_every_command_is_one_that_shows_itself_or_need_not() -> None:
     assert SHOWN.keys() | OTHERS.keys() == COMMANDS.keys()
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SHOWN)
 def test_a_command_shows_what_it_does(

@@ -183,6 +183,7 @@ def test_a_part_that_ends_while_its_machine_leaves_is_no_last_one(outcome: Outco
     assert not join._ended_by("", outcome)
 
 
+@pytest.mark.costly
 def test_a_machine_that_has_not_joined_yet_pauses_too(tmp_path: Path) -> None:
     """It waits while it still dials, goes on, waits when it starts anew, and Ctrl+C ends it there."""
     owner = Identity.generate()

@@ -40,6 +40,7 @@ def test_a_permutation_of_many_values_is_shuffled() -> None:
     assert (values == np.arange(size)).sum() < 10
 
 
+@pytest.mark.costly
 @given(rows=st.integers(1, 5), microbatches=st.integers(1, 5), sequence=st.integers(1, 90))
 @settings(max_examples=25, deadline=None)
 def test_an_epoch_covers_every_window_exactly_once(

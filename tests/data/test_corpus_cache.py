@@ -44,6 +44,7 @@ def test_the_same_text_elsewhere_is_taken_from_the_cache(tmp_path: Path, section
     materialise(elsewhere, tmp_path / "second")  # opened again, it is checked against the section
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("change", ["text", "tokenizer", "damage"])
 def test_anything_else_is_tokenized(tmp_path: Path, section: DataSection, change: str) -> None:
     cache = CorpusCache(tmp_path / "cache")

@@ -32,6 +32,7 @@ def prepared(texts: Path, out: Path, threads: int) -> list[int]:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's times of threads")
 def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
     """A fifth of the work at least is the second thread's; with one thread alone the next one to it is the

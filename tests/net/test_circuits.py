@@ -499,6 +499,7 @@ def test_a_carrier_that_lets_only_the_first_connection_pass_is_passed_by(
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("honest", [0, 1])
 def test_a_carrier_that_accepts_circuits_and_forwards_nothing_is_passed_by(
     backend: Backend, honest: int

@@ -56,6 +56,7 @@ def test_without_iroh_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         asyncio.run(IrohEngine(identity("anna")).start())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_links_break_with_the_process_of_iroh_and_come_back(backend: Backend) -> None:
     async def scenario(world: World) -> None:
@@ -160,6 +161,7 @@ def test_a_peer_through_iroh_is_banned_with_its_address_block(backend: Backend) 
     backend.run(scenario)
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stranger_holds_neither_descriptors_nor_connections(backend: Backend) -> None:
@@ -194,6 +196,7 @@ def test_a_stranger_holds_neither_descriptors_nor_connections(backend: Backend) 
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 @needs_iroh
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

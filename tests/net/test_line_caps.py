@@ -78,6 +78,7 @@ def capped(peer: Peer, line: LineBuckets) -> None:
     peer.transport.links.line = line
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_links_of_a_machine_share_its_cap(backend: Backend, way: str) -> None:
     async def scenario(world: World) -> None:

@@ -119,6 +119,7 @@ SMALL = {"descriptors": 0, "max_payload_bytes": 4 * MIB, "link_payload_bytes": 8
 BLOCK_BYTES, SLACK_BYTES = 64 * MIB, 48 * MIB
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("victim", [SMALL], indirect=True)
 def test_unfinished_payloads_of_many_keys_stay_within_the_budget_and_expire(victim: Victim) -> None:
     async def scenario() -> None:

@@ -46,6 +46,7 @@ def settle(world: CheckedWorld) -> None:
     assert world.run(world.now + 20_000), "never quiet again"
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("policy", POLICIES)
 @few
 @example(
@@ -139,6 +140,7 @@ def test_gwtf_is_quiet_and_feasible_where_a_stage_has_no_relay(seed: int) -> Non
     assert not world.violations() and world.flow().value == 0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("family", "policy"),
     [("A", policy) for policy in POLICIES]

@@ -72,6 +72,7 @@ async def dialled(world: World, anna: Peer, bert: Peer) -> Inbox:
     return Inbox(link).start()
 
 
+@pytest.mark.costly(stay=1)
 def test_the_second_address_of_a_name_is_tried_while_the_first_is_silent(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_the_second_address_of_a_name_is_tried_while_the_first_is_silent(
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_ip_versions_take_turns(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen silent addresses of IPv6 before the first of IPv4 would use up the time of a dial."""
 
@@ -131,6 +133,7 @@ def test_a_name_makes_this_machine_dial_few_addresses(
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_names_whose_servers_never_answer_do_not_keep_others_waiting(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_payloads_of_every_dtype_arrive_to_the_byte(backend: Backend, dtype: str
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_a_heartbeat_overtakes_a_large_payload(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         here, there = await world.pair()
@@ -423,6 +424,7 @@ def test_a_reader_that_never_reads_costs_a_bounded_queue(backend: Backend, lane:
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_paused_payloads_hold_up_the_sender_and_nothing_else(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         here, there = await world.pair()
@@ -485,6 +487,7 @@ def test_a_handler_may_close_the_link_between_two_messages(backend: Backend) -> 
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_a_transport_that_closes_says_so_on_every_link(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         bert = await world.peer("bert")

@@ -24,6 +24,7 @@ from support.network.net_world import (
 BACKENDS = circuit_backends()
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_every_address_has_its_way_or_its_reason(backend: Backend) -> None:
     async def scenario(world: World) -> None:

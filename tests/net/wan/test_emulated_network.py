@@ -48,6 +48,7 @@ def token(wan: EmulatedNetwork) -> str:
     return wan.namespace("d0").split("-")[1]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("place", ["link", "uplink", "downlink"])
 def test_rate(place: str) -> None:
     """A transfer at a rate arrives whole, and no sooner than the rate allows: full queues cut bursts into

@@ -64,6 +64,7 @@ def test_a_machine_that_computes_no_slot_is_removed_and_the_second_time_expelled
     holds(directory)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_data_node_that_begins_no_slots_is_removed_and_its_machines_are_not(

@@ -52,6 +52,7 @@ def storm(
     return result
 
 
+@pytest.mark.costly
 def test_a_short_storm(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     minutes, per_minute = 0.25, 40.0
     options = ["--minutes", str(minutes), "--faults-per-minute", str(per_minute), "--calm-minutes", "0"]

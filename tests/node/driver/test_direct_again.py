@@ -94,6 +94,7 @@ def test_neither_a_carried_nor_a_direct_link_is_replaced_by_a_carried_one(backen
     backend.run(scenario)
 
 
+@pytest.mark.costly(stay=1)
 def test_a_direct_try_does_not_hold_up_a_dial_through_a_carrier(backend: Backend) -> None:
     """The own address is behind a firewall, and the carried link breaks while it is tried."""
 

@@ -236,6 +236,7 @@ def test_a_stage_that_is_not_there(tmp_path: Path, refused: Refused, waiting: Sw
     assert "no stage 7" in error
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 def test_another_corpus(
     tmp_path: Path, texts: Path, refused: Refused, waiting: Swarm, tokenizer: str

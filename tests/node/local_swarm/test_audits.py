@@ -85,6 +85,7 @@ def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supe
     assert report.holds and report.promise == "bits" and report.steps == 6, report.lines()
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_relay_that_negates_its_sum_is_convicted(convicted: Swarm) -> None:
     swarm = convicted
@@ -144,6 +145,7 @@ def test_liars_that_own_nothing_and_that_vanish_spoil_no_step(
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
     tmp_path: Path, texts: Path, supervisor: Supervisor
@@ -163,6 +165,7 @@ def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [False, True], ids=["rounds", "steps"])
 def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(

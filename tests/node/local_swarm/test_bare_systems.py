@@ -56,6 +56,7 @@ SWARM_CASES = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("features", [pytest.param([*FEATURES], id="all"), *CASES])
 def test_a_volunteer_trains_leaves_in_order_and_comes_back_with_its_key(
     tmp_path: Path, texts: Path, supervisor: Supervisor, features: list[str]
@@ -180,6 +181,7 @@ def test_a_leader_is_stopped_and_resumed_and_its_gate_is_changed_meanwhile(
     assert report.holds and report.steps, "\n".join(report.lines())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("features", [pytest.param([*FEATURES], id="all"), *SWARM_CASES])
 def test_a_local_swarm_trains_and_is_verified(tmp_path: Path, texts: Path, features: list[str]) -> None:
     """As `train` does: all processes of the swarm are started anew, and as bare as the first one."""

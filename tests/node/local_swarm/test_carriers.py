@@ -69,6 +69,7 @@ def carried(swarm: Swarm, since: float = 0.0) -> list[str]:
     return [each[1] for each in found if each]
 
 
+@pytest.mark.costly
 def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:

@@ -30,6 +30,7 @@ PROFILE = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("needs_emulated_network")
 def test_the_near_replica_carries_more_than_the_far_one(
     tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]

@@ -61,6 +61,7 @@ def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervi
     check_exact(directory, history_of(directory).t)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("once", first_of([False, True]))
 def test_a_paused_guest_hands_over_and_joins_again(
     once: bool, tmp_path: Path, texts: Path, supervisor: Supervisor

@@ -49,6 +49,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill_at", "system"),
@@ -100,6 +101,7 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
     assert (sum(t > 0 for t in carried) > len(carried) / 2) == (system != "anabranch")
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "kill_at"),

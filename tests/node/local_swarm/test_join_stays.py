@@ -173,6 +173,7 @@ def test_the_end_of_the_run_is_told_to_who_is_still_joining(
     assert (tmp_path / "slow" / "ended").read_text() == "the run is over", "for its next start"
 
 
+@pytest.mark.costly
 def test_a_leader_that_lost_the_end_of_its_log_is_joined_anew(swarm: Swarm) -> None:
     """Power lost with a disk that had promised to write, or a copy of the run directory: the volunteers have
     log entries that the leader has not. They are no part of the run any more, and begin anew."""

@@ -57,6 +57,7 @@ def check_survived(swarm: Swarm, directory: RunDirectory, dead: str) -> None:
     check_exact(directory, STEPS)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("moment", "added"),
     [
@@ -99,6 +100,7 @@ def test_a_relay_killed_from_outside(tmp_path: Path, run: RunConfig, supervisor:
         check_survived(swarm, directory, "relay-2.1")
 
 
+@pytest.mark.costly
 def test_a_relay_that_freezes_and_wakes(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Frozen, it is suspected and then removed; woken, it learns that and ends with a clear word."""
     run = small_run(texts, run__steps=100_000, fleet__minimum=2, evaluation__every=0)

@@ -127,6 +127,7 @@ def contributions(directory: RunDirectory, name: str) -> list[Path]:
     return [path for path in found if read_header(path).digest in logged]
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_zero_bits_differ_in_rounds_and_in_inner_steps(
     trained: tuple[RunDirectory, dict[str, str]],

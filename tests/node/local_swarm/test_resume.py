@@ -48,6 +48,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.costly
 def test_ctrl_c_and_resume_from_the_command_line(
     tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def resume(directory: RunDirectory, supervisor: Supervisor) -> list[object]:
     return list(events)
 
 
+@pytest.mark.costly
 def test_a_killed_leader_is_replayed_from_its_checkpoint(
     broken_off: RunDirectory, supervisor: Supervisor
 ) -> None:

@@ -36,6 +36,7 @@ REMOVED = "removed from the run while it was not heard; the ticket is still vali
 TAKEN_UP = "removed from the run: the run was taken up again; the ticket is still valid: join again"
 
 
+@pytest.mark.costly
 def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def cell(values: tuple[str, int, int, bool]) -> object:
     return pytest.param(*values, id=name, marks=[] if values in CHOSEN else [pytest.mark.soak])
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("architecture", "stages", "data_nodes", "even"), [cell(values) for values in GRID])
 def test_the_grid(
     tmp_path: Path,

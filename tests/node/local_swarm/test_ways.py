@@ -38,6 +38,7 @@ def no_guest_stayed(swarm: Swarm) -> None:
     assert {event.name for event in swarm.of(PeerJoined)} == joined
 
 
+@pytest.mark.costly
 def test_each_peer_of_the_run_has_its_way(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:

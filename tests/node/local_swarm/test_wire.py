@@ -74,6 +74,7 @@ def test_a_relay_that_dies_with_two_iterations_in_flight(
     check_exact(directory, steps)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_audits_and_proofs_of_encoded_work(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Payloads in a liar's receipt are what the work gives; only the parts of its sum are false."""

@@ -169,6 +169,7 @@ def rows(count: int) -> str:
     return f"() => document.querySelectorAll('#peer-rows tr').length === {count}"
 
 
+@pytest.mark.costly
 def test_another_site_reads_nothing_does_nothing_and_costs_nothing(
     events: Path, browser: Any, evil: EvilSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_file_from_disk_reads_nothing(events: Path, browser: Any, tmp_path: Pa
         page.close()
 
 
+@pytest.mark.costly
 def test_markup_and_scripts_that_got_in_can_do_nothing(
     events: Path, browser: Any, evil: EvilSite, tmp_path: Path
 ) -> None:

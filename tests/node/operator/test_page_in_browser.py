@@ -103,6 +103,7 @@ def row_says(name: str, state: str) -> str:
     )
 
 
+@pytest.mark.costly
 def test_a_killed_relay_is_seen_live_in_the_replay_and_in_the_report(
     tmp_path: Path, texts: Path, supervisor: Supervisor, browser: Any
 ) -> None:

@@ -41,6 +41,7 @@ def test_bytes_of_a_token_are_of_all_peers_and_committed_steps() -> None:
     assert "  352 bytes sent a token" in lines_of(view, 80, 24)[0]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("width", "height"), [(60, 16), (80, 24), (200, 60)])
 def test_no_run_is_too_large_or_too_strange(width: int, height: int) -> None:
     view = view_of()

@@ -80,6 +80,7 @@ def texts(figure: Figure) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_four_files_that_are_pictures_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     run = written(a_run(), tmp_path / "run")

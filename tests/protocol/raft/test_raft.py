@@ -34,6 +34,7 @@ def trial(seed: int, kind: str, make: Callable[..., Raft] = Raft, amnesia: bool 
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_history(kind: str) -> None:
@@ -132,6 +133,7 @@ class AnswersBeforeTheDisk(Raft):
         self.effects += [message for _, message in waiting]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "amnesia", "kind", "caught", "first"),

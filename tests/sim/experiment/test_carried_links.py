@@ -63,6 +63,7 @@ def test_processes_of_a_machine_are_hidden_together_unless_one_is_a_data_node() 
     }  # fmt: skip
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("share", [0.75, 1.0])
 def test_hidden_relays_train_over_carriers_which_takes_longer(share: float) -> None:
     simulation = Simulation(fleet(THIN | {"network.hidden": share}), "auction", 0)

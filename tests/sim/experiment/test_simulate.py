@@ -42,6 +42,7 @@ from support.swarms.small_scenario import SMALL_CHURN, small
 WAN10 = find_profile("wan10")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("policy", "crash", "seed"), every_value(KNOWN_POLICIES, (0.0, 0.4), range(2)))
 def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float, seed: int) -> None:
     outcome = simulate(small({"churn.crash": crash}), WAN10, policy, seed)
@@ -56,6 +57,7 @@ def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float, seed: int
     assert crash > 0.0 or sum(row.wasted_s for row in outcome.rows) == 0.0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_overlapping_iterations_are_quicker_and_keep_their_bound(seed: int) -> None:
     """The mean of iterations with others beside them; without a codec the lines count, too."""
@@ -175,6 +177,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_does_not() -> None:
     assert simulate(scenario, WAN10, "auction", 4).rows != first.rows
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("crash", [0.0, 0.3])
 def test_a_forward_computed_again_makes_room_where_memory_is_short(crash: float) -> None:
     """Whole numbers check that each step counts each microbatch once."""
@@ -430,6 +433,7 @@ def test_a_run_directory_is_no_scenario_and_the_way_to_one_is_told(
     assert f"`anabranch simulate --from {tmp_path / 'mine'}` makes" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 def test_a_run_that_comes_to_no_end_is_told_without_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """A few small messages take an hour there."""
     thin = ["network.up_bps=[100000]", "network.down_bps=[100000]", "network.loss=0.2", "fleet.relays=2"]
@@ -452,6 +456,7 @@ def test_the_first_reduce_of_large_stages_is_not_taken_to_be_stuck() -> None:
     assert first.payload_bytes < 1.05 * second.payload_bytes  # nothing is sent again
 
 
+@pytest.mark.costly
 def test_dead_peers_of_a_large_simulation_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "LARGE_HOSTS", 1)
     scenario = small({"churn.crash": 0.5, "run.iterations": 8})

@@ -116,6 +116,7 @@ def check_cell(codec: str, delay: int, stages: int, fault: str) -> None:
     check_equal(world, run)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("delay_and_codec", "fault", "stages"), every_value(product((0, 1), CODECS), FAULTS, (1, 3))
 )
@@ -138,6 +139,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_codec_is_caught(name: str) -> None:
     """Other bits than the reference's (I3)."""

@@ -167,6 +167,7 @@ def evaluations() -> dict[int, Evaluation]:
     return found
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("half", [True, pytest.param(False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=pytest.mark.soak) if f in SELDOM else f for f in FAULTS]

@@ -96,6 +96,7 @@ def one_for_each_invariant() -> list[Any]:
     return sets
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", one_for_each_invariant())
 def test_a_few_mutants_are_caught_at_once(name: str) -> None:
     assert caught(name, [QUICK[name]])

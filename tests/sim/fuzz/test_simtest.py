@@ -29,6 +29,7 @@ from anabranch.sim.fuzz.trial import STEPS_AFTER, SeedTrial
 CHEAP = 4
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_cheap_seeds_of_every_profile(profile: str) -> None:
     drawn = (draw(seed, profile) for seed in range(120))
@@ -65,6 +66,7 @@ def test_a_founder_and_strangers_who_know_it_alone_do_not_ask_each_other_for_eve
     assert not run_seed(56, "tickets").violation
 
 
+@pytest.mark.costly
 def test_seeds_of_pipeline_islands_with_counted_slots() -> None:
     """Crews of at least two relays and a data node fill slots, several in a round, under faults."""
     drawn = (draw(seed, "crews") for seed in range(60))
@@ -118,6 +120,7 @@ def make_leaders_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stragglers, "take_over", of_all)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_leader_that_sums_the_parts_of_a_stage_is_not_silent_to_itself(
     monkeypatch: pytest.MonkeyPatch, silent: bool
@@ -217,6 +220,7 @@ def test_twenty_thousand_seeds() -> None:
     assert found.thinnest_cell >= 100, report(found)
 
 
+@pytest.mark.costly
 def test_a_seed_means_the_same_in_every_process() -> None:
     """Sets and dictionaries of names are hashed anew in each."""
     program = (

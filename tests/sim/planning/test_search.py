@@ -395,6 +395,7 @@ def on_lines(bps: float) -> str:
     return text
 
 
+@pytest.mark.costly
 def test_codecs_and_delay_are_chosen_by_the_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

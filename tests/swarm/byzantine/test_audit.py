@@ -138,6 +138,7 @@ DRAWS = [("audited", 1), ("audited", 2), ("audited-b", 3)]
 KINDS = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("kind", "draws", "liar"), every_value(KINDS, DRAWS, ("r1.1", "r2.2")))
 def test_a_relay_that_computes_falsely_is_convicted(
     kind: type[Task], liar: str, draws: tuple[str, int]
@@ -153,6 +154,7 @@ def test_a_relay_that_computes_falsely_is_convicted(
     assert [record for record in records if isinstance(record, Rollback)]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("silent", [("r2.0",), ("r2.0", "r2.1")])
 def test_a_liar_is_convicted_though_the_next_stage_is_silent_about_its_work(silent: tuple[str, ...]) -> None:
     """Each audit waited 30 s for what a silent relay had sent the liar, and expired after four short steps:
@@ -232,6 +234,7 @@ def test_a_relay_that_vanishes_before_its_receipt_is_not_counted(seed: int) -> N
     assert worker.lies > 0 and others_are_right(world, "r1.1")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.InputGradient, tasks.Freeze, tasks.SumPart])
 def test_a_relay_that_vanishes_after_its_receipt_is_audited(kind: type[Task]) -> None:
     """An auditor waited 30 s for a piece from it although it had been removed. By then the weights of its
@@ -243,6 +246,7 @@ def test_a_relay_that_vanishes_after_its_receipt_is_audited(kind: type[Task]) ->
     assert worker.lies > 0 and others_are_right(world, "r2.2")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("liar", "kind"), [("r2.2", tasks.Forward), ("r1.1", tasks.InputGradient)])
 @pytest.mark.parametrize("seed", first_of([1, 2]))
 def test_what_a_vanished_relay_sent_to_a_data_node_is_not_used(
@@ -257,6 +261,7 @@ def test_what_a_vanished_relay_sent_to_a_data_node_is_not_used(
     assert worker.lies > 0 and others_are_right(world, liar)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("liar", "kind"), [("r2.2", tasks.Forward), ("r1.1", tasks.InputGradient)])
 def test_what_a_relay_that_claims_nothing_sent_to_a_data_node_is_not_used(
     liar: str, kind: type[Task]
@@ -270,6 +275,7 @@ def test_what_a_relay_that_claims_nothing_sent_to_a_data_node_is_not_used(
     assert worker.lies > 0 and others_are_right(world, liar)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
 def test_bytes_that_are_not_those_that_were_signed_are_refused(kind: type[Task]) -> None:
     world = audited_world(share=1.0)
@@ -307,6 +313,7 @@ def test_nobody_can_tell_which_work_is_audited() -> None:
     assert sum(a_foreseer_is_found(seed) for seed in range(1, 6)) >= 3
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("units", [1, 2, 4, 8])
 def test_a_rare_lie_is_drawn_as_soon_as_if_each_unit_were_drawn(units: int) -> None:
     share, lies, count = 0.05, 0.1, 30_000
@@ -362,6 +369,7 @@ def pair_of_jurors(replicas: int, subjects_lie: bool, seed: int = 1) -> tuple[Wo
     return world, pair
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("replicas", [5, 6])
 def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) -> None:
     """Two auditors were enough to convict, and everybody knows who is drawn. A pair said nothing but when
@@ -374,6 +382,7 @@ def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) ->
     assert removed
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", [4, 7])
 def test_a_fellow_on_the_jury_does_not_save_a_liar(seed: int) -> None:
     """The second auditor found the liar's work right, and an honest first one lost its seat for it."""

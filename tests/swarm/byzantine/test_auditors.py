@@ -68,6 +68,7 @@ def test_an_auditor_computes_again_and_takes_no_part() -> None:
     assert not [record for record in records if isinstance(record, Revoke | Rollback)]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
 def test_its_word_alone_convicts_a_liar_whose_fellow_colludes(kind: type[tasks.Task]) -> None:
     """The other replica of the stage finds all of the liar's work right, so that without the auditor nothing

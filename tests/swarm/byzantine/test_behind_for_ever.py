@@ -14,6 +14,7 @@ from anabranch.sim.workers.integer_world import Machine, counting_world
 FROM, AGAIN_S = 3, 0.5
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("liars", [("r1.0",), ("r1.0", "r1.1")])
 def test_a_stage_whose_replicas_never_get_a_state_is_restored_by_others(liars: tuple[str, ...]) -> None:
     """The log went back each time, 125 times in 400 s, and the run came no further."""

@@ -45,6 +45,7 @@ def calm_s() -> float:
     return seconds(1, "")[0]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("hole", ["r1.1", "r2.0"])
 def test_work_goes_elsewhere(hole: str) -> None:
     """All steps are committed, in 1.8 times the usual virtual time at most (2.1 where each peer before the

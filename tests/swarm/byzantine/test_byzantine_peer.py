@@ -85,6 +85,7 @@ class HostileTrial:
         assert max(self.most_early.values()) <= EARLY_MAX * len(world.nodes)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_few(role: str) -> None:
     trial = HostileTrial(0, role)
@@ -96,6 +97,7 @@ def test_a_few(role: str) -> None:
     assert any(fields["subject"] == trial.liar for fields in refused)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("seed", "role"),
     [

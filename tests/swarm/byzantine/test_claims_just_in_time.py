@@ -51,6 +51,7 @@ def unit_by_unit(world: World) -> None:
     world.carry = on_its_way  # type: ignore[method-assign]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_they_do_not_make_steps_ever_longer(replicas: int) -> None:
     """Each claim put the stall off and counted in the step's duration: steps of 0.85 s took 27, 38, 75, 33
@@ -67,6 +68,7 @@ def test_they_do_not_make_steps_ever_longer(replicas: int) -> None:
     assert wrong_states(world) == {} and not removed(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("liar", ["r1.1", "d1"])
 def test_claims_that_come_when_they_are_missed_are_late_too(liar: str) -> None:
     """The stall was news, after which the claims were in time: each step of 0.3 s took 5.4 s."""

@@ -99,6 +99,7 @@ def test_another_witness_comes_for_one_that_dies() -> None:
     assert {*removed(world)} - {*moved(world)} == {OLD, *died} and len(moved(world)) == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("liars", [["x0"], ["x0", "x1"]])
 def test_another_witness_comes_for_one_that_lies(liars: list[str]) -> None:
     """The slowest relay is moved first, and is an accomplice: it served, and nobody else came."""
@@ -108,6 +109,7 @@ def test_another_witness_comes_for_one_that_lies(liars: list[str]) -> None:
     assert moved(world) == list(removed(world)) == ["x2", "r2"]
 
 
+@pytest.mark.costly
 def test_several_that_withhold_their_state_lose_their_seats_by_as_many_words() -> None:
     """The step stood for ever. The word of one witness is not enough against two."""
     world = swarm([Machine("x0", 1), Machine("x1", 1), *others(2, 4)], keeps_its_state, snapshot_every=2)
@@ -116,6 +118,7 @@ def test_several_that_withhold_their_state_lose_their_seats_by_as_many_words() -
     assert [record.t for record in rollbacks(world)] == [2]
 
 
+@pytest.mark.costly
 def test_nobody_is_doubted_whose_state_is_not_agreed_for_others_reports() -> None:
     """Stage 1 withholds its reports of a step, so that nobody can show that it got the state of stage 2
     after it. The honest replica there lost its seat, and the witness after it."""
@@ -153,6 +156,7 @@ def test_who_waits_at_a_lost_stage_for_ever_keeps_nobody_out() -> None:
     assert moved(world) == ["r2"] or moved(world) == ["r1"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("liars", [["x0"], ["x0", "x1"]])
 def test_a_witness_serves_in_a_crowded_swarm(liars: list[str]) -> None:
     """Other stages have more replicas than neighbours, so that newcomers serve from a later iteration, which

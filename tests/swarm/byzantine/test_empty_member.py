@@ -70,6 +70,7 @@ def test_a_fingerprint_that_the_log_told_is_no_proof() -> None:
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("lie", ["initial", "first", "last"])
 def test_a_joiner_that_never_shows_a_state_loses_its_seat(lie: str) -> None:
     """It reports the run's initial state, or the one after the first step, with the fingerprint that the log

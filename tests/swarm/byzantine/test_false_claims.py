@@ -122,6 +122,7 @@ def three_by_two(microbatches: int, model: Model | None = None) -> World:
     return counting_world(settings, machines, 2, model)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("cut", [False, True])
 def test_each_peer_of_the_stage_before_is_asked_once_in_an_iteration(cut: bool) -> None:
     """Each question has a peer repeat all its reports, and two may make its microbatches overdue. Only one
@@ -278,6 +279,7 @@ def test_an_accomplice_at_the_stage_before_gives_away_its_own_work_alone(claims_
     assert ("r1.0" in removed(world)) == claims_too and removed(world).keys() <= {"r1.0", "r2.0"}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_some_of_the_stage_before_and_an_accomplice_have_no_honest_relay_removed(stage: int) -> None:
     """They send honest relays of the next stage their work, and say that the accomplice, which claims all of

@@ -59,6 +59,7 @@ def lost_while_copied(lies: bool) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("lies", [False, True])
 def test_the_log_goes_back_to_a_snapshot_that_more_than_one_keeper_has(lies: bool) -> None:
     """By the liar's word alone it went back to the newest one, of which nobody could get the lost stage's

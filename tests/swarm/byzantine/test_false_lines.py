@@ -20,6 +20,7 @@ VOTERS, VICTIM, LIAR = ("d0", "d1", "d2"), "r1.0", "x"
 STEPS, CUT_AT, EVERY_S = 24, 8, 0.05
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("record", "cut_s"),
     every_value([Revoke(VICTIM, "lies"), Voters((LIAR,)), Control("stop", CUT_AT)], [0.3, 3.0]),

@@ -24,6 +24,7 @@ def finished(world: World, steps: int) -> dict[int, list[str]]:
     return {stage: membership.serving(stage) for stage in (1, 2)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pass_s", first_of([QUICK_S, SLOW_S]))
 def test_who_says_so_when_it_joins_is_not_taken_for_a_whole_stage(pass_s: float) -> None:
     """Seven of eight that came later were put into the other stage, and its own was left with one more."""
@@ -45,6 +46,7 @@ def test_who_says_so_when_it_joins_is_not_taken_for_a_whole_stage(pass_s: float)
     assert len(stages[1]) == len(stages[2]) == 5
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("toggles", "liars"), every_value([False, True], [1, 2]))
 def test_who_says_so_all_the_time_has_nobody_moved_away(liars: int, toggles: bool) -> None:
     """Stages of five became one of eight and one of the liar and an honest replica: steps took 1.6 times as

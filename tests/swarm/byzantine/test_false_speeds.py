@@ -108,6 +108,7 @@ def test_one_that_makes_up_an_overflow_of_its_slot_in_each_round_does_not_keep_m
     assert min(steps[t] for t in range(FIRST + 10, LAST + 1)) >= INNER * (ISLANDS - 1)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("islands", [3, 4])
 def test_one_that_leaves_in_each_round_and_comes_back_as_the_quickest_has_no_more_than_its_share(
     islands: int,
@@ -167,6 +168,7 @@ def test_a_machine_that_was_late_once_soon_has_its_share_again() -> None:
     assert slow and shares[12] < INNER / 2 and shares[16] >= INNER - 1 and wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stages", "islands"), first_of([(1, 5), (2, 3), (1, 3)], 2))
 def test_a_machine_that_never_delivers_holds_up_few_rounds(stages: int, islands: int) -> None:
     """It was half as quick each time, so the slot of three machines, or crews, that it had was expected to

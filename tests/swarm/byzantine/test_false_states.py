@@ -119,6 +119,7 @@ def test_two_replicas_that_contradict_each_other_twice() -> None:
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("first", "slowness"), every_value([1, 3], [1.0, 300.0]))
 def test_a_third_replica_settles_a_dispute(first: int, slowness: float) -> None:
     """A liar, one of two, reports false states from the iteration `first` on. A machine joins their stage

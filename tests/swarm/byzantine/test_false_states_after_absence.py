@@ -40,6 +40,7 @@ def swarm(seed: int) -> tuple[World, list[float]]:
     return world, lies
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("silent_leader", "seed"), every_value([False, True], range(2)))
 def test_it_works_on_with_the_state_of_the_run(seed: int, silent_leader: bool) -> None:
     """It believed the first answer, worked with that state, and was removed for it. silent_leader: the first

@@ -8,6 +8,7 @@ from functools import partial
 from typing import cast
 
 import msgspec
+import pytest
 from torch import Tensor
 
 from anabranch.config import RunConfig
@@ -141,6 +142,7 @@ def test_a_relay_that_sends_50_times_its_gradient_reversed_is_out_at_once() -> N
     assert ends_right(world, run, {"r1.1"})
 
 
+@pytest.mark.costly
 def test_honest_relays_are_left_alone() -> None:
     """Nobody is accused. No more than one contribution in thirty would be audited for nothing; it is none."""
     run = run_of(30, policy="greedy")
@@ -186,6 +188,7 @@ def test_a_liar_is_not_hidden_by_its_own_reports() -> None:
     assert {peer for _, peer in far_off(world)} == {"r1.1"} and ends_right(world, run, {"r1.1"})
 
 
+@pytest.mark.costly
 def test_a_liar_is_found_in_a_stage_whose_parts_the_leader_sums() -> None:
     """It claims not to reach another replica, and holds its parts of one reduce back, so that the reduces of
     the next 50 steps are witnessed. Then no member sums a part and reports moments."""

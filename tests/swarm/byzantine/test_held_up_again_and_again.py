@@ -64,6 +64,7 @@ def that_comes_back(deed: Deed, keys: int = 1) -> tuple[World, list[int]]:
     return world, lives
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("deed", "keys", "least"), [(no_state, 1, 600), (no_state, 3, 600), (nothing, 1, 100)]
 )

@@ -38,6 +38,7 @@ def together(deed: str, stage: int, since: int = SINCE, delay: Delay = NO_DELAY)
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stage", "deed"), every_value([1, 2], list(DEEDS)))
 def test_a_newcomer_serves_in_the_step_that_they_hold_up(deed: str, stage: int) -> None:
     """It waited for the step's end, which never came, where they claimed all and gave nothing back."""
@@ -46,6 +47,7 @@ def test_a_newcomer_serves_in_the_step_that_they_hold_up(deed: str, stage: int) 
     assert go_on(world, 400.0) == STEPS and wrong_states(world) == {} and removed(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stage", "deed"), every_value([1, 2], list(DEEDS)))
 def test_a_peer_of_another_stage_is_moved_there(deed: str, stage: int) -> None:
     """The step stood for ever."""
@@ -64,6 +66,7 @@ def test_with_two_iterations_in_flight_they_cost_no_more_minutes() -> None:
     assert go_on(world, 600.0) == STEPS and "d1" not in removed(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("slowness", [100.0, 1000.0])
 def test_slow_replicas_stay_where_they_are(slowness: float) -> None:
     """Each pass takes up to a minute and a half from the first step on, so that it stalls between claims."""

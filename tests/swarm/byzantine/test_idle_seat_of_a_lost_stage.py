@@ -48,6 +48,7 @@ def test_a_relay_of_another_stage_takes_up_a_lost_one() -> None:
     assert go_on(world, 60.0) == STEPS and crashed and wrong_states(world) == {}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("liar", ["g", "r1.0"])
 def test_a_member_that_never_reports_itself_ready_does_not_keep_it_out(liar: str) -> None:
     """The run stood still until somebody else came; now it loses its seat after 50 s. The leader moves one

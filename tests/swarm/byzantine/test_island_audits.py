@@ -101,6 +101,7 @@ def test_only_an_auditor_computes_a_slot_again() -> None:
     assert sum("rounds have no auditor" in text for text in told) == 1
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("kind", "first"), every_value([tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart], [3, 5])
 )
@@ -118,6 +119,7 @@ def test_a_false_contribution_to_a_round_convicts(kind: type[tasks.Task], first:
     assert max(r.t for r in records[:until] if isinstance(r, Commit)) < first + AUDIT_STEPS
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Forward, tasks.Freeze, tasks.SumPart])
 def test_replicas_convict_a_liar_in_a_synchronous_step(kind: type[tasks.Task]) -> None:
     """No auditor is there: before the rounds the others compute the step again."""
@@ -266,6 +268,7 @@ def test_nobody_walks_into_a_run_with_rounds() -> None:
     assert "only auditors check work in rounds" in str(world.nodes["w0"].stopped)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("first", first_of([ITERATIONS, 5]))
 def test_an_auditor_has_the_time_of_rounds_that_take_minutes(first: int) -> None:
     """Its slots take as long as the islands', and a third of what is drawn is late. The run's end waits for

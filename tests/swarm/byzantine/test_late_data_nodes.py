@@ -39,6 +39,7 @@ def withheld(world: World, *kinds: type[msg.Message], liar: str = "d1") -> None:
     altered(world, lose)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("kinds", "data_nodes"),
     every_value([(msg.Claim,), (msg.Forward,), (msg.Forward, msg.Claim, msg.Backward)], [2, 3]),

@@ -53,6 +53,7 @@ def begun_with_liar(returns_nothing: bool) -> tuple[World, Counter[str]]:
     return world, did
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("returns_nothing", [True, False])
 def test_others_serve_in_the_step_that_it_holds_up(returns_nothing: bool) -> None:
     """They were to serve from the second iteration, and the first one never ended."""
@@ -108,6 +109,7 @@ def alone(deed: str, since: int, stage: int = 1, others: int = 2, snapshots: int
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("deed", "since", "stage"), every_pair(list(DEEDS), [1, 4], [1, 2]))
 def test_a_peer_of_another_stage_is_moved_there(deed: str, since: int, stage: int) -> None:
     """It held the step up for ever. Nobody can tell who is at fault, so it keeps its seat."""
@@ -117,6 +119,7 @@ def test_a_peer_of_another_stage_is_moved_there(deed: str, since: int, stage: in
     assert moved != LIAR and "may hold the step up" in why and LONG_S < world.clock.now < 180.0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("deed", list(DEEDS))
 def test_a_newcomer_serves_in_the_step_that_it_holds_up(deed: str) -> None:
     """It waited for the end of the step if it came after its beginning; in the run's first step nobody knew
@@ -126,6 +129,7 @@ def test_a_newcomer_serves_in_the_step_that_it_holds_up(deed: str) -> None:
     assert go_on(world, 200.0) == STEPS and wrong_states(world) == {} and removed(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("always", [True, False])
 def test_one_that_withholds_its_state_too_loses_its_seat(always: bool) -> None:
     """Nobody whom the leader sent there could serve. `always`: nobody ever got the state, so that the log
@@ -171,6 +175,7 @@ def honest(slowness: float = 1.0, stages: int = 2, steps: int = 6) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("slowness", [30.0, 300.0])
 def test_a_slow_one_stays_alone(slowness: float) -> None:
     """Each of its passes takes as long as a whole step of the others, and the step stalls between them."""
@@ -192,6 +197,7 @@ def test_one_that_freezes_keeps_its_seat() -> None:
     assert go_on(world, 600.0) == 6 and frozen and wrong_states(world) == {} and removed(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kinds", [msg.Backward, msg.Backward | msg.Claim])
 def test_one_whose_device_hangs_for_minutes_keeps_its_seat(kinds: type[msg.Message]) -> None:
     """It answers heartbeats. Another peer does its work meanwhile."""
@@ -209,6 +215,7 @@ def test_one_whose_device_hangs_for_minutes_keeps_its_seat(kinds: type[msg.Messa
     assert "r1.0" not in removed(world) and world.clock.now < 150.0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("line", ["both", "gradients"])
 def test_one_with_a_slow_line_keeps_its_seat(line: str) -> None:
     """Its gradients take 40 s each, dozens of times as long as a step did."""
@@ -226,6 +233,7 @@ def test_one_with_a_slow_line_keeps_its_seat(line: str) -> None:
     assert rollbacks(world) == []
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("before", [1, 2])
 def test_accomplices_at_both_sides_frame_nobody(before: int) -> None:
     """The stage before withholds the claims of what the honest one gave back, `before` replicas of it, and so

@@ -29,6 +29,7 @@ def come(node: Node, key: str) -> None:
     node.handle(ev.Received(key, msg.Pong(node.peer.connections._number, 0.0, 0.0), None))
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("victim", "stay"), every_value(["d0", "r1.0"], [False, True]))
 def test_strangers_are_no_part_of_a_report(victim: str, stay: bool) -> None:
     """Thirteen thousand keys of one ticket answered a heartbeat of a relay, which reported their round trips

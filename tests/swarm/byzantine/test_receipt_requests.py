@@ -17,6 +17,7 @@ from swarm.byzantine.test_audit import audited_world
 ASKED_S, PER_S = 8.0, 1000
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("asker", "asked"), every_value(["stranger", "r2.1", "r1.1"], ["d0", "r1.0"]))
 def test_receipts_are_sent_to_the_stage_and_at_a_bounded_rate(asker: str, asked: str) -> None:
     """The leader sent receipts to whoever had a ticket, and to each a thousand a second."""

@@ -56,6 +56,7 @@ def just_in_time(
 LATE = [(msg.ReducePart, 2), (msg.ReducePart, 3), (msg.ReducedPart, 3), (msg.Prepared, 2), (msg.Applied, 2)]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("kind", "replicas"), LATE)
 def test_what_comes_just_before_the_step_stalls_does_not_make_the_next_steps_longer(
     kind: type[msg.FencedMessage], replicas: int
@@ -71,6 +72,7 @@ def test_what_comes_just_before_the_step_stalls_does_not_make_the_next_steps_lon
     assert wrong_states(world) == {} and not removed(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [msg.Prepared, msg.ReducePart])
 def test_repeated_reduces_do_not_make_the_next_steps_ever_longer(
     kind: type[msg.FencedMessage], monkeypatch: pytest.MonkeyPatch

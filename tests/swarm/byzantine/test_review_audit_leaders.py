@@ -38,6 +38,7 @@ def counts(world: World) -> bool:
     return any(dict(zip(part.members, part.receipts, strict=False)).get(LIAR) for part in parts)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("phase", "trusted"), every_value(["committed", "reported", "revoked"], [False, True])
 )

@@ -736,6 +736,7 @@ def test_a_liar_that_hands_nothing_over_is_convicted() -> None:
     assert worker.lies > 0 and revoked_in(world) == ["r1.1"] and honest_are_right(world, "r1.1")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_relay_that_claims_nothing_does_not_stop_the_run(share: float) -> None:
     """With audits or without: it answers every inquiry after its microbatches with Have."""
@@ -746,6 +747,7 @@ def test_a_relay_that_claims_nothing_does_not_stop_the_run(share: float) -> None
     assert revoked_in(world) == []
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("slow", [1, 2])
 def test_a_return_goes_back_before_every_step_whose_audit_is_open(slow: int) -> None:
     """The audits of the first false step took longer than those of the next one. Its conviction went back to
@@ -771,6 +773,7 @@ def test_a_return_goes_back_before_every_step_whose_audit_is_open(slow: int) -> 
     assert world.history().t == STEPS and wrong_states(world).keys() <= {"r1.1"}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("liar", "kind", "silent"),
     [

@@ -38,6 +38,7 @@ def removed(world: World) -> dict[str, str]:
     return {p: why for one in records if isinstance(one, Members) for p, why in one.removed.items()}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stopped", "replicas"), [("d0", 2), ("r1.0", 1)])
 def test_a_process_that_was_stopped_bans_nobody_and_is_not_banned(stopped: str, replicas: int) -> None:
     """The run needs it, so that it stays a member. It was pinged all the time, and answers hundreds of pings

@@ -18,6 +18,7 @@ from swarm.byzantine.test_withheld_states import NEW, is_silent, with_newcomer
 ALONE, LIAR, SLOW = "r1.0", "g", "slow"
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("snapshot_every", "asks"), [(6, False), (6, True), (5, False)])
 def test_a_lone_replica_keeps_the_state_of_a_checkpoint(snapshot_every: int, asks: bool) -> None:
     """It had its last two snapshots, and the last two states that somebody asked for. A guest that asked for

@@ -14,6 +14,7 @@ from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.grids import first_of
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("seed", "lose"), first_of(product(range(3), (False, True)), 2))
 def test_a_member_comes_back_to_a_leader_that_never_saw_its_ticket(seed: int, lose: bool) -> None:
     """The founder, which leads, has forgotten all credentials, and its dial is always faster."""

@@ -33,6 +33,7 @@ def removed(world: World) -> dict[str, str]:
     }
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("loss", [1.7e308, -1.7e308, float("nan")])
 def test_a_data_node_whose_losses_have_no_sum_is_out(loss: float) -> None:
     """Two losses of 1.7e308 each are finite, and their sum is not: the step was logged, and ended the leader

@@ -40,6 +40,7 @@ def overflows_of(world: World, name: str, kind: type[Task]) -> None:
     overflowing(world, 0, is_bad)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Embed, tasks.WeightGradient])
 def test_a_data_node_that_finds_overflows_of_its_part_is_not_banned(kind: type[Task]) -> None:
     """No other data node computes the embeddings of its microbatches. It was expelled with the third overflow

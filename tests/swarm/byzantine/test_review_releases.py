@@ -41,6 +41,7 @@ def lying_from(liar: str, t: int) -> Alter:
     return lie
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("deed", [silent_from, lying_from])
 def test_a_run_ends_when_its_owner_stops_it_whatever_one_of_two_reports(
     deed: Callable[[str, int], Alter],
@@ -106,6 +107,7 @@ def test_a_run_that_its_owner_stops_ends_though_a_stage_is_lost(claimed: bool) -
     assert world.nodes["d0"].stopped is not None and wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("replicas", "deed", "phase"),
     [
@@ -142,6 +144,7 @@ def test_a_new_leader_decides_as_the_one_that_died(
     assert set(removed(world)) <= {"r1.0", *died} and wrong_states(world).keys() <= {"r1.0"}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("replicas", "works"), [(2, True), (3, True), (3, False)])
 def test_a_lost_step_goes_back_though_one_replica_says_nothing(replicas: int, works: bool) -> None:
     """All honest replicas lost a committed gradient and say that they are behind; the liar neither reports

@@ -234,6 +234,7 @@ def claims_late(world: World, *liars: str) -> None:
     world.carry = on_its_way  # type: ignore[method-assign]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("liars", [("r1.1",), ("r1.1", "r2.1")])
 def test_claims_just_before_they_are_missed_lengthen_steps_little(liars: tuple[str, ...]) -> None:
     """Each such wait was a part of the last step's duration, and the next one four times as long: a step of
@@ -304,6 +305,7 @@ def test_the_word_of_one_data_node_ends_no_run() -> None:
 POISONS = [("r1.0", "r2.1", msg.Forward, tasks.Forward), ("r2.0", "r1.1", msg.Backward, tasks.InputGradient)]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("liar", "victim", "message", "task"), POISONS)
 def test_the_receiver_of_poisoned_inputs_is_not_the_one_that_goes(
     liar: str, victim: str, message: type[msg.AnyMessage], task: type[Task]
@@ -337,6 +339,7 @@ POISONED = [
 ]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("liar", "victims", "message", "task"), POISONED)
 def test_one_relay_that_poisons_all_its_neighbours_skips_no_step(
     liar: str, victims: str, message: type[msg.AnyMessage], task: type[Task]
@@ -362,6 +365,7 @@ def test_one_relay_that_poisons_all_its_neighbours_skips_no_step(
     assert [commit.t for commit in world.history().commits if commit.verdict == "skip"] == []
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("named", ["", "r2.0", "d0", "nobody"])
 def test_one_that_blames_others_for_its_overflows_goes(named: str) -> None:
     """It names one relay each time, a data node, somebody who is no member, or nobody."""
@@ -495,6 +499,7 @@ def test_an_overflow_at_the_data_nodes_is_skipped(kind: type, data_nodes: int) -
     assert removed(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Head, tasks.WeightGradient])
 def test_an_overflow_that_one_data_node_alone_finds_skips_nothing(kind: type) -> None:
     world = swarm(2, steps=12, data_nodes=2)

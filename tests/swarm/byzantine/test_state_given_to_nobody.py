@@ -21,6 +21,7 @@ STEPS, STOPS_AT, CHECKPOINT = 40, 12, 10
 FIRST, LATER = ("g", "r2.0", "r2.1"), "r1.0"
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("lies", [False, True])
 def test_the_last_checkpoint_is_written_all_the_same(lies: bool) -> None:
     """The model at the run's end was lost. Now the log goes back to the last checkpoint, and the other relay

@@ -40,6 +40,7 @@ def test_an_honest_walk_in_serves_without_a_vote_and_is_audited() -> None:
     assert not [record for record in records_of(world) if isinstance(record, Revoke | Rollback)]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
 def test_a_walk_in_that_lies_is_convicted_though_audits_are_rare(kind: type[tasks.Task]) -> None:
     world = audited_world(share=TINY, replicas=2)

@@ -68,6 +68,7 @@ def lost_by_others(deed: Deed, times: int = 1) -> tuple[World, Counter[str]]:
     return world, lost
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("deed", [is_silent, offers_nothing, gives_no_piece, claims_nothing])
 def test_the_log_goes_back_where_most_of_a_stage_cannot_get_its_state(deed: Deed) -> None:
     """The honest ones lost their seats after six stalls, and the run stood still."""
@@ -84,6 +85,7 @@ def test_who_gives_it_to_nobody_once_more_loses_its_seat() -> None:
     assert [record.t for record in rollbacks(world)] == [4, 4]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("late_s", [8.0, 25.0])
 def test_an_honest_one_with_a_slow_line_keeps_its_seat(late_s: float) -> None:
     """Each message of the state takes so long; the others wait for it, and nobody is removed."""
@@ -121,6 +123,7 @@ def with_newcomer(liar: str, deed: Deed, others: int = 3) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("deed", "others"), [(is_silent, 3), (offers_nothing, 2), (gives_no_piece, 3)])
 def test_a_newcomer_that_serves_and_gets_no_state_keeps_its_seat(deed: Deed, others: int) -> None:
     """It lost it after six tries of the reduce. A peer that the leader moves there does not get it either."""
@@ -155,6 +158,7 @@ def says_that_it_lacks_it(said: msg.Message) -> msg.Message | None:
     return msg.Behind(said.fence.t, 1) if isinstance(said, msg.Applied) else reports_nothing(said)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("deed", [reports_nothing, says_that_it_lacks_it])
 def test_an_honest_one_is_not_removed_on_the_word_of_a_newcomer(deed: Deed) -> None:
     world = with_newcomer(NEW, deed)

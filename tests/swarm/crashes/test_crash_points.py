@@ -51,6 +51,7 @@ def finish(world: World, run: RunConfig, *planned: Fault, removed: int, sure: bo
     assert invariants.computed
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("t", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_relay_dies(name: str, t: int) -> None:
@@ -60,6 +61,7 @@ def test_a_relay_dies(name: str, t: int) -> None:
     finish(world, run, fault, removed=1)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", first_of(["mid-backward", "sum", "chosen", "third forward", "prepared"], 3))
 def test_neighbours_die_at_the_same_instant(name: str) -> None:
     """The replacement finds no holder further on, and sends the microbatch on as a repair (R5)."""
@@ -69,6 +71,7 @@ def test_neighbours_die_at_the_same_instant(name: str) -> None:
     finish(world, run, fault, removed=2)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", ["backward sent", "attempt", "prepared"])
 def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
     run = small_run(minimum=3, steps=3)
@@ -78,6 +81,7 @@ def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
     finish(world, run, first, second, removed=2)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("t", [2, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["first forward", "freeze", "prepared", "chosen"])
 def test_a_data_node_dies(name: str, t: int) -> None:
@@ -191,6 +195,7 @@ def test_a_newcomer_serves_at_once_when_its_stage_has_lost_all_others() -> None:
     assert world.history().commits[committed].stages[2].members == ("fresh",)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("frozen_s", "removed"), [(12.0, 0), (90.0, 1)], ids=["for a while", "not for ever"])
 def test_a_frozen_last_replica_is_waited_for(frozen_s: float, removed: int) -> None:
     run = small_run(minimum=1, steps=4)

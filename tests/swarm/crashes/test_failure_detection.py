@@ -12,6 +12,7 @@ from support.swarms.faulty_network import carry_on, swarm
 from support.swarms.observations import verdicts
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("to_leader", [True, False])
 def test_one_bad_link_to_the_leader_condemns_nobody(to_leader: bool) -> None:
     """For twelve seconds, three times what it took to be removed for before (R3)."""

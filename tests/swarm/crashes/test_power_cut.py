@@ -65,6 +65,7 @@ def next_life(run: RunConfig, former: World, incarnation: int) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_taken_up_again(seed: int, checkpoint_every: int) -> None:

@@ -123,6 +123,7 @@ def moment_of(phase: str) -> Moment:
 RELAYS = ("r1.0", "r1.1", "r2.0", "r2.1", "r3.0", "r3.1")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("phase", first_of(sorted(PHASES), 4))
 def test_a_crash_in_either_iteration_changes_nothing(phase: str) -> None:
     """I1 to I6: the units of the dead relay are computed again, in both iterations."""
@@ -133,6 +134,7 @@ def test_a_crash_in_either_iteration_changes_nothing(phase: str) -> None:
     assert fault.delivered and world.history().removals >= 1
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("phase", ["reduce", "applied"])
 def test_a_lost_stage_comes_back_from_snapshots(phase: str) -> None:
     """After the rollback two iterations are in flight at once, on the state that it names."""
@@ -145,6 +147,7 @@ def test_a_lost_stage_comes_back_from_snapshots(phase: str) -> None:
     check_ended(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("phase", ["forward ahead", "reduce"])
 def test_a_frozen_relay_is_passed_by_and_does_no_harm(phase: str) -> None:
     world = world_of(seed=len(phase))

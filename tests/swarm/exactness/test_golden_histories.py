@@ -29,11 +29,13 @@ def golden(name: str) -> list[str]:
     return history
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_reference_goes_through_the_states_that_were_kept(name: str) -> None:
     assert told_by_reference(SCENARIOS[name].run) == golden(name)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_swarm_under_faults_goes_through_the_states_that_were_kept(name: str) -> None:
     scenario = SCENARIOS[name]

@@ -17,6 +17,7 @@ STAGES, DATA_NODES = (1, 2, 4), (1, 3)
 GPT_FLEET = (3, UNEVEN)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("architecture", "stages", "data_nodes", "replicas"),
     [

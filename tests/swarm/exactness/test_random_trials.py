@@ -12,6 +12,7 @@ from support.swarms.routing_trials import COMBINATIONS, RoutedTrial
 KINDS = [("kill",), ("cut", "kill", "freeze", "slow")]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("seed", "kinds"), every_value(range(2), KINDS))
 def test_a_few(seed: int, kinds: tuple[str, ...]) -> None:
     Trial(seed, kinds).carry_out()
@@ -40,6 +41,7 @@ def test_many(kinds: tuple[str, ...]) -> None:
     assert delivered > 200
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("seed", "policy", "returns"),
     [

@@ -65,6 +65,7 @@ def test_a_run_does_not_end_before_an_iteration_in_flight(steps: int, ends: int)
     assert any("steps = 6 was not done: step 7 has begun" in text for text in said) == (steps == 6)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("t", [START - 1, START, 5, STEPS - 1])
 def test_a_pause_leaves_no_iteration_half_begun(t: int) -> None:
     """A peer that hears of the pause before it has applied the step opens what the others have opened."""

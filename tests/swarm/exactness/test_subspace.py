@@ -31,6 +31,7 @@ def thin_run(architecture: str, stages: int = 2) -> RunConfig:
     return replace(run, model=model)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("architecture", "moment"), every_value(["llama", "gpt"], ["mid-backward", "third forward"])
 )
@@ -68,6 +69,7 @@ class FalseIds:
         return msgspec.structs.replace(result, outputs=(false,), hashes=hashes if task.hashed else ())
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("lying", [False, True])
 def test_audits_pass_honest_cuts_and_convict_a_relay_that_exchanges_token_ids(lying: bool) -> None:
     """Ids in range cannot be refused by who receives them; they are part of what is sealed and audited."""

@@ -115,6 +115,7 @@ CHANGES: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("changes", "wire"), every_value(CHANGES, ({}, INT8)))
 def test_rounds_of_crews_are_replayed_by_one_process(
     changes: dict[str, object], wire: dict[str, str]
@@ -158,6 +159,7 @@ def test_three_stages_and_one_data_node() -> None:
     assert counts(world)[LEARNT:] == [2, 2, 2, 2]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("kind", "after_s"), every_value([msg.InnerActivation, msg.InnerGradient], [0.3, 30.0])
 )
@@ -252,6 +254,7 @@ def test_a_round_without_any_crew_is_skipped() -> None:
     assert history.plans[7][0].first == history.plans[6][0].first
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("slots", "finder"), [(1, "d0"), (1, "d1"), (2, "d0"), (2, "r2.1"), soak(1, "r2.1"), soak(2, "d1")]
 )
@@ -294,6 +297,7 @@ def overflowing(node: Node, t: int) -> None:
     computer.run = spoilt  # type: ignore[method-assign]
 
 
+@pytest.mark.costly
 def test_a_withholding_relay_makes_room_for_a_spare() -> None:
     """Nobody can say whose fault it is that a crew is not ready, so others come first in the next round."""
     run = crew_run(slots=1)
@@ -317,6 +321,7 @@ def test_a_withholding_relay_makes_room_for_a_spare() -> None:
     assert all(node.alive for node in world.nodes.values())
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "kind", first_of([Embed, InnerForward, InputGradient, ForwardTask, InnerStep, Head], 3)
 )
@@ -350,6 +355,7 @@ def failing(node: Node, kind: type[Task], t: int) -> None:
     node.computer.run = refused  # type: ignore[method-assign]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("message", ["claim", "overflow", "opening"])
 def test_a_peer_beside_the_crews_has_no_say(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spare relay of stage 2 claims slots, gives up some that do not exist, or opens one at a data node."""

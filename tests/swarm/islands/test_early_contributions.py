@@ -75,6 +75,7 @@ def test_a_contribution_is_sent_before_all_slots_are_done() -> None:
     check_replayed(run, world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("who", "late"), every_value(["computing", "sending", "leader"], ["drop", "wait"]))
 def test_a_machine_dies_while_contributions_are_sent_early(late: str, who: str) -> None:
     """The one that still computes, the one that sends, or the log's leader."""

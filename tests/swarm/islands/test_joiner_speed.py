@@ -48,6 +48,7 @@ def world_with_joiner(late: str, slowness: float) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("late", "slowness", "least", "most"), [("drop", 1.0, 3, 5), ("wait", 2.0, 2, 3)])
 def test_a_joiner_gets_as_many_steps_as_others_of_its_speed(
     late: str, slowness: float, least: int, most: int

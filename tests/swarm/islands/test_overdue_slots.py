@@ -128,6 +128,7 @@ def test_a_silent_machine_that_comes_back_silent_does_not_stop_the_run() -> None
     assert again and world.history().t == 6 and removed(world) == ["r1.1", "r1.1"]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("lie", [msg.Forward, msg.Ask])
 def test_a_machine_that_never_computes_the_slot_of_another_does_not_stop_the_run(lie: type) -> None:
     """Machine r1.1 is gone. Who is sent its slot first, or asked for a credit for it, has done its own; it
@@ -177,6 +178,7 @@ def test_a_data_node_that_begins_no_slots_is_removed_and_its_machines_are_not(sl
     assert removed(world)[-1] == "d1" and len(removed(world)) == 1 + (slots == 3)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("kept", [msg.Prepared, msg.ReducePart])
 def test_a_machine_is_not_overdue_when_its_data_node_loses_its_seat(kept: type[msg.Message]) -> None:
     """The data node holds the reduce up until it is out, and its slots are begun again. Their time was over:

@@ -46,6 +46,7 @@ def run_of(slots: int) -> RunConfig:
     return replace(run, batch=replace(run.batch, microbatches=2 * slots))
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("slots", "crawling"), first_of([(2, 1), (4, 2), (5, 4), (5, 1), (3, 1), (3, 2)], 2))
 def test_the_round_ends_without_machines_that_crawl(slots: int, crawling: int) -> None:
     """A machine that is heard, but takes hours for its slot (throttled, swapping): `late = "drop"`."""

@@ -66,6 +66,7 @@ def check_replayed(run: RunConfig, world: World) -> None:
             assert node.peer.replica.fingerprint == reference.fingerprints()[node.peer.ctx.run.stage]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("moment", ["zero", "estimate"])
 def test_short_rounds_first_and_synchronous_steps_at_the_end(moment: str) -> None:
     """Inner steps double up to round.steps; after the last round the same bits are taken together again, also
@@ -118,6 +119,7 @@ def _helped(node: Node, event: ev.Event) -> list[int]:
     return [event.task.t for part in event.result.outputs if event.task.t > 2 and len(part)]  # type: ignore[arg-type]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("relays", [1, 3, 5])
 def test_rounds_are_replayed_by_one_process(relays: int) -> None:
     run = island_run()

@@ -43,6 +43,7 @@ def run_of(system: str, **changes: object) -> RunConfig:
     return island_run(**{**SYSTEMS[system], **changes})
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("system", "late"), every_value(SYSTEMS, ("drop", "wait")))
 def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -> None:
     run = run_of(system, late=late)
@@ -53,6 +54,7 @@ def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -
     assert [{slot.carried for slot in plans[t]} for t in (3, 4, 5, 6)] == [{0}, {3}, {4}, {5}]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("system", "trouble", "late"), every_value(SYSTEMS, (strike, returning), ("drop", "wait"))
 )
@@ -87,6 +89,7 @@ def slowed(world: World, t: int, factor: float) -> list[str]:
     return slow
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("system", first_of(["", "sparse", "ahead", "gaia", "streaming", "moments"], 3))
 def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     run = island_run(**SYSTEMS.get(system, {}), late="carry")
@@ -107,6 +110,7 @@ def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
     assert history.commits[4].tokens == weight * inner
 
 
+@pytest.mark.costly
 def test_steps_ahead_are_taken_during_the_exchange() -> None:
     """A slot is claimed before them, the reduce's tasks go between them, and all of them are taken before the
     round's result is applied, however long the exchange takes."""
@@ -174,6 +178,7 @@ def test_a_residual_that_survives_its_reset_is_told(monkeypatch: pytest.MonkeyPa
         check_replayed(run, world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("system", ["moments", "sparse"])
 def test_a_machine_that_falls_silent_in_the_exchange_holds_up_no_round(system: str) -> None:
     """Its contribution is claimed, but gone with it, and nobody else has what it carried: the round ends
@@ -201,6 +206,7 @@ def test_a_machine_that_falls_silent_in_the_exchange_holds_up_no_round(system: s
     assert not gone or gone[0] > end
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("late", ["drop", "wait"])
 def test_a_round_whose_machines_all_left_is_skipped(late: str) -> None:
     """Nobody else has what they carried: the next round begins anew, and its batches come again."""

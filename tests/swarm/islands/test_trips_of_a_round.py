@@ -57,6 +57,7 @@ class Moments:
         self.at[kind].setdefault((t, who), self.world.clock.now)
 
 
+@pytest.mark.costly
 def test_tokens_and_contributions_wait_for_no_round_trip() -> None:
     """The tokens of a slot leave before the data node, which leads, has any word of the round from the slot's
     machine, and the contribution is added before the data node has answered the loss."""
@@ -72,6 +73,7 @@ def test_tokens_and_contributions_wait_for_no_round_trip() -> None:
         assert moments.at["Backward"][key] > moments.at["done Forward"][key] + TRIP_S
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("late", "when"), every_value(["drop", "wait"], ["tokens", "loss"]))
 def test_a_link_breaks_while_tokens_or_loss_are_under_way(late: str, when: str) -> None:
     """Tokens that were sent on a foreseen credit, or the loss of a slot that is claimed already: each is sent

@@ -18,6 +18,7 @@ from swarm.islands.test_rounds import check_replayed, island_run, world_of
 LOST = 5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("late", ["drop", "carry"])
 def test_a_slot_whose_loss_never_came_leaves_the_sum_again(late: str) -> None:
     """Its machine added and claimed it, and its data node does not get the loss in time: the round ends

@@ -35,6 +35,7 @@ CUTS: list[tuple[str, str, Moment]] = [
 ]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("number", "seconds"),
     [
@@ -85,6 +86,7 @@ def test_a_peers_own_sleep_is_nobodys_silence() -> None:
     assert "r1.1" not in suspicions
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("spare", ["never", "links"])
 def test_slow_links_make_nobody_compute_twice(spare: str) -> None:
     """A microbatch that takes longer than usual is on its way, not lost (I6), and so is what a line is tried

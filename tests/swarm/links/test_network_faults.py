@@ -16,6 +16,7 @@ from support.swarms.training_world import training_world
 PAIRS = [("r1.0", "r2.0"), ("r2.0", "r1.0"), ("d0", "r1.1"), ("r2.1", "d0"), ("r1.0", "r1.1"), ("d1", "d0")]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 def test_one_way_loss(number: int) -> None:
     world = swarm(number)
@@ -27,6 +28,7 @@ def test_one_way_loss(number: int) -> None:
 SIDES = [["r1.1"], ["r1.1", "r2.1"], ["d1", "r1.0", "r2.0"], ["r2.0", "r2.1"], ["d1"]]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("number", range(len(SIDES)))
 def test_a_partition_heals_and_there_is_one_history(number: int) -> None:
     world = swarm(number)
@@ -35,6 +37,7 @@ def test_a_partition_heals_and_there_is_one_history(number: int) -> None:
     carry_on(world, 5.0 + seconds, 90.0)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("policy", ["greedy", "auction"])
 def test_links_at_a_hundredth_of_their_speed(policy: str) -> None:
     world = swarm(1, policy)
@@ -43,6 +46,7 @@ def test_links_at_a_hundredth_of_their_speed(policy: str) -> None:
     carry_on(world, 44.0)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("policy", ["greedy", "auction"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_messages_twice_and_in_any_order(seed: int, policy: str) -> None:
@@ -70,6 +74,7 @@ def test_a_machine_that_vanishes_without_a_word() -> None:
     assert world.history().removals == 1
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("number", range(3))
 def test_torch_numerics_under_trouble(number: int) -> None:
     run = small_run(minimum=2, steps=6)

@@ -34,6 +34,7 @@ def swarm(seed: int, policy: str, capacity: int) -> World:
     return world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("policy", "disorder"),
     every_value(["greedy", "auction", "static", "swarm", "gwtf"], [(1.0, 0.0), (0.5, 0.5)]),

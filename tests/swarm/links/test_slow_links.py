@@ -23,6 +23,7 @@ WAN10 = find_profile("wan10")
 SLOW = SMALL | {"network.loss": 0.01, "run.iterations": 2}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("spare", ["never", "links"])
 def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatch, spare: str) -> None:
     """Also where lines are tried before: of every link something is known when the first activation goes."""
@@ -45,6 +46,7 @@ def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatc
     assert all(row.seconds > 100.0 for row in outcome.rows)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("heartbeat_s", first_of([10.0, 5.0, 1.0]))
 def test_who_comes_back_has_each_piece_of_the_state_sent_once(
     monkeypatch: pytest.MonkeyPatch, heartbeat_s: float
@@ -76,6 +78,7 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(
     assert "r1.0" in simulation.leader.peer.ctx.run.membership.live(1, 6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("heartbeat_s", first_of([10.0, 5.0, 1.0]))
 def test_a_gradient_that_is_on_its_way_is_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, heartbeat_s: float

@@ -31,6 +31,7 @@ def check_counted(world: World) -> None:
     assert wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("left", [2, 1])
 def test_the_founder_loses_the_lead_while_it_takes_the_run_up(left: int) -> None:
     """All had died. The founder is elected, and is cut off when so many of the records with which it takes
@@ -72,6 +73,7 @@ def build_slowly(world: World, node: Node, late_s: float) -> None:
     node.handle = late  # type: ignore[method-assign]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("least", "how", "late_s"),
     [(3, "crash", 0.0), (0, "hand over", 0.0)],

@@ -15,6 +15,7 @@ from support.swarms.fault_points import Fault
 from support.swarms.voters import leads_three
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("snapshot_every", [0, 4])
 def test_only_a_relay_is_left_and_the_checkpoint_is_with_the_founder(snapshot_every: int) -> None:
     """All but one voter, a relay, die. The founder is back, with its checkpoint, and a majority with it. The

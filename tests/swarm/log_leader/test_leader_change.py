@@ -72,6 +72,7 @@ PHASES: dict[str, Callable[[], Moment]] = {
 }
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_leader_crashes(phase: str, seed: int) -> None:
@@ -82,6 +83,7 @@ def test_the_leader_crashes(phase: str, seed: int) -> None:
     assert fault.delivered and history.term > 1 and has_voters(world)
 
 
+@pytest.mark.costly
 def test_relays_vote_where_data_nodes_are_few_and_lead_without_the_corpus() -> None:
     world = swarm(5, data_nodes=2)
     struck = Fault(world, ("d0",), chosen_by_leader(2), crash)
@@ -120,6 +122,7 @@ def full_again(node: Node) -> bool:
     return leads(node) and whole and not node.peer.voter.busy
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seconds", [2.0, 12.0, 60.0])
 def test_the_leader_freezes_and_wakes(seconds: float) -> None:
     world = swarm(8)
@@ -129,6 +132,7 @@ def test_the_leader_freezes_and_wakes(seconds: float) -> None:
     check_equal(world, RUN)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("company", "moment"),
     every_value(
@@ -152,6 +156,7 @@ def check_counted(world: World) -> None:
     assert wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("changes", "after_s"), every_value([{}, {"disk": "1"}], [1.0, 60.0]))
 def test_the_founder_comes_back_and_leads_again(changes: dict[str, str], after_s: float) -> None:
     """It follows, fetches its state from the others, votes, and is given the lead: the directory is there."""
@@ -239,6 +244,7 @@ def test_what_a_step_takes_is_not_the_time_that_a_new_leader_took_to_fold_it(see
     assert found[0] > 0.5 * statistics.median(steps), (steps, found)
 
 
+@pytest.mark.costly
 def test_without_a_majority_nothing_is_committed_and_it_goes_on_when_one_is_back() -> None:
     world = long_swarm(30)
     voters: list[str] = []
@@ -280,6 +286,7 @@ def test_the_only_data_node_of_an_iteration_is_lost() -> None:
     check_counted(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_voter_dies_when_the_run_ends(which: int) -> None:
     """The founder is left as the only voter; the dead one is let go first."""
@@ -342,6 +349,7 @@ def test_a_stage_is_lost_with_the_leader() -> None:
     check_counted(world)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("moment", "how"), every_value([rollback_proposed, rollback_chosen], ["crash", "cut off"])
 )

@@ -42,6 +42,7 @@ def test_two_voters_of_whom_the_founder_leads_become_one() -> None:
     assert until(world, world.clock.now + 40.0) > then + 5
 
 
+@pytest.mark.costly
 def test_the_founder_is_back_and_three_keep_the_log() -> None:
     world, _ = leader_without_founder(3, data_nodes=4)
     assert "d0" not in keepers(world)
@@ -51,6 +52,7 @@ def test_the_founder_is_back_and_three_keep_the_log() -> None:
     assert len(keepers(world)) == 3, keepers(world)
 
 
+@pytest.mark.costly
 def test_who_leads_does_not_go_for_a_link_that_is_dialled_again() -> None:
     """A voter of three has just died. The link to the other breaks and is dialled again within half a
     second; in that moment the leader is asked to go. Went it at once, the log would be without a majority."""
@@ -90,6 +92,7 @@ def test_a_frozen_voter_is_left_out_while_the_vote_of_one_that_goes_is_there() -
     assert world.nodes["d0"].peer.ctx.log.leads
 
 
+@pytest.mark.costly
 def test_a_slow_candidate_holds_up_nobody() -> None:
     """The first candidate is a data node whose line is slow."""
     machines = [Machine(f"d{n}", 0) for n in range(4)]
@@ -130,6 +133,7 @@ def test_the_founder_comes_back_to_one_that_keeps_the_log_alone() -> None:
     assert until(world, world.clock.now + 40.0) > then + 3
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("latency_s", [(1.2, 1.4), (0.1, 3.0)])
 def test_far_voters_change_and_the_run_ends(latency_s: tuple[float, float]) -> None:
     """Round trips of more than two heartbeats, even ones and uneven ones."""

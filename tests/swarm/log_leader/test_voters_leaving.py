@@ -35,6 +35,7 @@ def voters_when_removed(world: World, peer: str) -> list[str]:
     raise AssertionError(f"{peer} was not removed")
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_voter_goes_when_another_has_its_vote(count: int) -> None:
     world = swarm(1)
@@ -119,6 +120,7 @@ def test_who_leads_goes_though_the_founder_is_just_back() -> None:
     assert until(world, world.clock.now + 8.0) > then
 
 
+@pytest.mark.costly
 def test_all_voters_go_at_once_and_others_keep_the_log() -> None:
     world, _ = leader_without_founder(7, data_nodes=5)
     leavers = keepers(world)

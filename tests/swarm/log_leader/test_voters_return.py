@@ -163,6 +163,7 @@ def test_a_founder_that_is_back_before_another_leads_is_let_in(seed: int) -> Non
     assert not wrong_states(world)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(2)))
 def test_a_founder_asks_further_than_strangers_who_ask_it(seed: int) -> None:
     """It was frozen for long and is no voter any more. Relays that died meanwhile are back elsewhere, know
@@ -204,6 +205,7 @@ def test_a_founder_asks_further_than_strangers_who_ask_it(seed: int) -> None:
     assert struck.delivered and seen == [set()]
 
 
+@pytest.mark.costly
 def test_a_founder_that_nobody_can_dial_leads_again() -> None:
     """It comes back behind another router, and dials out only."""
     machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
@@ -222,6 +224,7 @@ def test_a_founder_that_nobody_can_dial_leads_again() -> None:
     assert not wrong_states(world)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(2)))
 def test_a_founder_that_is_elected_lets_others_go_on(seed: int) -> None:
     """It comes back while nobody leads, and is elected before those who never went. To take the run up it

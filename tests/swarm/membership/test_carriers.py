@@ -67,6 +67,7 @@ def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
     assert again.keys() == set(carried_by_dead) and max(again.values()) < 2.0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) -> None:
     """Its own links are sound, so nobody suspects it; no step is lost (I3, I4). Either end of a pair finds it
@@ -100,6 +101,7 @@ def test_a_carrier_that_swallows_payloads_alone_is_left_for_another(seed: int) -
     assert not [fields for _, _, kind, fields in world.notes if kind == "peer_removed"]
 
 
+@pytest.mark.costly
 def test_a_carrier_that_swallows_a_newcomers_payloads_does_not_keep_it_out() -> None:
     """The pieces of its stage's state never came, and nobody else missed anything."""
     settings, via_liar = Settings("run", 1, 2, 4, 160, min_replicas=2), Counter[str]()
@@ -128,6 +130,7 @@ def test_a_carrier_that_swallows_a_newcomers_payloads_does_not_keep_it_out() -> 
     assert served and served[0] < 60.0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("grows", [1.0, 1.3])
 def test_a_carrier_whose_payloads_become_slow_is_left_for_another(grows: float) -> None:
     """At once, or a little with each step, so that none is late by the link's own measurements. Steps of a
@@ -169,6 +172,7 @@ def test_a_carrier_whose_payloads_become_slow_is_left_for_another(grows: float) 
     assert max(took_s[24:]) < 1.5 and sum(step_s > 2.0 for step_s in took_s) < 15, took_s
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("slow", "delay_s"), first_of([("d1", 5.0), ("d0 d1", 0.7), ("d1", 0.5)], 2))
 def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, delay_s: float) -> None:
     """Its bytes keep coming, so it is no silence; round trips tell. If all are slow, each is tried once. No

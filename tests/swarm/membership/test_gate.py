@@ -180,6 +180,7 @@ def test_a_revoked_voter_is_out_and_so_is_a_revoked_leader(seed: int) -> None:
     assert leader.id not in world.nodes["d0"].peer.ctx.run.membership.members
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(2), 1))
 def test_a_guest_that_does_not_go_is_removed_all_the_same(seed: int) -> None:
     """It ignores its revocation and every refusal, dials again, and gets no link."""

@@ -65,6 +65,7 @@ def check_counted(world: World) -> None:
     assert wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", first_of(range(6), 2))
 def test_far_pairs_are_dealt_each_to_one_stage_and_the_run_trains(seed: int) -> None:
     world = swarm(seed)
@@ -137,6 +138,7 @@ def test_one_that_never_comes_back_and_one_that_comes_meanwhile() -> None:
     assert fault.delivered
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("when", [measuring, moving])
 def test_the_founder_is_started_again_meanwhile(when: object) -> None:
     """Nobody else keeps the log yet: who was there is told so, comes again, and is dealt again."""
@@ -175,6 +177,7 @@ def test_one_that_says_nothing_keeps_nobody_from_beginning() -> None:
     assert served < 20.0
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("policy", ["greedy", "auction"])
 def test_every_committed_value_equals_the_reference(policy: str) -> None:
     run = small_run(steps=3, policy=policy, minimum=2)

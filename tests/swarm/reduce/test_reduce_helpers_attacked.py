@@ -98,6 +98,7 @@ def test_member_and_helper_of_whom_neither_can_be_dialled(monkeypatch: pytest.Mo
     Swarm(monkeypatch, everybody, unreachable=("r1.0", "r2.0")).run(150.0)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("role", ["helper", "member"])
 def test_one_that_takes_its_steps_later_than_the_others(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages before it has opened the iteration are kept (at most four payloads of each sender), and not
@@ -141,6 +142,7 @@ def altered_for_some(peer: str, payload: Payload) -> Payload:
     return tuple(word + 1 for word in payload) if peer.endswith("0") else payload
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "lie",
     [altered_for_some, lambda peer, payload: (*payload, 1), lambda peer, payload: None],

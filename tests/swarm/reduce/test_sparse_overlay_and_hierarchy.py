@@ -202,6 +202,7 @@ def test_partners_of_a_reduce_are_pinged_only_if_they_are_late() -> None:
     assert not wrong_states(world) and not [f for _, _, kind, f in world.notes if kind == "suspected"]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_link_that_swallows_parts_of_a_reduce_holds_no_step_up(share: float) -> None:
     """Also where nothing of what a member awaits comes, so that no part seems late (I4). share: of that

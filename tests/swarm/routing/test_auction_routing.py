@@ -72,6 +72,7 @@ def at_step(world: World, t: int, action: Callable[[], None]) -> None:
     world.watchers.append(look)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("policy", ["auction", "gwtf", "swarm"])
 def test_a_swarm_trains_by_any_policy_and_not_one_bit_differs(policy: str) -> None:
     run = small_run(policy=policy, steps=4)
@@ -83,6 +84,7 @@ def test_a_swarm_trains_by_any_policy_and_not_one_bit_differs(policy: str) -> No
     assert all((node.peer.router.agent is not None) is plans for node in world.nodes.values())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("policy", "returns"),
     [

@@ -93,6 +93,7 @@ def test_hoarders_have_no_more_by_asking_than_was_dealt_to_them(
     assert Swarm(monkeypatch, hoarders, keep=True, ask=True).run() < 1.15 * kept
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("hoarders, upstream, slots", first_of([(1, 4, 2), (3, 8, 5), (2, 8, 3)], 2))
 def test_a_run_ends_where_those_who_hoard_cannot_have_all_slots(
     monkeypatch: pytest.MonkeyPatch, hoarders: int, upstream: int, slots: int

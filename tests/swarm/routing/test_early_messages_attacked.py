@@ -23,6 +23,7 @@ def five_peers() -> World:
     return counting_world(settings, machines, 1)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", [0, 5, 6])
 def test_an_ask_over_a_link_that_broke_gets_no_slot(seed: int) -> None:
     """r2.0 has one slot, and is behind when r1.0 asks it. Their link breaks for a minute, and only r1.0 can

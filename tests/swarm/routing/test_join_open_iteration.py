@@ -16,6 +16,7 @@ from support.swarms.lost_stages import go_on
 from support.swarms.open_iteration import MODEL, SETTINGS, again
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("newcomer_s", "crowded"), first_of([(0.0, False), (0.0, True), (1e9, False), (1e9, True)], 3)
 )

@@ -35,6 +35,7 @@ def test_a_joiner_of_a_lost_stage_says_what_helps_and_asks_seldom() -> None:
     assert 10 < len(asked) < 90
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("delay_s", [0.0, 0.5])
 @pytest.mark.parametrize("seed", first_of(range(6)))
 def test_two_stages_that_lose_two_of_three_each_at_once_are_both_served(seed: int, delay_s: float) -> None:

@@ -35,6 +35,7 @@ from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, 
 from support.swarms.training_world import training_world
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("phase", "t", "stage", "comes"),
     [
@@ -246,6 +247,7 @@ def test_older_snapshots_stay_until_a_newer_one_is_complete_and_no_longer() -> N
         assert {t for _, t in node.peer.states.pinned} <= {last, last - EVERY}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stage", "policy"), [(1, "auction"), (2, "greedy")])
 def test_what_was_computed_again_equals_the_reference(stage: int, policy: str) -> None:
     run = replace(small_run(steps=5, policy=policy, minimum=2), snapshots=SnapshotsSection(every=2))
@@ -313,6 +315,7 @@ def test_those_who_were_to_serve_from_the_next_step_on_bring_the_stage_up(seed: 
     assert set(of_stage(world, 2)) >= {"late0", "late1"}
 
 
+@pytest.mark.costly
 def test_the_only_replica_that_has_taken_the_step_is_not_moved() -> None:
     """Stage 1 is down to one replica. Of the three of stage 2 two serve from the next step on, and have
     yet to take the last one from the third: one of them moves."""

@@ -121,6 +121,7 @@ def test_a_stage_down_to_one_replica_gets_another_before_it_is_lost(seed: int) -
     assert rollbacks(world) == []
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_a_step_that_nobody_left_can_take_is_taken_back(seed: int) -> None:
     """C_t is chosen with the gradient of two replicas; both die before the third has it (R12)."""

@@ -69,6 +69,7 @@ def stage_pieces(run: RunConfig, stage: int, tensors: dict[str, Tensor]) -> tupl
     return FrozenWeights.of_tensors(layout_of(run, stage), tensors, torch.float32).pieces()
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_value_equals_the_reference(architecture: str) -> None:
     """Adapters alone are summed, over stages and replicas (I1, I3)."""

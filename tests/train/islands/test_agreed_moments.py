@@ -90,6 +90,7 @@ def test_slots_of_other_lengths_say_the_same_of_the_moments(slots: tuple[int, in
         assert float(one.abs().max()) > 1e-11
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("slots", [(1, 7), (2, 2, 2, 10), (4, 4)])
 def test_unequal_machines_keep_the_moments_bounded(slots: tuple[int, ...]) -> None:
     """Forty rounds of noise: the second moment stays near that of the noise of the mean gradient."""

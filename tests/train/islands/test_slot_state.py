@@ -48,6 +48,7 @@ def rounds(run: RunConfig, state: StageState, count: int, steps: int = 4) -> lis
     return found
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "everything",
     [
@@ -89,6 +90,7 @@ def test_an_island_goes_on_from_what_it_did_not_send() -> None:
     assert torch.allclose(one.weights - whole.unsent, other.weights - part.unsent, rtol=0, atol=1e-12)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_steps_ahead_that_are_kept_are_those_of_a_machine_alone(overlap: int) -> None:
     """A single island whose steps ahead are kept goes on as if there were no rounds: nothing of them is lost,

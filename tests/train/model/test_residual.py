@@ -119,6 +119,7 @@ def test_a_relay_refuses_what_is_no_cut_of_its_model(wrong: str, dtype: str) -> 
     assert worker.state.fingerprint() == before
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 @pytest.mark.parametrize(
     ("stages", "dtype"), [(1, "fp32"), (2, "fp32"), (4, "fp32"), (2, "bf16"), (2, "fp64")]
@@ -175,6 +176,7 @@ def test_other_ids_with_the_same_values_give_another_hash() -> None:
     assert results[0].hashes[1] != results[1].hashes[1]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 def test_an_independent_module_takes_the_same_steps(architecture: str) -> None:
     run = thin_run(architecture, dtype="fp64", reduction="fast")

@@ -186,6 +186,7 @@ def coarse_run(stages: int = 2, **changes: object):  # type: ignore[no-untyped-d
     return with_section(small_run(stages=stages), "wire", reduce="coarse", **changes)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stages", "seed"), every_value([1, 4], [1, 2]))
 def test_a_swarm_takes_the_steps_of_the_reference(stages: int, seed: int) -> None:
     """(I3) Whatever the replicas, the owners and the number of parts."""

@@ -98,6 +98,7 @@ def test_epochs_are_told_and_too_many_warned_about() -> None:
     assert ", 171 epochs: after" in epochs_sentence(1_638_400, 9_592)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_the_first_steps_of_the_tiny_recipe_have_no_spike(tmp_path: Path) -> None:
     """With initial weights of deviation 0.02 the gradient's norm is 27 at step 18 of this run; it is 3.6 at

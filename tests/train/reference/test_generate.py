@@ -61,6 +61,7 @@ def test_greedy_ids_are_the_most_likely_ones_beyond_the_longest_sequence(config:
         ids.append(number)
 
 
+@pytest.mark.costly(stay=1)
 @both
 def test_draws_follow_the_distribution(config: ModelConfig) -> None:
     """First ids of 400 seeds against the probabilities of the 3 most likely (4.5 deviations)."""

@@ -27,6 +27,7 @@ def run_of(architecture: str, stages: int = 2, dtype: str = "fp32") -> RunConfig
     return replace(run, model=replace(run.model, architecture=architecture, **FAMILY[architecture]))
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("architecture", FAMILY)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_value_equals_the_reference(architecture: str, dtype: str) -> None:

@@ -23,6 +23,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-300))
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("architecture", "stages", "tied"), every_pair(("llama", "gpt"), (1, 2, 4), (True, False))
 )
@@ -43,6 +44,7 @@ def test_every_value_equals_the_reference(architecture: str, stages: int, tied: 
     assert reference.states[0].adam_step == STEPS
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("dtype", ["fp64", "bf16"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 def test_other_dtypes_equal_the_reference(architecture: str, dtype: str) -> None:
@@ -113,6 +115,7 @@ def test_fast_sums_stay_near_the_reference(architecture: str) -> None:
             )
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 @pytest.mark.parametrize("tied", [True, False])

@@ -59,6 +59,7 @@ class OverlappingSwarm(SmallSwarm):
         return losses, waiting
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("architecture", "dtype", "changes"),
     [
@@ -100,6 +101,7 @@ def test_the_independent_implementation_predicts_alike() -> None:
         assert record.norm == pytest.approx(step.norm, rel=1e-9), t
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("skipped", [3, 4])
 def test_a_skipped_step_passes_like_any_other(skipped: int) -> None:
     run = delayed_run()
@@ -118,6 +120,7 @@ def test_a_skipped_step_passes_like_any_other(skipped: int) -> None:
             assert worker.state.fingerprint() != before  # the weights that it predicted are others
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("at", "reduce"), every_value((1, START, 4), ("exact", "coarse")))
 def test_a_snapshot_holds_what_a_restart_needs(at: int, reduce: str) -> None:
     """A worker and a reference that begin from the snapshots go on with the same bits (I3)."""

@@ -65,6 +65,7 @@ def test_singular_values_come_near_one() -> None:
     assert not orthogonal(torch.zeros(3, 4)).any()
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("architecture", "stages"), every_value(["llama", "gpt"], [1, 2, 4]))
 def test_every_value_equals_the_reference(architecture: str, stages: int) -> None:
     """A reduce in parts over replicas, at several partitions (I3)."""

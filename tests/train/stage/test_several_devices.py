@@ -39,6 +39,7 @@ def ready(run: RunConfig, stage: int = 1) -> Worker:
     return worker
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("architecture", "dtype", "changes"),
     [

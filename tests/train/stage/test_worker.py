@@ -282,6 +282,7 @@ def test_apply_and_assemble_refuse_what_does_not_fit() -> None:
     assert worker.run(tasks.Assemble(1), (infinite,)).overflow == worker.layout.names[0]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 def test_a_snapshot_restores_the_state_and_the_next_step(dtype: str) -> None:
     run = small_run(dtype=dtype)

@@ -59,6 +59,7 @@ CODECS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("model", "stages", "wire"),
     every_pair([("llama", False), ("llama", True), ("gpt", True)], [2, 3], CODECS),
@@ -73,6 +74,7 @@ def test_a_round_has_the_references_bits(
     check(swarm, reference, t + 1, {0: Slot(3, 1), 1: Slot(2, 4)})
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     "rules",
     [

@@ -85,6 +85,7 @@ class Contributed:
         assert done(worker.run(tasks.AuditSum(self.t, PARTS, hashed=True))).hashes == self.hashes
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(
     ("dtype", "rounds"),
     [
