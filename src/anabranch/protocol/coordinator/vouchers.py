@@ -104,9 +104,9 @@ class Vouchers:
         return found
 
     def too_old(self, peer: str, t: int) -> bool:
-        """True if the state after iteration t, with which a joiner's last `Ready` came, is older than that of
-        any joiner that has followed the log as far as this one and waits to serve. Nobody can vouch for it
-        any more, so its proof is never judged."""
+        """True if a joiner's last `Ready` was of a state (after iteration t) too old to be proved: OLDEST
+        steps older than the log as far as the joiner had followed it then. Nobody vouches for such a state
+        any more, while an honest joiner would have fetched a newer one. False for a peer that serves."""
         if peer in self.ctx.run.membership.active_from:
             return False
         reported_at = self._reported_at.get(peer, 0)
