@@ -83,10 +83,11 @@ class StageRecovery:
     def decide(
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]], step_s: float
     ) -> Rollback | Members | None:
-        """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log (always, before the run has begun; where no snapshots are kept, but for a stage that holds the
-        step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
-        -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
+        """Record to log next: a rollback for a lost stage, or the move of a peer to a stage with one replica
+        or none. None: nothing to log; always so before the run has begun, and in runs without snapshots, but
+        for a stage whose replicas hold the step up. May remove replicas that withhold a state, or that had
+        the log go back too often. t: last committed iteration. quiet: True if moving a peer now loses no
+        work. applied: stage -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
         membership = self.ctx.run.membership
         if self.states.look(t, applied, step_s):
             self.witnesses.begin()
@@ -121,15 +122,17 @@ class StageRecovery:
         return MOVE_AFTER_S
 
     def _withheld_long(self, t: int) -> list[int]:
-        """Stages most of which could not get their state after iteration t for as long as it may take."""
+        """Relay stages of which most replicas say that they cannot get their state after iteration t, and
+        have said so for as long as fetching it may take."""
         stages = range(1, self.ctx.run.settings.stages + 1) if self.states.lacked else ()
         self._outvoted = {stage for stage in stages if self.states.outvoted(stage, t)}
         since = self.states.since
         return [s for s in sorted(self._outvoted) if self.ctx.clock.now >= since + self.states.fetch_s(s, t)]
 
     def _pass_over(self, t: int, stages: list[int]) -> Rollback | None:
-        """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state.
-        Those that have it are removed with the rollback number WITHHELD_MOST."""
+        """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state;
+        None if there is no snapshot. Counts it against those that have the state: after WITHHELD_MOST such
+        rollbacks they are removed."""
         self._passed_over = {p: w for p, w in self._passed_over.items() if t <= w[1] + BEHIND_REMEMBERED}
         for stage in stages:
             for peer in self.states.having(stage, t):
@@ -178,7 +181,8 @@ class StageRecovery:
         return back
 
     def _back(self, t: int, reason: str) -> Rollback | None:
-        """Record of a rollback to the newest restore point before iteration t; None if there is none."""
+        """Record of a rollback to the newest restore point before iteration t, noted with `reason`; None if
+        there is none."""
         point = self.catalog.newest(t)
         if point is None:
             return None
