@@ -71,8 +71,9 @@ class InitialAssignment:
         return self._until if waits else math.inf
 
     def decide(self, t: int) -> Members | None:
-        """Record of a better assignment, or None. Called while the run could begin, until `done` is True. t:
-        last committed iteration."""
+        """Record of a better assignment, which the caller logs, or None: it is too early, or the present one
+        stays. To be called while the run could begin, until `done` is True. The first call begins the wait
+        for members' link measurements. t: last committed iteration."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         asked = any(peer in members for peer in self.admission.anywhere)
         if t > 0 or ctx.run.membership.begun or len(members) > SEARCHED or not asked:
@@ -126,7 +127,8 @@ class InitialAssignment:
         return self._record(before, deal)
 
     def _best(self, model: CostModel, before: Deal, movable: Collection[str]) -> Deal:
-        """Best assignment that the search finds from the present one (`before`) and from random ones."""
+        """Quickest assignment that the search finds, from the present one (`before`) and in small swarms from
+        random ones too; `before` if none is quicker."""
         ctx, best = self.ctx, before
         count = len(ctx.run.membership.members)
         tried = min(max(LOOKS // count**2, TRIED[0]), TRIED[1])
