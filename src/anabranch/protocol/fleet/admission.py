@@ -98,7 +98,9 @@ class StepQueries:
 
 class Admission:
     """Admission and removal by the coordinator: joiners, leaving members, lost members, and the next
-    membership change to log."""
+    membership change to log. The numerics class, corpus fingerprint and model hash that it is made with are
+    the run's: a joiner must have the same class if the run is strict, the same corpus as a data node, and the
+    same model if it names one."""
 
     def __init__(
         self,
@@ -112,11 +114,9 @@ class Admission:
         hang_up: Callable[[str, str], None],
         step: StepQueries | None = None,
     ) -> None:
-        """numerics_class, corpus_fingerprint, model_hash: of the run, which joiners must have too (the first
-        where the run is strict, the second as data nodes, the third if they name one). welcome: sends a
-        member its Welcome. credentials: by peer, the credential (ticket) that it showed when it dialled.
-        hang_up(peer, reason): closes a link. step: answers about the open step; by default no step is
-        open."""
+        """welcome: sends a member its Welcome. credentials: by peer, the credential (ticket) that it showed
+        when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default
+        none is open."""
         step = self._step = step or StepQueries()
         self.has_last, self.fetching = step.has_last, step.fetching
         self.ctx, self._connections = ctx, connections
