@@ -58,7 +58,8 @@ class RaftLog:
 
     @property
     def voters_since(self) -> int:
-        """Index of the log's latest Voters record."""
+        """Index of the latest record in the log that sets the voters (Voters or Epoch); if none is kept, one
+        before `start`."""
         return self._voters[-1][0]
 
     def electors(self, commit_index: int) -> frozenset[str]:
