@@ -78,7 +78,8 @@ class LogReplay:
 
     @property
     def adam_step(self) -> int:
-        """Number of optimizer steps taken, rolled back ones not counted."""
+        """Adam's counter after the last committed iteration: steps taken, without skipped and rolled back
+        ones and rounds."""
         return self.commits[-1].adam_step if self.commits else 0
 
 

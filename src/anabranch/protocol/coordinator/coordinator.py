@@ -138,8 +138,8 @@ class Coordinator:
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
         """Continue from step `t`, which counts as released and checkpointed and becomes a restore point: at
         the run's genesis, when the run is resumed from its directory, and after a rollback. base: hash of the
-        log entry from which it goes on. adam_step: Adam's counter after `t` (skipped steps are not counted).
-        fingerprints: hash of each stage's state after `t`."""
+        log entry from which it goes on. adam_step: Adam's counter after `t` (skipped steps and rounds are not
+        counted). fingerprints: hash of each stage's state after `t`."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)

@@ -202,9 +202,9 @@ class Round:
 
 class LogTip:
     """Last step in the log, and the round of the open iteration. t, base: last committed iteration and hash
-    of its log entry. adam_step: Adam's counter after it (skipped steps are not counted). fingerprints: agreed
-    state hashes of all stages after it, once it is released; () before. round: open iteration, None between
-    two. stop_reason: why no further iteration is opened, or None."""
+    of its log entry. adam_step: Adam's counter after it (skipped steps and rounds are not counted).
+    fingerprints: agreed state hashes of all stages after it, once it is released; () before. round: open
+    iteration, None between two. stop_reason: why no further iteration is opened, or None."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx

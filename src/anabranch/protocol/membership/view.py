@@ -120,7 +120,8 @@ class Membership:
 
     def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
         """Take over another peer's view: its `members` in the order of joining, `active_from` as the
-        attribute, and the `number` of its latest Members record. For a membership that is empty so far."""
+        attribute, and the `number` of its latest Members record. Members that are known here and not in
+        `members` stay."""
         before = self._seen_of([member.id for member in members])
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)

@@ -48,9 +48,9 @@ Among = Callable[[str], bool]
 @dataclass
 class RestorePoint:
     """Iteration t to which the run could go back, and the fingerprint of every stage's state after it.
-    adam_step: optimizer steps up to it. initial: True if every peer can make these states from the seed.
+    adam_step: Adam's counter after it. initial: True if every peer can make these states from the seed.
     on_disk: True if the leader's run directory has a checkpoint of it. ordered: (stage, keeper) -> time of
-    the last order (s)."""
+    the last order (s) to copy that state."""
 
     t: int
     fingerprints: tuple[str, ...]
