@@ -88,8 +88,9 @@ class ContributionMonitor:
     against: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def judge(self, contributions: Mapping[str, Contribution]) -> dict[str, str]:
-        """Owners whose contribution is far off, with the reason, the norm that is farthest off first; learns
-        from the others. Empty for fewer than LEAST_OWNERS owners."""
+        """Owners whose contribution to one step is far off -> reason: first those by their norm, the farthest
+        first, then those by their direction. Learns from the others. Empty for fewer than LEAST_OWNERS
+        owners."""
         if len(contributions) < LEAST_OWNERS:
             return {}
         norms = residuals(log_norms(contributions))

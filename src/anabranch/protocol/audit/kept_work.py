@@ -29,8 +29,9 @@ class KeptWork:
         """Peer -> its newest request about a later step."""
 
     def keep(self, t: int, subject: str, receipt: bytes, items: Mapping[WorkItem, Payload]) -> None:
-        """Store pieces of the contribution of replica `subject` to step t, with its signed receipt if this
-        peer has it (else b""); drop what is stored of steps that are too old to be audited."""
+        """Store pieces of the contribution of replica `subject` to step t beside those that are stored of it,
+        with its signed receipt if this peer has it (else b""). What is stored of steps too old to be audited
+        is dropped."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] > t - AUDIT_STEPS}
         former, pieces = self._kept.get((t, subject), (b"", {}))
         self._kept[t, subject] = receipt or former, {**pieces, **items}

@@ -97,7 +97,7 @@ def signed(receipt: Receipt, signer: Signer) -> bytes:
 
 
 def opened(data: bytes, signer: Signer) -> Receipt | None:
-    """Decode a signed receipt; None unless it was signed by the peer that it names."""
+    """Decode a signed receipt; None if it cannot be decoded, or was not signed by the peer that it names."""
     try:
         envelope = _decoder.decode(data)
         receipt = _body_decoder.decode(envelope.body)
@@ -190,8 +190,8 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First activation or gradient in a receipt whose seal is not its sender's signature; None: all are
-    valid."""
+    """Words for the first activation or gradient in a receipt whose seal is not its sender's signature; None:
+    all are valid."""
     for unit in (*receipt.units, *receipt.others):
         for kind, came in inputs_of(unit):
             if not is_sealed(receipt, came, kind, str(unit.unit), signer):
@@ -206,7 +206,8 @@ def inputs_of(unit: UnitReceipt) -> list[tuple[str, Transfer]]:
 
 
 def is_sealed(receiver: Receipt, came: Transfer, kind: str, name: str, signer: Signer) -> bool:
-    """True if the sender of a payload signed the seal that a receipt shows for it."""
+    """True if the sender of a payload signed the seal that the receipt `receiver` shows for it (`came`).
+    kind: as in `seals`. name: number of the microbatch, or `part_name`."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     return signer.verify(came.sender, text, came.seal)
 

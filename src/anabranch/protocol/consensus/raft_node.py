@@ -187,7 +187,8 @@ class Voter(Timer):
             self.raft.leader_lost(self.raft.leader, self.ctx.clock.now)
 
     def tick(self) -> None:
-        """Send heartbeats, stand for election, or give leadership away, where due."""
+        """Send heartbeats, stand for election, or give leadership away, if that is due. Nothing before
+        `deadline`."""
         if self.ctx.clock.now >= self.raft.deadline() and self.ctx.clock.now >= self.deadline():
             self.raft.tick(self.ctx.clock.now)
             self._settle()  # the only voter is elected at once
@@ -248,7 +249,7 @@ class Voter(Timer):
             self.transfer_leadership(heir)
 
     def deadline(self) -> float:
-        """Time of the next `tick` (s)."""
+        """Time of the next `tick` (s); infinite for a peer that keeps no log, or cannot vote."""
         raft = self.raft
         if not raft.concerned:
             return math.inf  # most peers keep no log

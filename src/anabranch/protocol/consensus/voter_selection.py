@@ -26,7 +26,8 @@ class Candidate:
 
 
 def size(serving: int, most: int) -> int:
-    """Number of voters for a run with `serving` active members, at most `most`."""
+    """Number of voters that a run with `serving` active members should have: 1 below three of them, 5 above
+    MANY, else 3; at most `most`."""
     return min(most, 5 if serving > MANY else 3 if serving >= 3 else 1)
 
 
@@ -79,8 +80,9 @@ def heard(ctx: PeerContext, voter: Voter) -> set[str]:
 
 
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
-    """Voter ids that the log should have, the leader's first. leaving: members that want to leave the run and
-    should vote no longer.
+    """Voter ids that the log should have, the leader's first: the present ones that are still members with
+    the same disk and can catch up, and new ones among the active members within reach that have an address
+    and a disk. leaving: members that want to leave the run and should vote no longer.
 
     An even number of voters tolerates no more losses than the odd number below it. So a founder that leads
     does without a second voter, and of four or more voters one is left out. (Of two whose leader is not the

@@ -68,7 +68,7 @@ class Case:
     receipt: of the audited peer, as it came with PREPARED (b"": not known here). since: time (s) at which the
     step was committed, or this leader took over. over: True once no more reports are awaited. incarnation:
     process number of the audited peer when the step was committed (-1: no member then). verdicts: auditor ->
-    its word, of VERDICTS. asked: replicas that were ordered to audit, but for the first, which begins by
+    its word, of VERDICTS. asked: replicas that this leader ordered to audit beside the first, which begins by
     itself. gone: True once the audited peer left its stage. replaced: True once replicas were asked in place
     of the trusted auditor. inherited: True if another leader opened the case, and may have asked replicas
     that are not in `asked`."""
@@ -340,9 +340,9 @@ class AuditCases:
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
         """Open a case for each audit that is drawn from the commit `record`, close those that are too old,
-        and ask second auditors where the first is late. The auditors drawn first begin by themselves. base:
-        hash of the commit's log entry. led: the coordinator's round of that step, if this peer led it.
-        Nothing without audits."""
+        and ask second auditors where the first is late. The auditors drawn first begin by themselves. A step
+        with a difference that nobody can check any more becomes void (`returns`). base: hash of the commit's
+        log entry. led: the coordinator's round of that step, if this peer led it. Nothing without audits."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -614,9 +614,10 @@ class AuditCases:
     def _weigh(self, case: Case, what: str = "") -> None:
         """Decide an audit by the jury's findings so far, or ask more of the jury. If `Drawn.convicts` jurors
         found a difference, the audited peer is convicted. If as many found none (the audited peer's own work
-        is one of them), those that found a difference lose their seats. If that many were denied the inputs
-        by the audited peer, and it is still there, it is removed, and the step is void. If the first found no
-        difference, the audit ends. what: words for the difference that was found last."""
+        counts as one), those that found a difference lose their seats. If that many were denied the inputs by
+        the audited peer, and it is still there, it is removed, and the step is void. If one juror found no
+        difference and nobody found any, the audit ends. what: words for the difference that was found
+        last."""
         each, verdicts = case.drawn, case.verdicts
         about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
         heard = [peer for peer in each.jury if peer in verdicts]

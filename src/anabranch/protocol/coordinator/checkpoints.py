@@ -76,8 +76,9 @@ class Checkpoints:
         self._written = {base: at for base, at in self._written.items() if at <= t}
 
     def due(self) -> None:
-        """Begin a checkpoint of the last step if it is released, its checkpoint is due, and none is in
-        progress. When no further iteration opens, the last step's is always due and replaces one in progress.
+        """Begin a checkpoint of the last step if the step is released, none is in progress, and one is due:
+        by the settings, if the last checkpoint, which it replaces on disk, is not in doubt for an open audit.
+        When no further iteration opens, one of the last step is always due, and replaces one in progress.
         Nothing on a machine without the run's directory, or before a retry's back-off is over."""
         if self._open is not None and self._open.t < self.tip.t and self.tip.over:
             self._open = None  # the checkpoint of the last step replaces it

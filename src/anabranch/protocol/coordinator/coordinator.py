@@ -174,8 +174,8 @@ class Coordinator:
         next. adam_step: Adam's counter after `t`. closed: True if the log has the last evaluation of the run
         (`Closing`). fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which
         is released once enough replicas have reported it again (R9). overflows: steps skipped in a row; if
-        they are SKIPS_IN_A_ROW or more, the run ends, or, if they are one relay's word, that relay is
-        expelled."""
+        they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and another can
+        look: then that relay is expelled."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)

@@ -40,9 +40,9 @@ class DoubleClaims:
     def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
         """Look at the claim `message` of `peer`, which was just entered in `current.claims`. If another peer
         of its stage claims one of the same units, the stage's claims are doubted in this iteration and the
-        next WATCHED ones, and the peers of the stage before are asked to whom they sent their microbatches.
-        What the claim itself says of that (`holders`) is kept in `current.holders`. fresh: units that it
-        claims for the first time."""
+        next WATCHED ones, and the peers of the stage before that have claimed are asked to whom they sent
+        their microbatches. What the claim itself says of that (`holders`) is kept in `current.holders`.
+        fresh: units that it claims for the first time."""
         stage, after = message.stage, self._after(message.stage)
         if fresh:
             doubled = any(fresh & units for other, units in current.claims[stage].items() if other != peer)

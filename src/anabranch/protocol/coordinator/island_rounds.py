@@ -91,8 +91,9 @@ class IslandRounds:
         return settings.microbatches // max(1, settings.rounds.slots)
 
     def committed(self, record: Commit, current: Round | None) -> None:
-        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. current:
-        this leader's round of it, or None."""
+        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. After a
+        round that this leader led, machines with late slots also count as slower (`_slow_down`), and slots
+        that overflow are noted (`_warn`). current: this leader's round of the step, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._crews.opened(record.t + 1 if current is not None else 0)

@@ -79,8 +79,9 @@ class Proposals:
         return Evaluation(t=current.t - 1, loss_sums=sums, tokens=len(windows) * self.schedule.window_tokens)
 
     def _commit(self, current: Round, prepared: list[Prepared], evaluation: Evaluation | None) -> Commit:
-        """Record of the optimizer step of iteration `current`, all of whose stages have an attempt. prepared:
-        the agreed report of each stage, by stage. evaluation: of the state before, if it was evaluated."""
+        """Record of the optimizer step of iteration `current`, all of whose stages have an attempt. To be
+        called once: it chooses and notes contributions that are far off. prepared: the agreed report of each
+        stage, by stage. evaluation: of the state before, if it was evaluated."""
         stages = []
         for stage, message in enumerate(prepared):
             attempt = current.attempts[stage]

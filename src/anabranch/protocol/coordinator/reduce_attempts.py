@@ -286,10 +286,11 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage if its reduce has ended, else None. It has if min(2, live) replicas
-        agree on the gradient's digest, and they are enough (`_enough`). Where this peer summed all parts and
-        found another result, one replica has to confirm that, or all have to contradict it. Differing reports
-        are settled (`_contradicted`: members may be removed, the reduce given up).
+        """A PREPARED report of the stage if its reduce has ended, else None. It has ended if min(2, live)
+        replicas agree on the gradient's digest, they are enough (`_enough`), and in runs with audits all
+        owners of units are among them. Where this peer summed all parts and found another result, one replica
+        has to confirm that, or all have to contradict it. Differing reports are settled (`_contradicted`:
+        members may be removed, the reduce given up).
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -349,11 +350,11 @@ class ReduceAttempts:
     def _contradicted(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> Prepared | None:
-        """Settle differing PREPARED reports of a reduce: the report that more than half of all its members
-        agree on, or None. Members that report another gradient in DISSENTS iterations are removed. Without a
-        majority, once all present members have reported, the reduce is repeated with all parts summed by this
-        peer. If this peer summed them already, members whose report differs from its result are expelled, and
-        None is returned."""
+        """Settle differing PREPARED reports of a reduce: return the report that more than half of all its
+        members agree on, and remove members that reported another gradient in DISSENTS iterations. Without a
+        majority return None: once all present members have reported, the reduce is given up, to be repeated
+        with all parts summed by this peer. If this peer summed them already, members whose report differs
+        from its result are expelled."""
         stage, t = attempt.stage, current.t
         here, found = self.witnessing.result(attempt)
         if here:

@@ -57,9 +57,10 @@ class Reports:
     """Peer that was removed in place of such a skip -> the iteration."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. Returns why
-        it is refused; None if it is entered, or ignored because it is not about the open round or the peer
-        does not serve the stage. A peer that claims an impossible loss is expelled."""
+        """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. New units
+        count as progress of the step. Returns why the claim is refused; None if it is entered, or ignored: it
+        is not about the open round, `peer` does not serve the stage, or it says no more than the batch's hash
+        (which is kept). A peer that claims an impossible loss is expelled."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -253,10 +254,10 @@ class Reports:
                 return
 
     def _is_doubted(self, peer: str, t: int) -> bool:
-        """True if iteration t is not to be skipped on the word of `peer` alone, as LONE_WORDS steps of the
-        last were before: then `peer` is removed, the second time expelled. Else False, and t counts as
-        skipped on its word. Not called for data nodes that are the only one, as nobody else has their
-        microbatches."""
+        """True if iteration t is not to be skipped on the word of `peer` alone, as LONE_WORDS of the last
+        REMEMBERED iterations were before: then `peer` is removed, the second time expelled. Else False, and t
+        counts as skipped on its word. Not called if the stage has no other replica. (An honest data node may
+        be the only one that has its microbatches.)"""
         self._alone = {k: of for k, of in self._alone.items() if t - REMEMBERED < k < t}
         self._doubted = {of: k for of, k in self._doubted.items() if t - REMEMBERED < k <= t}
         if sum(of == peer for of in self._alone.values()) < LONE_WORDS:
@@ -279,10 +280,10 @@ class Reports:
         return not self._alone.keys().isdisjoint(iterations)
 
     def false_witnesses(self, current: Round) -> dict[str, str]:
-        """Count, at most once for each peer, the overflows that a peer reported and that the owner of the
-        unit, of the same numerics class, did not find; called when the step of `current` was taken, not when
-        it was skipped. Returns peers other than this one that reported FALSE_WITNESSES such -> reason to
-        remove them.
+        """Peers other than this one that reported FALSE_WITNESSES false overflows -> reason to remove them.
+        To be called once for each step that was taken (not skipped), as it counts, and notes, the overflows
+        in `current` that the owner of the unit, of the reporter's numerics class, did not find; at most one
+        for each peer.
 
         The inputs may have been false, not the report. So the first report about inputs of one supplier does
         not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers

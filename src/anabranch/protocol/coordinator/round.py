@@ -222,7 +222,8 @@ class LogTip:
 
     @property
     def over(self) -> bool:
-        """True if no further iteration will be opened."""
+        """True if no further iteration will be opened, as the run stops or all steps are committed, and none
+        is open."""
         if self.round is not None:
             return False
         return self.stop_reason is not None or self.t >= self.ctx.run.steps

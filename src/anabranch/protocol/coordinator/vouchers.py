@@ -84,10 +84,11 @@ class Vouchers:
         self._seated[peer] = math.inf
 
     def overdue(self) -> dict[str, str]:
-        """Joiners that have shown no proof for too long -> reason. Those that report themselves ready have
-        SHOWN_WITHIN steps and SHOWN_WITHIN_S seconds: they report states of which nobody can vouch any more,
-        or claim that they have not followed the log. The time of one that is out of reach begins anew.
-        Others have SEATED_S."""
+        """Joiners that have shown no proof for too long -> reason to remove them. Those that report
+        themselves ready have SHOWN_WITHIN steps and SHOWN_WITHIN_S seconds: they report states of which
+        nobody can vouch any more, or claim that they have not followed the log. For a joiner out of reach
+        this time begins anew. Every joiner that never showed a proof has SEATED_S, counted from the first
+        call that sees it."""
         now, membership = self.ctx.clock.now, self.ctx.run.membership
         waiting = membership.members.keys() - membership.active_from.keys() - membership.auditors.keys()
         self._seated = {peer: self._seated.get(peer, now) for peer in sorted(waiting)}

@@ -291,7 +291,8 @@ class Admission:
         return auditors.stage_to_audit(self._others(peer), self.ctx.run.settings.stages)
 
     def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
-        """Reason why a walk-in gets no seat at the stage that it asks for (-1: at any); None: it gets one."""
+        """Reason why the walk-in `peer` gets no seat at the stage that it asks for (-1: at any); None: it
+        gets one, is a member with this process already, or is no walk-in."""
         known = self.ctx.run.membership.members.get(peer)
         if not walks_in(credential) or (known and known.incarnation >= request.member.incarnation):
             return None
@@ -328,8 +329,8 @@ class Admission:
 
     def _stage_for(self, joiner: Member) -> int:
         """Stage for a joiner that asked for any. It is chosen by measured links if some are measured, every
-        stage has KEPT_FIRST replicas, the swarm has at most SEARCHED members and few others came lately
-        (SEARCHES); else by the stages' rates."""
+        stage has KEPT_FIRST replicas, the swarm has at most SEARCHED members and few others came lately (each
+        such choice uses up some of SEARCHES); else by the stages' rates."""
         settings = self.ctx.run.settings
         blocks = settings.counts
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -578,7 +579,8 @@ class Admission:
             self._doubt(overdue)
 
     def _doubt(self, overdue: Overdue) -> None:
-        """Write to the event log why a member that is not heard is not removed."""
+        """Note in the event log (as a reason why the run waits) that a member which is not heard is not
+        removed, and why."""
         if overdue.verdict is Verdict.CUT_OFF:
             self._wait("nobody is heard: this machine's own connection may be gone")
         else:

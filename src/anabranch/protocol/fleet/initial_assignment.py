@@ -102,8 +102,9 @@ class InitialAssignment:
         return all(members - {peer} <= set(self._reported.get(peer, ())) for peer in members)
 
     def _reassigned(self, movable: Collection[str]) -> Members | None:
-        """Record of the best assignment found, if that is better than the present one by GAIN; else None.
-        movable: relays that may change stages."""
+        """Record of the best assignment found, if that is better than the present one by GAIN; else None. The
+        outcome is noted, unless no link is measured or there is no data node. movable: relays that may change
+        stages."""
         ctx, settings = self.ctx, self.ctx.run.settings
         members = [member for member in ctx.run.membership.members.values() if not member.is_auditor]
         if not any(member.stage == 0 for member in members):

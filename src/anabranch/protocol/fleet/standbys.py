@@ -147,8 +147,9 @@ class Standbys:
 
     def look(self, t: int, released: bool) -> None:
         """Choose the standbys from the open iteration t on, once per iteration and membership, and once more
-        when the last step is released (`released`). They are announced in each iteration even if they stay
-        the same, since a member may have missed the announcement or follow another coordinator's."""
+        when the last step is released (`released`): those by links, where the settings allow them, and relays
+        that held up steps (`Withholders`). They are announced in each iteration even if they stay the same,
+        since a member may have missed the announcement or follow another coordinator's."""
         ctx, before, withheld = self.ctx, self.ctx.standby_view.waits, self.withholders.waits()
         key = (t, ctx.run.membership.version, released, frozenset(withheld))
         never = ctx.run.settings.spare == "never"

@@ -21,12 +21,13 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
 class Member(msgspec.Struct, frozen=True):
     """Member of the run, as the log describes it.
 
-    stage: 0 for a data node. capacity: microbatches whose activations it can hold at a time; 0 for an auditor
-    (`protocol.fleet.auditors`), which takes none. address: host:port ("": it cannot be dialled). disk: name
-    of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured seconds per
-    block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by the leader
-    ("": the owner's own, or of an earlier release). walk_in: True if that is an open ticket, which is no
-    secret; else unset.
+    stage: 0 for a data node. incarnation: number of its process, which rises with each start. capacity:
+    microbatches whose activations it can hold at a time; 0 for an auditor (`protocol.fleet.auditors`), which
+    takes none. name, region: as it states them ("": not stated). address: host:port, or several with commas
+    between ("": it cannot be dialled). disk: name of the disk on which it can keep the log ("": it cannot).
+    forward_s, backward_s: measured seconds per block and microbatch (0: not measured). ticket: key of the
+    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release). walk_in:
+    True if that is an open ticket, which is no secret; else unset.
     """
 
     id: str
@@ -256,8 +257,8 @@ class Epoch(Record, frozen=True, tag="epoch"):
 
 
 class Revoke(Record, frozen=True, tag="revoke"):
-    """Revocation of a peer or of a ticket by the run's owner. id: the peer's id, or the ticket's key; who has
-    it, or came with it, takes no part from this record on."""
+    """Revocation of a peer or of a ticket, by the run's owner or after an audit convicted the peer. id: the
+    peer's id, or the ticket's key; who has it, or came with it, takes no part from this record on."""
 
     id: str
     reason: str
@@ -273,8 +274,8 @@ class Control(Record, frozen=True, tag="control"):
 
 
 class Carriers(Record, frozen=True, tag="carriers"):
-    """Dedicated carriers of the run from this record on, with their addresses: processes that hold no stage
-    and forward the bytes of members which cannot dial each other."""
+    """Dedicated carriers of the run from this record on (peer id -> its addresses), in place of the list
+    before: processes that hold no stage and forward the bytes of members which cannot dial each other."""
 
     addresses: dict[str, str]
 

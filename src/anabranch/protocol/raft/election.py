@@ -46,7 +46,8 @@ class Election:
 
     def leader_heard(self, is_new: bool) -> None:
         """Note that a message from the current leader arrived, which postpones the election. is_new: True if
-        it is the first message of that leader."""
+        it is the first message of that leader; else the time since the one before is a sample for the
+        election timeout."""
         now = self._state.now
         if not is_new and self._leader_heard_at > float("-inf"):
             self._state.timeout.add_gap(now - self._leader_heard_at)
@@ -127,7 +128,9 @@ class Election:
     # --- voter ---------------------------------------------------------------------------------
 
     def on_request(self, message: AskVote) -> None:
-        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter."""
+        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter. The answer
+        is no as long as this voter leads or hears a leader, unless the request is forced, and if the
+        candidate's log is behind this one."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False

@@ -283,7 +283,8 @@ class SnapshotCatalog:
 
     def tick(self) -> None:
         """Order the copies that are missing, announce to all members a restore point that has become
-        complete, and drop older points."""
+        complete, and drop older points. Nothing unless something has changed or an order is due again, and in
+        runs without snapshots."""
         if not self._changed and self.ctx.clock.now < self._again_at:
             return
         self._changed, self._again_at = False, math.inf

@@ -67,7 +67,7 @@ class StageRecovery:
 
     def forget(self, peer: str) -> None:
         """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
-        was removed."""
+        was removed. If it is no member any more, it is no witness or suspect either."""
         self.states.forget(peer)
         if peer not in self.ctx.run.membership.members:
             self.witnesses.forget(peer)
@@ -116,7 +116,8 @@ class StageRecovery:
         return None
 
     def _move_after_s(self, stage: int) -> float:
-        """Seconds after which a peer is moved to a lost stage: its members may be fetching a state."""
+        """Seconds for which a stage has to be lost before a peer is moved to it: MOVE_AFTER_S, or if the
+        stage has members, as long as these may be fetching a state."""
         if self.ctx.run.membership.replicas(stage):
             return self.states.fetch_s(stage, self.states.t)
         return MOVE_AFTER_S
@@ -169,8 +170,9 @@ class StageRecovery:
         return len(self.states.lacking(able, t)) == len(able)
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
-        """Record of a rollback to the newest restore point with the states of all stages; None if there is
-        none. lost: stages that lost all replicas."""
+        """Record of a rollback to the newest restore point with the states of all stages; None, with a note,
+        if there is none. Counts it against the replicas that say that they cannot get their state
+        (`_remove_behind`). lost: stages whose state nobody has."""
         which = " and ".join(f"stage {stage}" for stage in lost)
         back = self._back(t, f"nobody has the state of {which} after iteration {t} any more")
         if back is None:
@@ -190,8 +192,8 @@ class StageRecovery:
         return rollback(self.ctx.run, point, reason)
 
     def _remove_behind(self, peers: Collection[str], t: int) -> None:
-        """Count a rollback from iteration t on the word of `peers`, and remove those that caused BEHIND_MOST,
-        where other peers can restore the stage."""
+        """Count a rollback from iteration t on the word of `peers`. Those that caused BEHIND_MOST are
+        removed, and with more of them expelled, where other peers can restore the stage; never this peer."""
         self._went_back = {p: was for p, was in self._went_back.items() if t <= was[1] + BEHIND_REMEMBERED}
         for peer in peers:
             count = self._went_back.get(peer, (0, t))[0] + 1

@@ -154,7 +154,7 @@ class Witnesses:
         self._doubts, self._held_up = {}, []
 
     def forget(self, peer: str) -> None:
-        """Forget a former member."""
+        """Forget a former member: it is no suspect and no witness any more."""
         self._moves.suspects.discard(peer)
         for doubt in self._doubts.values():
             doubt.witnesses.discard(peer)

@@ -289,8 +289,8 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
 
 
 def filled(plan: Plan, stages: Sequence[StageCommit]) -> dict[int, Crew]:
-    """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of its
-    record; () if it was skipped."""
+    """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of the
+    round's commit; () if it was skipped. Empty if it was skipped, or is no round."""
     if not plan or len(stages) < 2:
         return {}
     crews = any(slot.others for slot in plan)
