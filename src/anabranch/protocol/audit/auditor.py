@@ -157,7 +157,8 @@ class Auditor(Timer):
         self._applied_t = -1
 
     def applied(self, t: int) -> None:
-        """Note that step t was applied here: the weights before it are kept, if they are audited."""
+        """Note that step t was applied here, with which the weights before it were kept if they are audited.
+        A member that only audits can begin audits of t now."""
         self._applied_t = t
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:

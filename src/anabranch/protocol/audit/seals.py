@@ -24,7 +24,8 @@ Stated = tuple[Transfer, Transfer, str, str]
 
 
 def hashes_of(stated: Stated) -> tuple[str, ...]:
-    """Hashes of what a result was computed from, and of the result."""
+    """Hashes of the activation and the gradient from which a result was computed, then of its own activation
+    and gradient ("": none)."""
     return stated[0].hash, stated[1].hash, *stated[2:]
 
 

@@ -262,7 +262,8 @@ class Voter(Timer):
         self.raft.campaigns = self._may_lead() and not self.leaving
 
     def _settle(self) -> None:
-        """Carry out the effects that the Raft state machine asks for."""
+        """Carry out the effects that the Raft state machine asks for, by messages, writes and the callbacks;
+        called after each input to it."""
         for effect in self.raft.take():
             match effect:
                 case Send(message):

@@ -185,8 +185,8 @@ class Coordinator:
         self._open_round()
 
     def _waits_for(self, stage: int) -> bool:
-        """True if the open step still waits for something from `stage`: for its reduce; and while the last
-        step is not released, for reports from any stage. False between two iterations."""
+        """True if the open step still waits for `stage`, as its reduce has not ended; for every stage while
+        the last step is not released. False if no step is open."""
         current = self.round
         if current is None:
             return False
@@ -336,8 +336,9 @@ class Coordinator:
                 self.admission.serve_at_once(stage, current.t)
 
     def _await_reports(self) -> None:
-        """Remove replicas that keep back their report of the last step while no step is open that could stall
-        for it: at the end of the run, and in a pause."""
+        """Plan the removal of replicas that keep back their report of the last step while no step is open
+        that could stall for it: at the end of the run, and in a pause. The time without news counts as stalls
+        here, too. Nothing while a step is open, or once the last one is released."""
         now, current = self.ctx.clock.now, self.released.unopened
         if self.round is not None or self.released.last:
             return
@@ -352,8 +353,8 @@ class Coordinator:
             self.admission.remove_idle(peer, reason)
 
     def _withholds_state(self, peer: str) -> None:
-        """Remove a stage's only replica, which gives its state to nobody, so that no checkpoint has it, if
-        another peer can take the stage up from an earlier state."""
+        """Plan the removal of `peer`, the only replica of its stage, which gives its state to nobody, so that
+        no checkpoint has it. Nothing unless another peer can take the stage up from an earlier state."""
         if self.stage_recovery.moves.replaceable([peer], self.t):
             reason = f"it did not give the state of its stage for the last {WITHHELD_MOST} checkpoints"
             self.admission.remove_idle(peer, reason)

@@ -21,8 +21,8 @@ AGAIN_S = (30.0, 3600.0)
 
 
 class Disputes:
-    """Rollbacks that end a dispute, with waits between them that double. It does not judge which replica is
-    wrong."""
+    """Decision when the log goes back because replicas report different states: at once, or after a wait that
+    doubles each time. It does not judge which replica is wrong."""
 
     def __init__(self, ctx: PeerContext, tip: LogTip, catalog: SnapshotCatalog) -> None:
         self.ctx = ctx

@@ -168,8 +168,8 @@ class ReduceAttempts:
         self._order(current, stage, members, owners)
 
     def _silent_helpers(self, attempt: Attempt, look: Look) -> frozenset[str]:
-        """Helpers of a reduce that are silent, or about to leave; never this peer, which may be about to
-        leave and is there as long as it orders reduces."""
+        """Helpers of a reduce that are silent, or about to leave, by the inputs `look` of the present
+        decision. Never this peer, which may be about to leave and is there as long as it orders reduces."""
         return look[2].intersection(attempt.helpers) - {self.ctx.me}
 
     def _order_early(

@@ -258,8 +258,9 @@ class _Plan:
             self._down_bps = self._lines(lambda one, other: way(other, one))
 
     def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
-        """Estimated bits per second of each peer's line: LINE times those of its fastest link to the others.
-        way: (the peer, another) -> link; turned round for downlinks."""
+        """Peer -> estimated bits per second of its access line: LINE times those of its fastest link to the
+        others (LINE if there are no others). way: function (the peer, another) -> link; turned round for
+        downlinks."""
         found = {}
         for one in self._everybody:
             links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)

@@ -123,7 +123,8 @@ class Vouchers:
 
     def outdated(self, peer: str, t: int) -> bool:
         """True if the joiner's last `Ready` may be from before it knew the log entry of iteration t, so that
-        the state and the proof in it may be those of another entry. It repeats its report."""
+        the state and the proof in it may be those of another entry; the joiner repeats its report. False if
+        this peer remembers no such iteration."""
         return self._reported_at.get(peer, 0) < self._lengths.get(t, 0)
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:

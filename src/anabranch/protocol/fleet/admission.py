@@ -400,8 +400,9 @@ class Admission:
         return self.ctx.clock.now >= since + APART_S and len(fellows) < ENOUGH and self._step.sums(stage)
 
     def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
-        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one;
-        after more than FALSE_STATES different ones remove it."""
+        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one, and
+        count it as not ready; after more than FALSE_STATES different ones remove it. fingerprint: that of the
+        right state."""
         self.ready.pop(peer, None)
         told = self._false.setdefault(peer, set())
         told.add((message.t, message.fingerprint))
@@ -632,8 +633,8 @@ class Admission:
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member: the first time (`again` False) at its own address, if it has one, later also
-        through carriers."""
+        """Dial a lost member: the first time (`again` False) at its own address, later also through carriers.
+        Nothing if it has no address of that kind."""
         dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
         if again or address:
             address = dialer.addresses(peer, again)

@@ -333,7 +333,8 @@ class Membership:
     # --- removed peers -------------------------------------------------------------------------
 
     def regions(self, peers: Iterable[str]) -> tuple[str, ...]:
-        """Regions of the given peers ("": not known)."""
+        """Regions of the given peers, in their order ("": not known); those of peers removed since the open
+        iteration was opened are known, too."""
         members, gone = self.members, self.gone
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
@@ -348,7 +349,8 @@ class Membership:
     # --- duties --------------------------------------------------------------------------------
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
-        """Data node of each of the microbatches `indices` of iteration t, after all removals."""
+        """Data node of each of the microbatches `indices` of iteration t, after all removals. While t is not
+        split, as it would be now: over the data nodes that are active at t."""
         if not self.is_split(t):
             return Assignment(indices, self.live(0, t))
         opening = self._opening_of(t)

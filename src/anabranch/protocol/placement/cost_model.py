@@ -283,8 +283,8 @@ class CostModel:
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
         """Estimated iteration time (s) of the assignment `deal` with the standbys `spared`, plus the mean
-        over stages of busy and reduce seconds. The mean tells choices apart that do not change the slowest
-        stage."""
+        over stages of busy and reduce seconds; infinite if a stage is empty. The mean tells choices apart
+        that do not change the slowest stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
@@ -348,8 +348,8 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of reduced gradient that each working replica sends to its stage's standbys after the
-        commit."""
+        """Bits of reduced gradient that each working replica sends to its stage's standbys after the commit;
+        0 if only one replica works, whose sending is its reduce."""
         if len(working) < 2:
             return 0.0
         back = (1.0 - OF_SUMS) * self._sums_bytes(blocks) / len(working)

@@ -150,7 +150,8 @@ class Raft(VoterState):
     # --- follower ------------------------------------------------------------------------------
 
     def _on_append(self, message: Append) -> None:
-        """Handle an AppendEntries message: follow its sender, the leader of this or a later term."""
+        """Handle an AppendEntries message: follow its sender as the leader of this or a later term, append
+        its entries, commit as far as it has, and reply. A message of an earlier term is refused."""
         if message.term < self.term or (self.role is Role.LEADER and message.term == self.term):
             self._reply(message, None)
             return
