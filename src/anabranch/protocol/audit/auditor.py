@@ -57,9 +57,9 @@ class _Check:
 def _checks(
     t: int, receipt: Receipt, disputed: Sequence[Dispute] = (), slots: Sequence[Slot] = ()
 ) -> Iterator[_Check]:
-    """Computations that together repeat a contribution: its units, their sum, the parts that it added up; and
-    before these the disputed results among its others, which are in no sum. slots: plan of the round t; () if
-    it is none."""
+    """Computations that together repeat a contribution, in order: results of units that it does not own
+    (`others` of the receipt), as far as they are in `disputed`; its units; their sum; the parts that it added
+    up for all members. slots: plan of round t; () if t is no round."""
     results = {(result.unit, result.output) for result in disputed}
     for unit in receipt.others:
         index = unit.unit
@@ -157,12 +157,15 @@ class Auditor(Timer):
         self._applied_t = -1
 
     def applied(self, t: int) -> None:
-        """Note that step t was applied here: the weights before it are kept, if they are audited."""
+        """Note that step t was applied here, with which the weights before it were kept if they are audited.
+        A member that only audits can begin audits of t now."""
         self._applied_t = t
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
-        """Note the audits that were drawn for step t, just before the step is applied, and begin those of
-        which this replica is the first auditor. Returns True if it must keep its weights."""
+        """Note the audits that were drawn for step t, just before the step is applied. Those of which this
+        replica is the first auditor are queued. Audits of steps too old to be audited are dropped. Returns
+        True if this replica must keep the weights from before the step, as it may have to compute a
+        contribution again."""
         ctx, keeps, oldest = self._ctx, False, t - AUDIT_STEPS
         self.recent = {k: each for k, each in self.recent.items() if k > oldest} | {t: audited}
         if not ctx.run.stage:
@@ -233,10 +236,10 @@ class Auditor(Timer):
             self._overdue(self._job)
 
     def _following(self) -> _Job | None:
-        """Audit that may begin next, or None: one that checks a difference first. A member that only audits
-        gets the gradient of a step after its commit, so it waits until it has applied the step and kept the
-        weights before it. It begins with the newest step: if it is too slow for all audits, it makes some in
-        time rather than all of them late."""
+        """Audit of the queue that may begin next: the first that checks a difference, else the first; None if
+        there is none. A member that only audits gets the gradient of a step after its commit, so it waits
+        until it has applied the step and kept the weights before it. It begins with the newest step: if it is
+        too slow for all audits, it makes some in time rather than all of them late."""
         if not self._queue:
             return None
         me = self._ctx.me
@@ -258,13 +261,14 @@ class Auditor(Timer):
         self._job = None
 
     def _due_at(self, job: _Job) -> float:
-        """Time (s) at which the next source is asked, or one that was dialled, or another audit goes on."""
+        """Time (s) at which the present audit has to act (`_overdue`): a source that was asked is waited for
+        no longer, or the audit gives its turn to another one."""
         waits = [self._waited_until(peer, asked) for peer, asked in job.asked.items()]
         return min([*waits, self._gives_way_at(job)])
 
     def _waited_until(self, peer: str, asked: _Asked) -> float:
-        """Time (s) until which a source is waited for: no longer if it was removed from the run, or the link
-        over which it was asked broke. A source that was dialled is asked as soon as it is linked."""
+        """Time (s) until which a source is waited for. It is now if the source was removed from the run, if
+        the link over which it was asked broke, or if it was to be dialled first and is linked now."""
         gone = peer not in self._ctx.run.membership.members or self._lost(peer, asked)
         linked = asked.dialled and self._ctx.reachable(peer)
         return self._ctx.clock.now if gone or linked else asked.due_at
@@ -274,8 +278,8 @@ class Auditor(Timer):
         return not asked.dialled and peer not in self._ctx.links.up
 
     def _overdue(self, job: _Job) -> None:
-        """Go on as a wait has ended: with another audit, or with the next source, once none is waited for any
-        more."""
+        """Put the present audit off for another one that checks a difference, or else stop to wait for the
+        sources whose time is over, and ask the next one."""
         if self._ctx.clock.now >= self._gives_way_at(job):
             self._put_off(job)
             return
@@ -344,8 +348,9 @@ class Auditor(Timer):
         self._go_on(job)
 
     def _ask_next(self, job: _Job) -> None:
-        """Ask the next source for the present piece if none is waited for, and parties at once. If no source
-        is left, report the piece as withheld, unless a source was out of reach."""
+        """Ask sources for the present piece: accuser and subject (`parties`) at once, any other only if none
+        is waited for. If no source is left to ask or to wait for, report the audit's end without that piece
+        (`_withheld`)."""
         at_once = job.parties - job.liars
         while job.left and (not job.asked or job.left[0] in at_once):
             self._ask(job, job.left.pop(0))
@@ -453,8 +458,9 @@ class Auditor(Timer):
             self._fetch_again(job, check, result)
 
     def _fetch_again(self, job: _Job, check: _Check, result: Result) -> None:
-        """Fetch the inputs whose hashes are not those in the receipt from other sources than gave them. If
-        none is left, the work is reported as withheld."""
+        """Fetch the inputs whose hashes are not those in the receipt again, from other sources than gave
+        them; if none is left, the work is reported as withheld. If no input is wrong, the worker failed: the
+        audit ends as "unable"."""
         pairs = zip(check.items, result.hashes or ("",) * len(check.items), check.expected, strict=False)
         job.wanted = [item for item, found, expected in pairs if found != expected]
         if not job.wanted:  # the worker failed: it dropped what the audit had computed
@@ -464,9 +470,9 @@ class Auditor(Timer):
             self._fetch(job)
 
     def _withheld(self, job: _Job) -> None:
-        """Report that no source handed over what is needed; that this auditor cannot tell, if it could not
-        reach a source. The word of one that is trusted decides alone, so it does not tell either if a source
-        was merely silent: its own line may be slow."""
+        """End the audit without a piece that no source handed over. The report is "withheld"; it is "unable",
+        that this auditor cannot tell, if it could not reach a source. A trusted auditor, whose word decides
+        alone, reports "unable" also if a source was merely silent: its own line may be slow."""
         doubtful = job.apart or (job.drawn.trusted == self._ctx.me and bool(job.silent))
         self._report(job, "unable" if doubtful else "withheld")
 

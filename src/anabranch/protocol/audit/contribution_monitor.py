@@ -57,8 +57,9 @@ class Contribution:
 
 
 class Deviation:
-    """Running standard deviation of values with mean zero: exponentially weighted, with a prior, which it
-    never exceeds. Else one owner of fewer than WINSOR² that lies more and more could widen it at will."""
+    """Running standard deviation of values with mean zero, weighted exponentially. It begins at `prior`, and
+    never exceeds that: else one owner of fewer than WINSOR² that lies more and more could widen it at
+    will."""
 
     def __init__(self, prior: float) -> None:
         self._weight, self._sum, self._most = PRIOR_VALUES, PRIOR_VALUES * prior * prior, prior
@@ -68,7 +69,7 @@ class Deviation:
         return min(self._most, math.sqrt(self._sum / self._weight))
 
     def learn(self, values: Sequence[float]) -> None:
-        """Add values, those far outside as WINSOR deviations."""
+        """Add values; a value beyond WINSOR deviations counts as so many."""
         most = WINSOR * self.value
         for value in values:
             self._weight = self._weight * (1.0 - FORGET) + 1.0
@@ -87,8 +88,9 @@ class ContributionMonitor:
     against: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def judge(self, contributions: Mapping[str, Contribution]) -> dict[str, str]:
-        """Owners whose contribution is far off, with the reason, the norm that is farthest off first; learns
-        from the others. Empty for fewer than LEAST_OWNERS owners."""
+        """Owners whose contribution to one step is far off -> reason: first those by their norm, the farthest
+        first, then those by their direction. Learns from the others. Empty for fewer than LEAST_OWNERS
+        owners."""
         if len(contributions) < LEAST_OWNERS:
             return {}
         norms = residuals(log_norms(contributions))
@@ -115,8 +117,9 @@ class ContributionMonitor:
         }
 
     def _rank(self, contributions: Mapping[str, Contribution]) -> None:
-        """Enter which owner has the lowest direction of this step, by peer that reports it. Only owners with
-        equally many units are compared: others are not exchangeable."""
+        """Update the ratios (`against`) by which owner has the lowest direction in this step, for each peer
+        that reports moments. Only owners with equally many units are compared: others are not
+        exchangeable."""
         alike: dict[int, dict[str, Contribution]] = {}
         for peer, each in contributions.items():
             alike.setdefault(each.units, {})[peer] = each
@@ -168,10 +171,11 @@ class FarOff:
 
 
 def log_norms(contributions: Mapping[str, Contribution]) -> dict[str, tuple[list[float], ...]]:
-    """Logarithm of each owner's norm, by part, less what its number of units explains.
+    """Logarithm of each owner's norm less what its number of units explains: owner -> two lists, each by
+    part.
 
-    The norm of a sum over n units is between √n (noise) and n times (signal) that of one: one list for each
-    end of this range.
+    The norm of a sum over n units is between √n times that of one (noise) and n times (signal): the first
+    list takes √n away, the second n.
     """
     found: dict[str, tuple[list[float], ...]] = {}
     for peer, each in contributions.items():
@@ -183,9 +187,9 @@ def log_norms(contributions: Mapping[str, Contribution]) -> dict[str, tuple[list
 
 
 def residuals(values: Mapping[str, tuple[list[float], ...]]) -> dict[str, float]:
-    """Difference of each owner from the median owner: over the parts the smallest that more than half of them
-    show, so that a minority of false reports decides nothing; over several lists the smallest, or 0 if they
-    differ in sign."""
+    """Owner -> its difference from the median owner. values: owner -> lists by part. Over the parts of a list
+    the difference nearest to 0 counts that more than half of the parts reach, so that a minority of false
+    reports decides nothing; over several lists the one nearest to 0, or 0 if they differ in sign."""
     lists, parts = len(next(iter(values.values()))), len(next(iter(values.values()))[0])
     found: dict[str, list[float]] = {peer: [] for peer in values}
     for which in range(lists):
@@ -208,7 +212,7 @@ def _of_norm(residual: float) -> str:
 
 
 def _difference(value: float, middle: float) -> float:
-    """value - middle; 0 where both are the same infinity, +inf for what is no number."""
+    """value - middle; 0 if both are the same infinity, +inf if the difference is not a number."""
     if value == middle:
         return 0.0
     difference = value - middle

@@ -72,19 +72,20 @@ class Drawn:
 
     @property
     def convicts(self) -> int:
-        """Number of replicas whose findings decide: that differ, or that do not, the subject's own word
-        counted."""
+        """Number of replicas that have to find a difference for a conviction. If as many find none (the
+        subject's own word counts as one), those that found a difference are wrong."""
         return convicts(len(self.auditors) + 1)
 
     @property
     def jury(self) -> tuple[str, ...]:
-        """Replicas that may be asked to audit and keep the weights for it: the first one is, the others if it
-        finds a difference or cannot tell."""
+        """Replicas that may be asked to audit, and keep the weights for it, in order: the first audits, the
+        others if it finds a difference or cannot tell. () if no other replica took part in the reduce."""
         return self.auditors[: 2 * self.convicts - 2]
 
 
 def convicts(members: int) -> int:
-    """Number of replicas whose findings decide about one of them, in a reduce of so many."""
+    """Number of replicas whose findings decide about one of them, in a reduce of `members` replicas: more
+    than half of them, at most CONVICTS."""
     return min(members // 2 + 1, CONVICTS)
 
 
@@ -112,11 +113,12 @@ def drawn(
     auditors: Mapping[str, Member] = _NOBODY,
     in_round: bool = False,
 ) -> list[Drawn]:
-    """Contributions to a step that are audited: a random draw, all with a disputed result, those far off the
-    others', and all of walk-ins on probation. base: hash of the commit's log entry, which seeds the draw.
-    share: probability that a contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with
-    which its probation begins. auditors: members that only audit, by id. in_round: True for the commit of a
-    round, which these alone audit."""
+    """Contributions of relays to a step that are audited: a random draw, all with a disputed result, those
+    far off the others', and all of walk-ins on probation. Contributions without a receipt, and those of data
+    nodes, never are. base: hash of the commit's log entry, which seeds the draw. share: probability that one
+    unit is drawn (`chance`). walk_ins: walk-in -> first iteration that it serves, with which its probation
+    begins. auditors: members that only audit, by id. in_round: True for the commit of a round, which these
+    alone audit."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):

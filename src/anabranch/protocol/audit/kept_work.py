@@ -29,8 +29,9 @@ class KeptWork:
         """Peer -> its newest request about a later step."""
 
     def keep(self, t: int, subject: str, receipt: bytes, items: Mapping[WorkItem, Payload]) -> None:
-        """Store pieces of the contribution of replica `subject` to step t, with its signed receipt if this
-        peer has it (else b""); drop what is stored of steps that are too old to be audited."""
+        """Store pieces of the contribution of replica `subject` to step t beside those that are stored of it,
+        with its signed receipt if this peer has it (else b""). What is stored of steps too old to be audited
+        is dropped."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] > t - AUDIT_STEPS}
         former, pieces = self._kept.get((t, subject), (b"", {}))
         self._kept[t, subject] = receipt or former, {**pieces, **items}
@@ -52,9 +53,11 @@ class KeptWork:
         self._committed = -1
 
     def on_fetch(self, peer: str, message: FetchWork, known: bytes = b"") -> str | None:
-        """Send the requester a piece of a contribution, or that this peer does not have it; a request about a
-        later step waits for its commit. Returns the reason if the request is refused. known: receipt of the
-        contribution, if the leader has it. A requester that took RECEIPT_BYTES is told that there is none."""
+        """Send `peer` the piece of a contribution that it requests, or the answer that this peer does not
+        have it. A request about a step that is not committed here yet waits for its commit; only the newest
+        one of a peer is kept. Returns the reason if the request is refused (work of another stage), else
+        None. known: receipt of the contribution, if the leader has it. A requester that took RECEIPT_BYTES is
+        told that there is no receipt."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"

@@ -38,8 +38,8 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for one unit of a data node, with what the unit received (`came`): the head of a microbatch an
-    activation from the last stage, its embedding a gradient from stage 1. unit: `head_unit` or
+    """Receipt for one unit of a data node: what the unit received (`came`). The head of a microbatch receives
+    an activation from the last stage, its embedding a gradient from stage 1. unit: `head_unit` or
     `embed_unit`."""
 
     unit: Index
@@ -91,13 +91,13 @@ _PURPOSE = b"anabranch receipt|"
 
 
 def signed(receipt: Receipt, signer: Signer) -> bytes:
-    """Encode a receipt and sign it."""
+    """Bytes of a receipt with its signature by this peer (`signer`)."""
     body = _encoder.encode(receipt)
     return _encoder.encode(SignedReceipt(body, signer.sign(_PURPOSE + body)))
 
 
 def opened(data: bytes, signer: Signer) -> Receipt | None:
-    """Decode a signed receipt; None unless it was signed by the peer that it names."""
+    """Decode a signed receipt; None if it cannot be decoded, or was not signed by the peer that it names."""
     try:
         envelope = _decoder.decode(data)
         receipt = _body_decoder.decode(envelope.body)
@@ -113,7 +113,8 @@ def receipt_hash(data: bytes) -> str:
 
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the microbatches `units`, which this relay computed. seals: what it received and sent."""
+    """Receipts of the microbatches `units`, sorted. This relay must have computed them all (KeyError else).
+    seals: what it received and sent."""
     came, made = seals.received, seals.computed
     return tuple(
         UnitReceipt(
@@ -124,7 +125,9 @@ def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ..
 
 
 def other_receipts(seals: Seals, owned: Collection[UnitReceipt]) -> tuple[UnitReceipt, ...]:
-    """Receipts of all other results that this relay may have sealed. owned: receipts of its units."""
+    """Receipts of the results that this relay may have sealed beside those in `owned` (receipts of its own
+    units): of microbatches that others own, or of its own from other inputs. seals: what it received and
+    sent."""
     own = {
         u.unit: hashes_of((u.activation_in, u.gradient_in, u.activation_out, u.gradient_out)) for u in owned
     }
@@ -137,18 +140,23 @@ def other_receipts(seals: Seals, owned: Collection[UnitReceipt]) -> tuple[UnitRe
 
 
 def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
-    """Receipts of the units `units` of stage 0, which this data node computed. seals: what it received."""
+    """Receipts of the units `units` of stage 0, sorted. This data node must have computed them all (KeyError
+    else). seals: what it received."""
     return tuple(EndReceipt(unit, seals.received[end_of(unit)]) for unit in sorted(units))
 
 
 def end_of(unit: int) -> tuple[str, int]:
-    """Kind of payload that a unit of stage 0 receives, and its microbatch."""
+    """Kind of payload that a unit of stage 0 receives (activation for a head, gradient for an embedding), and
+    the unit's microbatch."""
     index, embeds = divmod(unit, 2)
     return (GRADIENT if embeds else ACTIVATION), index
 
 
 def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: int) -> str | None:
-    """Reason why a receipt does not belong to `peer`, a member of this reduce attempt, or None."""
+    """Reason why `receipt` cannot be that of `peer` for this reduce attempt: it names another step, reduce or
+    run, other units than the peer owns there, or inputs that are not of adjacent stages; None: it can. `peer`
+    must be a member of the attempt (ValueError else). Seals are not looked at. stages: number of relay
+    stages."""
     fence, position = attempt.fence, attempt.members.index(peer)
     about = (receipt.run, receipt.base, receipt.t, receipt.stage, receipt.peer)
     if about != (run, fence.base, fence.t, attempt.stage, peer):
@@ -182,8 +190,8 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First activation or gradient in a receipt whose seal is not its sender's signature; None: all are
-    valid."""
+    """Words for the first activation or gradient in a receipt whose seal is not its sender's signature; None:
+    all are valid."""
     for unit in (*receipt.units, *receipt.others):
         for kind, came in inputs_of(unit):
             if not is_sealed(receipt, came, kind, str(unit.unit), signer):
@@ -198,15 +206,17 @@ def inputs_of(unit: UnitReceipt) -> list[tuple[str, Transfer]]:
 
 
 def is_sealed(receiver: Receipt, came: Transfer, kind: str, name: str, signer: Signer) -> bool:
-    """True if the sender of a payload signed the seal that a receipt shows for it."""
+    """True if the sender of a payload signed the seal that the receipt `receiver` shows for it (`came`).
+    kind: as in `seals`. name: number of the microbatch, or `part_name`."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     return signer.verify(came.sender, text, came.seal)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Payload that `receiver` got of microbatch `index`, and that is not what `owner`, to whom the microbatch
-    counted at the sender's stage, sent on (`unit`)."""
+    """Payload that `receiver` got of microbatch `index`, and that differs from what the microbatch's owner at
+    the sender's stage made. came: payload with its sender and seal. kind: activation or gradient. owner:
+    receipt of that owner, `unit` its part about the microbatch."""
 
     receiver: Receipt
     came: Transfer
@@ -217,7 +227,8 @@ class Mismatch:
 
 
 def mismatches(receipts: Sequence[Receipt]) -> list[Mismatch]:
-    """All activations and gradients in these receipts of one step that are not those of their owners."""
+    """All activations and gradients that the units in these receipts of one step received, and that differ
+    from what the owner of the microbatch made."""
     owners = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     found = []
     for receipt in receipts:
@@ -245,9 +256,10 @@ def mismatch_of(
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
-    """Peers that the receipts of one step prove to be liars -> reason. A liar sealed another part of its sum
-    than its receipt states, or states a seal that the sender never made for a payload of which the receipt of
-    the peer that computed it states another hash."""
+    """Peers that the receipts of one step prove to be liars -> reason. There are two kinds. A peer sealed
+    another part of its sum, or of the reduced gradient that it summed, than its receipt states. Or a peer's
+    receipt, which contradicts that of another one about a payload, shows a seal for it that the sender never
+    made."""
     found: dict[str, str] = {}
     for wrong in mismatches(receipts):
         _blame(found, signer, wrong.receiver, wrong.owner.peer, wrong.came, wrong.kind, str(wrong.index))

@@ -24,7 +24,8 @@ Stated = tuple[Transfer, Transfer, str, str]
 
 
 def hashes_of(stated: Stated) -> tuple[str, ...]:
-    """Hashes of what a result was computed from, and of the result."""
+    """Hashes of the activation and the gradient from which a result was computed, then of its own activation
+    and gradient ("": none)."""
     return stated[0].hash, stated[1].hash, *stated[2:]
 
 
@@ -52,14 +53,16 @@ class Seals:
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
-        """Note sender and seal of an arrived payload; the seal is checked once the hash is known."""
+        """Note sender, stage and seal of a payload that arrived, in place of an earlier one; `check` looks at
+        the seal once the hash is known. Nothing in a run without audits."""
         if self.on:
             self.received[kind, index] = Transfer("", sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
-        """Check the seal of a received payload that has this hash; returns the reason if it is not valid, or
-        None. The sender of an invalid one is marked as a forger, which gets no more work from this peer. A
-        further input of a microbatch of which STATED_MAX came is refused, too."""
+        """Check the seal of the payload that arrived last for this microbatch, whose hash is `payload_hash`.
+        Returns the reason if the seal is not valid, else None; then the sender is marked as a forger, which
+        gets no more work from this peer. A further input of a microbatch with STATED_MAX results is refused,
+        too. None also if nothing arrived, and in a run without audits."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None
@@ -83,7 +86,8 @@ class Seals:
             self._state(kind, index)
 
     def _state(self, kind: str, index: int) -> None:
-        """Enter the newest result of a microbatch into `stated`, in place of that of its forward alone."""
+        """Enter the newest result of a microbatch into `stated`. A result with a gradient replaces that of
+        its forward alone; a known one is not entered again."""
         forward = self.received[ACTIVATION, index], NOTHING, self.computed[ACTIVATION, index], ""
         newest = forward
         if kind == GRADIENT:
@@ -112,12 +116,13 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part of its own sum (kind `PART`) or of the reduced gradient that it
-        summed (`REDUCED`); b"" in a run without audits. name: `part_name`."""
+        """This peer's signature for a part with this hash: of its own sum (kind `PART`) or of the reduced
+        gradient that it summed (`REDUCED`); b"" in a run without audits. name: `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:
-        """True if `sender`, a replica of this peer's stage, sealed a part with this hash."""
+        """True if `seal` is the signature of `sender`, a replica of this peer's stage, for a part with this
+        hash. name: `part_name`."""
         text = seal_text(self._run, self._base, self._ctx.run.stage, kind, name, payload_hash)
         return self._ctx.signer.verify(sender, text, seal)
 

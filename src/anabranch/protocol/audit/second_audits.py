@@ -1,5 +1,5 @@
-"""Waits of commits for second auditors, at the leader: where one found a difference, its word has to be
-checked before the weights for it are gone."""
+"""Second audits that steps wait for, at the leader: where one auditor found a difference, another has to
+check it before the weights for it are gone."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class AuditedCase(Protocol):
 
 
 class SecondAudits:
-    """Waits for the second auditors of the open cases. cases: all cases of the last steps, which the caller
-    changes."""
+    """Differences for which the commit of a step may wait until a second auditor has checked them. cases: all
+    audit cases of the last steps, which the caller changes."""
 
     def __init__(self, ctx: PeerContext, cases: Mapping[CaseKey, AuditedCase]) -> None:
         self.ctx, self._cases = ctx, cases
@@ -46,16 +46,18 @@ class SecondAudits:
         """Last step that this leader proposed."""
 
     def found(self, key: CaseKey, accuser: str) -> None:
-        """Note that a juror found a difference in the case `key` now."""
+        """Note that the juror `accuser` found a difference in the case `key` now: steps may wait HOLD_S for
+        another juror, unless a step waited in vain for this accuser before."""
         self._until = {known: until for known, until in self._until.items() if known in self._cases}
         self._told &= self._cases.keys()
         if accuser not in self._unchecked:
             self._until[key] = max(self._until.get(key, -math.inf), self.ctx.clock.now + HOLD_S)
 
     def holds(self, t: int) -> bool:
-        """True if step t may not be committed yet: with it the weights of an earlier one would be dropped,
-        where an auditor found a difference that a second one has not checked. Without this, who accuses
-        falsely just before the weights go has the log go back at no risk."""
+        """True if step t may not be committed yet: the weights of an earlier step, which go with it, are
+        needed to check a difference that one auditor found. The owner is told once for each case. Without
+        this wait a replica that accuses falsely just before the weights go would have the log go back at no
+        risk."""
         now, waits = self.ctx.clock.now, False
         for key, case in self._cases.items():
             if case.over or case.drawn.t > t - AUDIT_STEPS or self._until.get(key, -math.inf) <= now:
@@ -70,31 +72,33 @@ class SecondAudits:
         return waits
 
     def held_until(self) -> float:
-        """Time (s) at which the next wait for a second auditor is over by itself; infinite if none is on."""
+        """Time (s) at which the next of the present waits for second auditors ends by itself; infinite if
+        there is none."""
         now, cases = self.ctx.clock.now, self._cases
         held = (until for key, until in self._until.items() if key in cases and not cases[key].over)
         return min((until for until in held if until > now), default=math.inf)
 
     def proposed(self, t: int) -> None:
-        """Note that step t is being committed, or that the log went back to it: what that drops cannot be
-        audited any more."""
+        """Note that step t is being committed, or that the log went back to it: steps whose weights that
+        drops cannot be audited any more."""
         self._proposed = t
 
     def too_late(self, case: AuditedCase, peer: str, verdict: str) -> bool:
-        """True if a juror is the first that finds a difference, and that with which the weights to check it
-        are dropped is being committed already. Another leader may have heard of it in time."""
+        """True if a juror's report is the first of a difference in its case, and the weights to check that
+        are being dropped by the last proposed step. False for a case that another leader opened: it may have
+        heard of the difference in time."""
         first = verdict == "different" and "different" not in case.verdicts.values()
         checked = peer in case.drawn.jury and not case.inherited
         return first and checked and case.drawn.t <= self._proposed - AUDIT_STEPS
 
     def unchecked(self, key: CaseKey, accusers: Collection[str]) -> None:
-        """Note that nobody checked the difference that `accusers` found. If a step waited for it, none waits
-        for them again."""
+        """Note that nobody checked the difference that `accusers` found in the case `key`. If a step waited
+        for that, none waits for these accusers again."""
         if key in self._told:
             self._unchecked.update(accusers)
 
     def confirmed(self, accusers: Collection[str]) -> None:
-        """Note that others found the difference of `accusers`, too."""
+        """Note that other replicas found the difference of `accusers`, too: steps may wait for them again."""
         self._unchecked.difference_update(accusers)
 
     def removed(self, peer: str) -> None:

@@ -39,10 +39,11 @@ class DisputedResult:
 
 @dataclass
 class Traces:
-    """Ends of the traces of all contradictions. liars: relays -> reason. disputed: results to compute again.
-    unlisted: (stage, relay) that sealed what its receipt does not list, or gave none -> what it sealed.
-    apart: kind of two results that should be the same, and for each the data node that sent it and the relay
-    that got it. One of them is false, or a relay lied about the activation that its gradient follows from."""
+    """Ends of the traces of all contradictions. liars: relay or data node -> reason. disputed: results to
+    compute again. unlisted: (stage, relay) that sealed what its receipt does not list, or gave no receipt ->
+    name of that. apart: pairs of results that should be the same and differ, each as (kind, ((data node that
+    sent it, relay that got it), the same of the other result)). One of the two is false, or a relay lied
+    about the activation from which its gradient follows."""
 
     liars: dict[str, str] = field(default_factory=dict)
     disputed: list[DisputedResult] = field(default_factory=list)
@@ -51,7 +52,8 @@ class Traces:
 
 
 def traced(receipts: Sequence[Receipt], signer: Signer) -> Traces:
-    """Trace all contradictions about activations and gradients between the receipts of one step."""
+    """Trace all contradictions about activations and gradients between the receipts of one step. No
+    contradiction: empty `Traces`."""
     tracer = _Tracer(receipts, signer)
     for wrong in mismatches(receipts):
         tracer.follow(wrong)
@@ -67,7 +69,9 @@ class _Tracer:
         self._followed: set[tuple[object, ...]] = set()
 
     def follow(self, wrong: Mismatch) -> None:
-        """Go on with one payload; each is followed once, however many results were made of it."""
+        """Go on from a payload that differs from its owner's to the result from which its sender made it. If
+        the receiver's seal for it is false, the receiver is a liar; if the sender's receipt does not list
+        such a result, it is unlisted. Nothing for a payload that was followed before."""
         key = wrong.receiver.stage, wrong.receiver.peer, wrong.kind, wrong.index, wrong.came
         if key in self._followed:
             return
@@ -86,8 +90,9 @@ class _Tracer:
             self._compare(wrong, sender, unit, name)
 
     def _compare(self, wrong: Mismatch, sender: Receipt, unit: UnitReceipt, name: str) -> None:
-        """Compare the sender's result with the owner's: if the inputs are the same one of both is false,
-        else go on with the inputs that are not those of their owners."""
+        """Compare the result `unit` of the sender with that of the owner (`wrong.unit`). From different
+        inputs: go on with those that are not their owners'. From the same inputs one of the results is false:
+        of one peer, it is a liar; of two, both are computed again."""
         used = inputs_of(unit) if wrong.kind == GRADIENT else inputs_of(unit)[:1]
         owners = {ACTIVATION: wrong.unit.activation_in.hash, GRADIENT: wrong.unit.gradient_in.hash}
         differ = [(kind, came) for kind, came in used if came.hash != owners[kind]]
@@ -104,16 +109,19 @@ class _Tracer:
             self._dispute(wrong, sender, (wrong.came.hash, output_of(wrong.unit, wrong.kind)))
 
     def _dispute(self, wrong: Mismatch, sender: Receipt, outputs: tuple[str, str]) -> None:
-        """Have these results of one input, of the sender and of the owner, computed again."""
+        """Enter two results of one input, the sender's and the owner's, to be computed again. outputs: hashes
+        of the two, in this order."""
         for peer, output in zip((sender.peer, wrong.owner.peer), outputs, strict=True):
             result = DisputedResult(sender.stage, peer, wrong.index, output)
             if result not in self.found.disputed:
                 self.found.disputed.append(result)
 
     def _compare_ends(self, wrong: Mismatch, sender: Receipt, unit: UnitReceipt, kind: str) -> None:
-        """Compare what data nodes sent `sender` and the owner, whose receipts differ in it. Data nodes sign
-        what they got, not what they sent, so their seals have to tell. An embedding has no input; a gradient
-        follows from the activation, so of two activations there may be two."""
+        """Compare the payloads of data nodes that the sender and the owner say they received, and that
+        differ. Data nodes sign what they got, not what they sent, so only their seals tell. Whose receipt
+        shows a false seal is a liar. A data node that signed two embeddings of one microbatch is a liar. Two
+        gradients may be right if the relays sent two activations: then these are computed again, if they are
+        from one input. Else the pair is entered in `apart`."""
         name = f"{kind} of microbatch {wrong.index}"
         ends = [(sender, unit), (wrong.owner, wrong.unit)]
         came = [each.activation_in if kind == ACTIVATION else each.gradient_in for _, each in ends]

@@ -27,8 +27,9 @@ class Broadcast:
         self._announce_at = math.inf
 
     def chosen(self, line: bytes) -> None:
-        """Announce a committed log entry (`line`: encoded) to all other members now; in a large swarm,
-        membership changes within WITHIN_S, with all entries since, but to removed peers at once."""
+        """Announce a committed log entry (`line`: encoded) to all other members. They get it now; in a large
+        swarm a membership change waits for up to WITHIN_S, to be sent together with the entries that come
+        meanwhile, and only the peers that it removes get it at once."""
         self._unannounced.append(line)
         record = decode_entry(line).record if self.ctx.run.near.crowded else None
         if isinstance(record, Members):
@@ -53,7 +54,8 @@ class Broadcast:
                 self.ctx.outbox.send(peer, message)
 
     def changes_at(self) -> float:
-        """Earliest time (s) to log a membership change: now, or in a large swarm in the next window."""
+        """Earliest time (s) at which a membership change may be logged: now, or in a large swarm within the
+        next window (the first WITHIN_S of every EVERY_HEARTBEATS heartbeats)."""
         if not self.ctx.run.near.crowded:
             return self.ctx.clock.now
         period_s = EVERY_HEARTBEATS * self.ctx.run.settings.heartbeat_s

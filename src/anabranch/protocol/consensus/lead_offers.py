@@ -19,8 +19,8 @@ GIVEN_AWAY_S = 60.0
 
 
 class LeadOffers:
-    """Offers of the lead by the peer that has it. held_up_by: returns members that this peer cannot reach,
-    and for which the run waits. hearers: returns the members that hear a peer."""
+    """Offers of the lead by the peer that has it. held_up_by(): members that this peer cannot reach, and for
+    which the run waits. hearers(peer): members that say that they hear `peer`."""
 
     def __init__(
         self,
@@ -35,9 +35,10 @@ class LeadOffers:
         """Time (s) from which the lead may be offered again."""
 
     def step_aside(self, t: int) -> bool:
-        """Offer leadership to a voter that hears a member which this leader cannot reach, although the run
-        waits for that member. False if there is none, or if the last such offer brought the run no further.
-        t: last committed step."""
+        """Begin to transfer leadership to a voter that hears a member for which the run waits and which this
+        leader cannot reach. True if a transfer was begun; False if there is no such voter, if the last one
+        was offered less than OFFER_AGAIN_S ago, or if no step was committed since this leader last stepped
+        aside. t: last committed step."""
         if self._ctx.clock.now < self._offer_at or self._log.aside_at == t:
             return False
         for peer in self._held_up_by():
@@ -50,8 +51,10 @@ class LeadOffers:
         return False
 
     def give_back(self, t: int, over: bool) -> bool:
-        """Offer leadership to the founder, which has the run's directory, once it serves and votes again; at
-        most once in OFFER_AGAIN_S. True if it was offered. over: True if step t was the last one."""
+        """Begin to transfer leadership to the founder, which has the run's directory, once it serves and
+        votes again; at most once in OFFER_AGAIN_S, and not soon after the founder itself gave the lead to
+        this peer, unless the run is over. True if a transfer was begun. t: last committed step. over: True if
+        that is the run's last."""
         ctx, founder = self._ctx, self._ctx.run.founder
         begins = ctx.run.membership.active_from.get(founder)
         if begins is None or ctx.clock.now < self._offer_at:

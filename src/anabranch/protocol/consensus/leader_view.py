@@ -31,23 +31,24 @@ class LeaderView:
         """Voters whose claim was given up."""
 
     def line(self, term: int) -> None:
-        """Note that this peer applied a committed log entry of `term`, which proves that a leader was elected
-        in it."""
+        """Note that this peer applied a committed log entry of `term`, which proves that this term had a
+        leader."""
         self.proven_term = max(self.proven_term, term)
 
     def admitted(self, term: int) -> None:
-        """Take `term` as proven: its leader admitted this peer to the run."""
+        """Take `term` as proven and as the present one, because its leader admitted this peer to the run."""
         self.proven_term = term
         self.ctx.log.reach_term(term)
 
     def elected(self, leader: str, term: int) -> None:
-        """Follow the leader that this peer's own Raft node knows, unless the log proves a later term."""
+        """Follow `leader`, whom this peer's own Raft node knows as leader of `term`; nothing if the log
+        proves a later term."""
         if term >= self.proven_term:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
-        """Follow `voter`, which claims to lead in `term`, if the claim is to be believed; if not, it is
-        ignored. Returns the reason if it is refused, as its term is too far ahead; else None."""
+        """Handle the claim of `voter` that it leads in `term`: follow it, or ignore the claim if it is not to
+        be believed. Returns the reason if it is refused, as its term is too far ahead; else None."""
         ctx = self.ctx
         if term > max(ctx.log.term, self.proven_term) + TERMS_AHEAD:
             return f"nobody is in term {term}"

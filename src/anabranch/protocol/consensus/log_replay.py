@@ -33,8 +33,9 @@ class LogReplay:
 
     bases[t]: base of the state after iteration t, the hash of a log entry. records[t]: hashes of all entries
     that lead to that state (the commit and the rollbacks to it). evaluations: held-out losses by iteration.
-    rolled_back: number of commits made void. removals: number of removed peers, without those that moved to
-    another stage. stopped: True if the last entry stops the run.
+    position: place of the next entry, with the last one's hash. term: highest term of an entry. rolled_back:
+    number of commits made void. removals: number of removed peers, without those that moved to another stage.
+    stopped: True if the last entry stops the run.
     """
 
     genesis: Genesis | None = None
@@ -66,7 +67,7 @@ class LogReplay:
         return self.bases.get(self.t, "")
 
     def plan(self, t: int, slots: Plan | UnsetType) -> None:
-        """Store the plan of round t (UNSET: none) and drop those of later rounds."""
+        """Store `slots` as the plan of round t (UNSET: t is no round), and drop the plans of later rounds."""
         self.plans = {k: plan for k, plan in self.plans.items() if k < t}
         if slots is not UNSET:
             self.plans[t] = slots
@@ -77,12 +78,14 @@ class LogReplay:
 
     @property
     def adam_step(self) -> int:
-        """Number of optimizer steps taken, rolled back ones not counted."""
+        """Adam's counter after the last committed iteration: steps taken, without skipped and rolled back
+        ones and rounds."""
         return self.commits[-1].adam_step if self.commits else 0
 
 
 def fold(lines: Iterable[bytes]) -> LogReplay:
-    """Replay the lines of a whole log. Raises LogError at an entry that does not follow the one before."""
+    """Replay the lines of a whole log, from its first. Raises LogError at an entry that cannot be decoded or
+    does not follow the one before."""
     history = LogReplay()
     for line in lines:
         entry, history.position = follow(history.position, line)

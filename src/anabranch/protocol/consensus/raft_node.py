@@ -47,9 +47,10 @@ def peer_of(voter: str) -> str:
 
 
 class Voter(Timer):
-    """Raft node of one peer, which may be a voter, a learner, or keep no log. on_chosen(line): callback for
-    each committed entry, in log order. on_became: callback for a new role or leader. may_lead(): True if this
-    peer is able to coordinate the run. yields(): True if any other voter should rather lead."""
+    """Raft node of one peer, which may be a voter, a learner, or keep no log. kept: what this peer's disk
+    has. on_chosen(line): callback for each committed entry, in log order. on_became: callback for a new role
+    or leader. may_lead(): True if this peer is able to coordinate the run. yields(): True if any other voter
+    should rather lead."""
 
     def __init__(
         self,
@@ -95,12 +96,14 @@ class Voter(Timer):
         return self.raft.role is Role.LEADER and self.raft.own_term_committed()
 
     def append(self, record: AnyRecord) -> None:
-        """Propose a log record. Raises LogError if this peer may not, for example if it does not lead."""
+        """Propose a log record, which `on_chosen` gets once it is committed. Raises LogError if this peer may
+        not propose, for example if it does not lead."""
         self.raft.propose(record, self.ctx.clock.now)
         self._settle()
 
     def entries_from(self, start: int) -> tuple[bytes, ...] | None:
-        """Committed entries from index `start` on, as many as fit one message; None: no longer kept."""
+        """Committed entries from index `start` on, encoded, as many as fit one message; () if there are none
+        yet; None: they are no longer kept."""
         if start < self.raft.log.start.index:
             return None
         return self.raft.log.entries_from(start, self.raft.commit_index)
@@ -117,9 +120,9 @@ class Voter(Timer):
         self._settle()
 
     def transfer_leadership_to(self, peer: str) -> bool:
-        """Begin to transfer leadership to `peer`; False if `peer` cannot lead now: it is no reachable voter,
-        lacks a part of the log, or its present process is not in the log yet; or a record is being
-        committed."""
+        """Begin to transfer leadership to `peer`; True if that was begun. False if `peer` cannot lead now: it
+        is no reachable voter, lacks a part of the log, or its present process is not in the log yet; or a
+        record is being committed."""
         raft = self.raft
         for voter in self.heirs():
             known = peer_of(voter) == peer and self.ctx.knows_process(peer)
@@ -129,7 +132,8 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Voter ids of other reachable voters, which can be offered leadership. going: peers that leave."""
+        """Voter ids of other voters within reach, to which leadership can be offered. going: peers that
+        leave, left out."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]
@@ -183,7 +187,8 @@ class Voter(Timer):
             self.raft.leader_lost(self.raft.leader, self.ctx.clock.now)
 
     def tick(self) -> None:
-        """Send heartbeats, stand for election, or give leadership away, where due."""
+        """Send heartbeats, stand for election, or give leadership away, if that is due. Nothing before
+        `deadline`."""
         if self.ctx.clock.now >= self.raft.deadline() and self.ctx.clock.now >= self.deadline():
             self.raft.tick(self.ctx.clock.now)
             self._settle()  # the only voter is elected at once
@@ -221,8 +226,8 @@ class Voter(Timer):
 
     @property
     def minds(self) -> bool:
-        """True if this peer was elected but must not coordinate the run, because it is not able to or should
-        not; it then gives leadership away."""
+        """True if this peer was elected but does not coordinate the run, because it is not able to or another
+        voter should rather. It has to give leadership away then."""
         return self.raft.role is Role.LEADER and not self.ctx.log.leads
 
     def give_away(self, going: Collection[str] = ()) -> None:
@@ -244,7 +249,7 @@ class Voter(Timer):
             self.transfer_leadership(heir)
 
     def deadline(self) -> float:
-        """Time of the next `tick` (s)."""
+        """Time of the next `tick` (s); infinite for a peer that keeps no log, or cannot vote."""
         raft = self.raft
         if not raft.concerned:
             return math.inf  # most peers keep no log
@@ -252,11 +257,13 @@ class Voter(Timer):
         return raft.deadline()
 
     def _look(self) -> None:
-        """Inform the Raft state machine whether this peer may stand for election without extra delay."""
+        """Tell the Raft state machine whether this peer may stand for election without extra delay: it can
+        lead, and is not about to leave."""
         self.raft.campaigns = self._may_lead() and not self.leaving
 
     def _settle(self) -> None:
-        """Carry out the effects that the Raft state machine asks for."""
+        """Carry out the effects that the Raft state machine asks for, by messages, writes and the callbacks;
+        called after each input to it."""
         for effect in self.raft.take():
             match effect:
                 case Send(message):

@@ -26,15 +26,16 @@ class Candidate:
 
 
 def size(serving: int, most: int) -> int:
-    """Number of voters for a run with `serving` active members, at most `most`."""
+    """Number of voters that a run with `serving` active members should have: 1 below three of them, 5 above
+    MANY, else 3; at most `most`."""
     return min(most, 5 if serving > MANY else 3 if serving >= 3 else 1)
 
 
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
-    """Ids of the voters that there should be: the present ones `kept`, filled up to `count` from the
-    `candidates`, data nodes before relays, and relays of stages without a voter before others. The founder is
-    always included, if need be in place of the last of `kept` (never of the first). No other peer is added if
-    that would make the number even."""
+    """Ids of the voters that there should be: the present ones `kept` (at least one), filled up to `count`
+    from the `candidates`, data nodes before relays, and relays of stages without a voter before others. A
+    founder among the candidates is always included, if need be in place of the last of `kept` (never of the
+    first). No further one is added if that would make the number even."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
     if returned:
@@ -54,8 +55,9 @@ def next_voters(
     voters: Sequence[str], target: Sequence[str], ready: Collection[str], alive: Collection[str]
 ) -> tuple[str, ...] | None:
     """Voter ids after the next change of one voter, on the way from the set `voters` to the set `target`;
-    None: no change is possible. New voters, which must be `ready` (have the whole log), are added before
-    others are removed, dead ones first. A majority of the resulting voters must be `alive`."""
+    None: the sets are equal, or no change is possible. All new voters must be `ready` (have the whole log)
+    before the first is added; then others are removed, dead ones first. A majority of the resulting voters
+    must be `alive`."""
     added = [voter for voter in target if voter not in voters]
     if any(voter not in ready for voter in added):
         return None
@@ -78,8 +80,9 @@ def heard(ctx: PeerContext, voter: Voter) -> set[str]:
 
 
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
-    """Voter ids that the log should have, the leader's first. leaving: members that want to leave the run and
-    should vote no longer.
+    """Voter ids that the log should have, the leader's first: the present ones that are still members with
+    the same disk and can catch up, and new ones among the active members within reach that have an address
+    and a disk. leaving: members that want to leave the run and should vote no longer.
 
     An even number of voters tolerates no more losses than the odd number below it. So a founder that leads
     does without a second voter, and of four or more voters one is left out. (Of two whose leader is not the
@@ -112,8 +115,9 @@ def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> lis
 
 
 def change(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> Voters | None:
-    """Next change of voters that the leader should log, or None. A new voter first gets the log as a learner.
-    leaving: members that want to leave."""
+    """Record of the next change of voters that the leader should log, or None. A voter that is still missing
+    is made a learner by this call, so that it gets the log; a later call then adds it. leaving: members that
+    want to leave."""
     raft, names = voter.raft, target(ctx, voter, leaving)
     for name in names:
         if name not in raft.log.voters:
@@ -126,9 +130,9 @@ def change(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> Vot
 
 
 def fewer(ctx: PeerContext, voter: Voter) -> Voters | None:
-    """Next removal of a voter, on the way to the leader as the only voter; None: none is possible. Dead
-    voters are removed first, and any voter only while all that remain answered a moment ago (two voters
-    tolerate no loss)."""
+    """Record that removes one voter, on the way to the leader as the only voter; None: none can be removed.
+    Dead voters go first, and any voter only while all that remain answered a moment ago (two voters tolerate
+    no loss)."""
     raft, alive = voter.raft, heard(ctx, voter)
     others = [v for v in raft.log.voters if v != raft.me]
     removed = min(others, key=lambda v: (v in alive, raft.replication.heard_at(v)), default=None)

@@ -1,11 +1,11 @@
 """Audit cases at the leader: receipts of the open iteration, auditors' findings, and what follows from them.
 
-A relay is convicted by parts of a sum that it signed twice differently, or by a majority of replicas that
-computed its work again (`Drawn.convicts`). Its key is revoked, a second conviction revokes the ticket too
-unless it is open to all, and the log goes back to a state before the false step. One replica's word convicts
-nobody, nor do two in a stage of more than three. A *trusted* auditor is a
-member that does nothing else, and came with the owner's ticket for it: its word alone decides, and replicas
-audit in its place if it cannot.
+A relay is convicted if it signed two different results for one part of a sum, or if more than half of the
+replicas that count (`Drawn.convicts`) computed its work again and found it different. Its key is revoked; a
+second conviction revokes the ticket too unless that is an open one; and the log goes back to a state before
+the false step. One replica's word convicts nobody, nor do two in a stage of more than three. A *trusted*
+auditor is a member that does nothing else, and came with the owner's ticket for it: its word alone decides,
+and replicas audit in its place if it cannot.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ MOST_SLOTS = 6.0
 
 @dataclass
 class Case:
-    """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED (b"": not known
-    here). since: time (s) at which the step was committed, or this leader took over. over: True once no more
-    reports are awaited. incarnation: process number of the audited peer when the step was committed (-1: no
-    member then). verdicts: auditor -> one of VERDICTS. asked: replicas that were asked after the first. gone:
-    True once the audited peer left its stage. replaced: True once replicas were asked in place of the trusted
-    auditor. inherited: True if another leader opened the case, and may have asked others than the first."""
+    """Audit of one contribution, as the leader follows it. drawn: which contribution, and who is to audit it.
+    receipt: of the audited peer, as it came with PREPARED (b"": not known here). since: time (s) at which the
+    step was committed, or this leader took over. over: True once no more reports are awaited. incarnation:
+    process number of the audited peer when the step was committed (-1: no member then). verdicts: auditor ->
+    its word, of VERDICTS. asked: replicas that this leader ordered to audit beside the first, which begins by
+    itself. gone: True once the audited peer left its stage. replaced: True once replicas were asked in place
+    of the trusted auditor. inherited: True if another leader opened the case, and may have asked replicas
+    that are not in `asked`."""
 
     drawn: Drawn
     receipt: bytes
@@ -85,11 +87,11 @@ class Case:
 
 @dataclass(eq=False)
 class AuditCases:
-    """Receipts and audits of the last steps, at the leader. Without audits in the settings (`on`) nothing is
-    checked or kept. returns: reason why the log has to go back to a snapshot, "" if it need not.
-    returns_before: first iteration that is void then, if it has to. settled: True if the liar was found,
-    whose key is revoked; else the same dispute may come again after the return. second: waits of commits for
-    second auditors."""
+    """Receipts of the open step and audits of the last steps, at the leader. Without audits in the settings
+    (`on` is False) nothing is checked or kept. returns: reason why the log has to go back to a snapshot, ""
+    if it need not. returns_before: first iteration that is void then. settled: True if the liar was found,
+    and is revoked or removed; else the same dispute may come again after the return. second: accusations for
+    which the commit of a step waits until a second auditor has checked them."""
 
     ctx: PeerContext
     admission: Admission
@@ -123,9 +125,10 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report (signed, of this attempt, of the parts it had to sum, with
-        seals of peers that served) and keep it in `current`. Returns why it is refused, else None; without
-        audits, or if `peer` is no member of `attempt`, nothing is checked or kept."""
+        """Check the receipt of a PREPARED report and keep it in `current`. It must be signed by `peer`, be of
+        this attempt, list the parts that `peer` had to sum and the moments of what it added up, and contain
+        only seals of peers that served. Returns why it is refused, else None; without audits, or if `peer` is
+        no member of `attempt`, nothing is checked or kept."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -146,9 +149,10 @@ class AuditCases:
         return None
 
     def later_receipt(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Take the receipt of a repeated PREPARED report in place of the first one's (`peer` must have sent
-        one), if it lists more results beside its own units. Returns why it is refused; None if it is taken,
-        or ignored since it lists no more or is not signed."""
+        """Take the receipt of a repeated PREPARED report in place of the first one's, if it lists more
+        results beside its own units. `peer` must have reported before (KeyError else). Returns why it is
+        refused; None if it is taken, or ignored: without audits, if it is the same, lists no more, or is not
+        signed."""
         before = current.prepared[attempt.stage][peer]
         if not self.on or message.receipt == before.receipt:
             return None
@@ -204,7 +208,7 @@ class AuditCases:
     @staticmethod
     def disputed(current: Round, attempt: Attempt) -> tuple[Dispute, ...]:
         """Disputed results of the attempt's stage, for the commit, as `consistent` left them in `current`; ()
-        if there are none. Those who made them must be members of the attempt."""
+        if there are none. Raises ValueError if a peer that made one is no member of the attempt."""
         return tuple(
             Dispute(attempt.members.index(each.peer), each.index, each.output)
             for each in current.disputed
@@ -228,11 +232,11 @@ class AuditCases:
         return attempt.members.index(peer)
 
     def consistent(self, current: Round) -> bool:
-        """True if the step may be committed: nothing is audited, all stages' receipts agree, or the results
-        that two relays dispute can be computed again after the commit (`current.disputed`), which is void
-        then. Else False: a receipt is awaited, a reduce is to be repeated (`current.repeat`), or the log has
-        to go back (`returns`). Peers that contradict themselves are convicted. A second call compares again
-        only if a receipt is new."""
+        """True if the step may be committed as far as receipts tell: nothing is audited, all stages' receipts
+        agree, or the results that two relays dispute can be computed again after the commit (they are left in
+        `current.disputed`), and the step is void later. Else False: a receipt is awaited, a reduce is to be
+        repeated (its stage is left in `current.repeat`), or the log has to go back (`returns`). Peers that
+        contradict themselves are convicted. A second call compares again only if a receipt is new."""
         late = self.ctx.clock.now >= current.unlisted_since + UNLISTED_S
         if not self.on or self._checked == (late, *self._state(current)):
             return self._is_settled(current)
@@ -253,13 +257,15 @@ class AuditCases:
         return not self.returns and current.unlisted_since == math.inf and not current.repeat
 
     def _trace(self, receipts: Sequence[Receipt], current: Round, late: bool, reason: str) -> None:
-        """Find who is at the end of the contradictions between receipts. A liar is convicted. Results that
-        can be computed again go into the commit. A relay whose receipt is lacking, or does not list what it
-        sealed, has UNLISTED_S (`late`: they are over) to give a full one; then it is convicted by the one
-        that it gave. One that gave none may lack a sum that another withholds: the reduce is repeated once,
-        so that it gets the sums from this peer, before it loses its seat, and the log goes back. A data node
-        whose result is not this one's is expelled, and the log goes back. In any other case, and if the relay
-        left the stage, the log goes back and nobody is convicted."""
+        """Decide what follows from receipts of one step that contradict each other, by who made the results
+        in which the contradictions end. A liar is convicted. Results of two relays that can be computed again
+        go into the commit (`current.disputed`). A relay whose receipt is lacking, or does not list what it
+        sealed, has UNLISTED_S to send a full one, and the step waits; after that (`late`) one that gave a
+        receipt is convicted. For one that gave none the stage's reduce is first repeated once
+        (`current.repeat`), so that it gets from this peer the sums that another may withhold; then it loses
+        its seat. The log goes back in both cases, and also for everything else: if the results of two data
+        nodes differ (the one that is not this peer is expelled where `_differ` says so), or if the relay left
+        the stage, when nobody is convicted. reason: why the log goes back."""
         found, t = traced(receipts, self.ctx.signer), current.t
         for peer, liar in found.liars.items():
             self._convict(peer, f"in iteration {t} {liar}", t)
@@ -288,9 +294,12 @@ class AuditCases:
                 self._differ(current, kind, ends)
 
     def _differ(self, current: Round, kind: str, ends: Sequence[tuple[str, str]]) -> None:
-        """Expel a data node whose result is not that of this one, which leads, or that has two: at once for
-        an activation, which has no input; for a gradient once no relay took part each time, as that one may
-        have lied about the activation that it sent. ends: data node and relay that got its result, twice."""
+        """Expel a data node whose result differs from this peer's own, or that made two different ones. For
+        an activation it is expelled at once, as that has no input; for a gradient only when no relay took
+        part in all its differences, as such a relay may have lied about the activation that it sent. Nothing
+        if the two results are of two data nodes other than this peer. kind: activation or gradient, as seals
+        call it. ends: for each of the two results, the data node that made it and the relay that received
+        it."""
         others = {node for node, _ in ends} - {self.ctx.me}
         if len(others) > 1:
             return  # nobody can tell which of the two lied
@@ -306,9 +315,10 @@ class AuditCases:
         return each.peer in current.prepared.get(each.stage, {})
 
     def _hid(self, current: Round, stage: int, peer: str, name: str) -> None:
-        """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed. Only
-        take the seat of one that gave no receipt, with a ban if this peer sent it the sums of the reduce, or
-        of one that began to serve with this iteration: it may have sealed that in a former process."""
+        """Convict a relay whose receipt does not list an activation or gradient (`name`) that it sealed. A
+        relay that gave no receipt is only expelled, if it is reachable and this peer sent it the sums of the
+        reduce, else removed without a ban; so is a relay that began to serve with this iteration, which may
+        have sealed that in a former process."""
         text = f"in iteration {current.t} it sealed another {name} than its owner, "
         since = self.ctx.run.membership.active_from.get(peer, current.t)
         if peer in current.receipts.get(stage, {}) and since < current.t:
@@ -330,9 +340,9 @@ class AuditCases:
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
         """Open a case for each audit that is drawn from the commit `record`, close those that are too old,
-        and ask second auditors where the first is late. The auditors drawn first begin by themselves. base:
-        hash of the commit's log entry. led: the coordinator's round of that step, if this peer led it.
-        Nothing without audits."""
+        and ask second auditors where the first is late. The auditors drawn first begin by themselves. A step
+        with a difference that nobody can check any more becomes void (`returns`). base: hash of the commit's
+        log entry. led: the coordinator's round of that step, if this peer led it. Nothing without audits."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -360,23 +370,25 @@ class AuditCases:
         self._void_disputed()
 
     def _took(self, led: Round) -> None:
-        """Note what a round that is committed now should have taken, by the quickest of the last ones, and by
-        its slots: one may stand for hours, as machines are away."""
+        """Update the time (s) that a round should take (`_round_s`), when the round `led` is committed: the
+        number of its inner steps by the least seconds per inner step of the last rounds, but no more than
+        MOST_SLOTS times what its longest slot should take. The round's own duration alone does not tell, as
+        it may have waited for hours for machines that were away."""
         steps = self.ctx.run.settings.rounds.length(led.t)
         self._paces.append((self.ctx.clock.now - led.opened_at) / steps)
         most_s = MOST_SLOTS * max(led.planned_s.values(), default=math.inf)
         self._round_s = min(steps * min(self._paces), most_s)
 
     def _due_at(self, case: Case) -> float:
-        """Time (s) until which the end of the run waits for an audit: in a round as long as the rounds take
-        in which it may be made."""
+        """Time (s) until which the end of the run waits for an audit: PATIENCE_S after the case was opened,
+        in a round the time of AUDIT_STEPS rounds more."""
         in_round = self.ctx.run.settings.rounds.has(case.drawn.t)
         return case.since + PATIENCE_S + AUDIT_STEPS * self._round_s * in_round
 
     def _tell_unaudited(self, case: Case) -> None:
-        """Close a case that nobody can audit, and note it as expired: the stage had no auditor, and one
-        replica in the reduce, or this was a round of islands. The first time in a row tell the owner what to
-        do."""
+        """Close a new case that nobody can audit, and note it as expired: there is no trusted auditor, and no
+        other replica took part in the reduce, or this was a round of islands. The first time in a row at a
+        stage, tell the owner what to do. Nothing if the case has an auditor."""
         stage, told = case.drawn.stage, case.drawn.stage in self._unaudited
         if case.drawn.first:
             self._unaudited.discard(stage)
@@ -392,9 +404,10 @@ class AuditCases:
             self.ctx.outbox.note("note", text=f"{what}: {remedy}")
 
     def inherit(self, steps: Iterable[Sequence[Drawn]]) -> None:
-        """Follow the audits of the last steps, which another leader followed: auditors repeat their reports.
-        steps: for each step the audits drawn from it. An audited peer that has come to serve its stage since
-        may have dropped what it kept."""
+        """Follow the audits of the last steps, which another leader followed: auditors repeat their reports
+        to this one. steps: for each step the audits drawn from it. An audit without auditors is over at once.
+        An audited peer that came to its stage after the step counts as gone (no member that withholds
+        anything), as it may have dropped what it kept."""
         membership = self.ctx.run.membership
         for each in itertools.chain.from_iterable(steps):
             member, since = membership.members.get(each.subject), membership.active_from.get(each.subject)
@@ -414,8 +427,8 @@ class AuditCases:
                 self._return(f"nobody could tell which of two receipts of iteration {t} is false", t)
 
     def ended(self) -> bool:
-        """Close the cases that are still open when the run ends. True if the log now has to go back for one
-        of them, and had not to before."""
+        """Close, as expired, the cases that are still open when the run ends. True if the log now has to go
+        back for one of them, and had not to before."""
         had = self.returns
         for case in self._cases.values():
             self._expired(case)
@@ -442,8 +455,9 @@ class AuditCases:
         return case.receipt if case is not None else b""
 
     def rolled_back(self, t: int) -> None:
-        """Drop all cases and any return, as the log went back to the state after step t. Auditors drop their
-        audits too, so the open cases of steps that stay are noted as expired."""
+        """Drop all cases and any return, as the log went back to the state after step t (or, with t the last
+        step, no state is left to go back to). Auditors drop their audits too, so the open cases of steps that
+        stay are noted as expired."""
         for case in self._cases.values():
             if case.drawn.t <= t:
                 self._expired(case)
@@ -453,9 +467,10 @@ class AuditCases:
         self.returns, self.settled, self._checked = "", False, ()
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
-        """Handle the report of an auditor: note it in the event log, and decide what follows (the second
-        auditor, a conviction, a return of the log). Returns why it is refused; None if it was taken or
-        ignored (no such case, a case that is over, a repeated report)."""
+        """Handle the report `message` of the auditor `peer`: note it in the event log, and decide what
+        follows (the second auditor, a conviction, a return of the log). Returns why it is refused (`peer` was
+        not drawn or not asked); None if it was taken or ignored: there is no such case, it is over, the
+        report is repeated, or comes too late to be checked by others."""
         case = self._cases.get((message.t, message.subject))
         if case is None or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None
@@ -488,9 +503,10 @@ class AuditCases:
         return None
 
     def removed(self, peer: str) -> None:
-        """Go on without a peer that left, or moved to another stage and has its weights no more. Others of
-        the jury are asked in its place; a difference that nobody else checks any more voids the step; and an
-        audited peer may hand nothing over any more, even if it comes back."""
+        """Go on without `peer`, which left, or moved to another stage and has the weights of its old one no
+        more. Others of the jury are asked in its place. If nobody else can check a difference that was found,
+        the step is void. As the audited peer of a case, it is not blamed any more for what it does not hand
+        over, even if it comes back."""
         self._far_off.removed(peer)
         self.second.removed(peer)
         for case in self._cases.values():
@@ -571,9 +587,10 @@ class AuditCases:
                 self.admission.remove(accuser, f"it found {about} different, which the auditor did not")
 
     def _ask(self, case: Case, peers: Iterable[str]) -> bool:
-        """Order replicas of the jury to audit a contribution, if they are within reach, and were not ordered
-        before or are to learn who found a difference; True if one was ordered. They may fetch the inputs from
-        the subject, and from those who found a difference."""
+        """Order those of `peers` (replicas of the jury) to audit a contribution that are within reach and
+        were not ordered before; once somebody found a difference, all within reach, so that they learn who
+        did. True if any was ordered. They may fetch the inputs from the audited peer, and from those who
+        found a difference."""
         accused, reachable = "different" in case.verdicts.values(), self.ctx.reachable
         able = [peer for peer in peers if (accused or peer not in case.asked) and reachable(peer)]
         for peer in able:
@@ -595,10 +612,12 @@ class AuditCases:
                 self._order(case, peer)
 
     def _weigh(self, case: Case, what: str = "") -> None:
-        """Decide by the findings of the jury so far, or ask more of it. Enough that found a difference
-        convict the audited peer; enough that found none take their seats from those that found one (the
-        audited peer's own work is one word). A peer that is still there and withheld inputs from enough is
-        removed, and the step is void. what: difference that was found last."""
+        """Decide an audit by the jury's findings so far, or ask more of the jury. If `Drawn.convicts` jurors
+        found a difference, the audited peer is convicted. If as many found none (the audited peer's own work
+        counts as one), those that found a difference lose their seats. If that many were denied the inputs by
+        the audited peer, and it is still there, it is removed, and the step is void. If one juror found no
+        difference and nobody found any, the audit ends. what: words for the difference that was found
+        last."""
         each, verdicts = case.drawn, case.verdicts
         about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
         heard = [peer for peer in each.jury if peer in verdicts]
@@ -625,8 +644,9 @@ class AuditCases:
             self._undecided(case, heard, about, what)
 
     def _goes_on(self, case: Case, all_left: bool) -> bool:
-        """Ask the next replica of the jury unless an asked one is still awaited, or ask all that are left
-        (`all_left`). False if nobody is left who was asked, can be reached and has not answered."""
+        """Ask the next replica of the jury that has not answered, unless one that was asked and is within
+        reach is still awaited; with `all_left` ask all that have not answered. False if neither anybody could
+        be asked nor anybody is awaited."""
         left = [peer for peer in case.drawn.jury if peer not in case.verdicts]
         waits = any(peer in case.asked and self.ctx.reachable(peer) for peer in left)
         if all_left:
@@ -708,9 +728,10 @@ def unlinked(receipts: Sequence[Receipt]) -> str:
 def contributions_of(
     attempt: Attempt, reports: Mapping[str, tuple[Moments, ...]]
 ) -> dict[str, Contribution]:
-    """Contributions to a reduce attempt by owner, as the peers that summed its parts report them, each with
-    one word however many parts it summed. reports: peer -> moments of as many contributions as there are, or
-    (). Empty if nobody reports any."""
+    """Contributions to a reduce attempt: owner -> number of its units and the moments (square, products with
+    the others) that each peer reports which summed parts, one entry per peer however many parts it summed.
+    reports: peer -> moments of all contributions in the order of `contributors`, or (). Empty if nobody
+    reports any."""
     by = tuple(sorted(peer for peer, moments in reports.items() if moments))
     if not by:
         return {}

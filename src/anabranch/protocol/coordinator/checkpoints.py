@@ -36,8 +36,8 @@ class Collection:
 class Checkpoints:
     """Schedule of checkpoints and the one in progress. t: last step that has a checkpoint, or whose
     checkpoint was given up. has_directory: True if checkpoints can be written on this machine.
-    withholds(peer): called when a stage's only replica gave its state for WITHHELD_MOST checkpoints to
-    nobody."""
+    withholds(peer): called when the only replica of a stage did not give its state to anybody for
+    WITHHELD_MOST checkpoints running."""
 
     def __init__(
         self,
@@ -70,13 +70,15 @@ class Checkpoints:
         self.t, self._open = t, None
 
     def rolled_back(self, t: int) -> None:
-        """Count the checkpoints of iterations after t that are being written as void: these iterations may be
-        taken again, on other bases, before the files are written."""
+        """Forget the checkpoints of iterations after t that the driver is writing, as the log went back to t:
+        `written` refuses them later, as these iterations may be taken again, on other bases, before the files
+        are written."""
         self._written = {base: at for base, at in self._written.items() if at <= t}
 
     def due(self) -> None:
-        """Begin a checkpoint of the last step if it is released, its checkpoint is due, and none is in
-        progress. When no further iteration opens, the last step's is always due and replaces one in progress.
+        """Begin a checkpoint of the last step if the step is released, none is in progress, and one is due:
+        by the settings, if the last checkpoint, which it replaces on disk, is not in doubt for an open audit.
+        When no further iteration opens, one of the last step is always due, and replaces one in progress.
         Nothing on a machine without the run's directory, or before a retry's back-off is over."""
         if self._open is not None and self._open.t < self.tip.t and self.tip.over:
             self._open = None  # the checkpoint of the last step replaces it
@@ -89,9 +91,10 @@ class Checkpoints:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:
-        """Download every stage's state from replicas that applied the last step (stage 0 from this peer), and
-        have the driver write them once all have arrived and are the states that the log's leader released. A
-        download that fails ends in `failed`."""
+        """Download every stage's state after `checkpoint.t` from replicas that applied that step (stage 0
+        from this peer), checked against the fingerprints on which its reports agree, and have the driver
+        write the checkpoint once all have arrived. If a download fails, `_not_fetched` gives the checkpoint
+        up."""
         self._open, agreed = checkpoint, self.tip.fingerprints
 
         def fetched(state: State) -> None:
@@ -114,7 +117,9 @@ class Checkpoints:
             download.start()
 
     def _not_fetched(self, t: int, sources: Sequence[str], reason: str) -> None:
-        """Handle a failed checkpoint of step t, for which none of `sources` gave a stage's state."""
+        """Give the checkpoint of step t up or retry it (`failed`), as none of `sources` gave a stage's state.
+        If the only source is another peer within reach, count that against it, and report it as one that
+        withholds after WITHHELD_MOST in a row. reason: for the event log."""
         if len(sources) == 1 and sources[0] != self.ctx.me and self.ctx.reachable(sources[0]):
             [peer] = sources
             self._withheld[peer] = self._withheld.get(peer, 0) + 1
@@ -124,9 +129,9 @@ class Checkpoints:
         self.failed(t, reason)
 
     def failed(self, t: int, reason: str) -> None:
-        """Handle a failed checkpoint of step t: try that of the run's last step again after a back-off, as
-        often as LAST_CHECKPOINT says; give any other up. The run goes on, and the last checkpoint that was
-        written stays. reason: for the event log."""
+        """Drop the checkpoint of step t, which failed. That of the run's last step is tried again after a
+        back-off, as often as LAST_CHECKPOINT says; any other is given up, and `t` counts as done. The run
+        goes on, and the last checkpoint that was written stays. reason: for the event log."""
         self._open = None
         self.ctx.outbox.note("note", text=f"no checkpoint of iteration {t}: {reason}")
         # The last step's states are evaluated in an iteration of their own, until which the run is not over.
@@ -137,10 +142,10 @@ class Checkpoints:
             self._again_at = self.ctx.clock.now + wait_s
 
     def written(self, t: int, base: str, reached: bool) -> bool:
-        """Note that the checkpoint of iteration t on `base` is on disk, so that none before it is due or goes
-        on; False, and it counts for nothing, if a rollback overtook it, so that it is none of the run's
-        present history. reached: True if that history is known to have reached t on that base: an earlier
-        lead of this peer may have begun the checkpoint."""
+        """Note that the checkpoint of iteration t on `base` is on disk. True if it is one of the run's
+        present history: then no earlier one is due, and one in progress up to t is dropped. False if a
+        rollback overtook it; then it counts for nothing. reached: True if that history is known to have
+        reached t on that base, as an earlier lead of this peer may have begun the checkpoint."""
         sound = reached or base in self._written
         self.catalog.written(t, sound)
         if sound:

@@ -57,10 +57,11 @@ LEAST_LEFT = 0.25
 
 
 class Coordinator:
-    """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
-    members. has_directory: True if checkpoints can be written on this machine. account: function that returns
-    who sent what, and the result, of a reduce whose parts this peer sums all. base_of: base of a delayed
-    iteration. log_length: number of entries in this peer's log. opening: records that are logged first."""
+    """Decisions of the peer that leads the log. admit: makes the part that admits and removes members, from
+    what the coordinator knows of the step. has_directory: True if checkpoints can be written on this machine.
+    account(attempt): who sent what, and the result, of a reduce whose parts this peer sums all; None if it
+    does not. base_of(t): base of a delayed iteration t. log_length(): number of entries in this peer's log.
+    opening: records that are logged first."""
 
     def __init__(
         self,
@@ -135,9 +136,10 @@ class Coordinator:
         return self.tip.round
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Continue from step `t`, which counts as released and checkpointed, and after which the states of
-        all stages are known: at the run's genesis, when it is resumed from its directory, and after a
-        rollback. fingerprints: hashes of these states."""
+        """Continue from step `t`, which counts as released and checkpointed and becomes a restore point: at
+        the run's genesis, when the run is resumed from its directory, and after a rollback. base: hash of the
+        log entry from which it goes on. adam_step: Adam's counter after `t` (skipped steps and rounds are not
+        counted). fingerprints: hash of each stage's state after `t`."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -169,10 +171,11 @@ class Coordinator:
         closed: bool,
     ) -> None:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
-        next. closed: True if the log has the last evaluation of the run (`Closing`). fingerprints: known if
-        the log was rolled back to `t`; empty if step `t` was taken, which is released once enough replicas
-        have reported it again (R9). overflows: steps skipped in a row; from SKIPS_IN_A_ROW on the run ends,
-        unless they are one relay's word."""
+        next. adam_step: Adam's counter after `t`. closed: True if the log has the last evaluation of the run
+        (`Closing`). fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which
+        is released once enough replicas have reported it again (R9). overflows: steps skipped in a row; if
+        they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and another can
+        look: then that relay is expelled."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -182,8 +185,8 @@ class Coordinator:
         self._open_round()
 
     def _waits_for(self, stage: int) -> bool:
-        """True if the open step still waits for something from `stage`: for its reduce; and while the last
-        step is not released, for reports from any stage. False between two iterations."""
+        """True if the open step still waits for `stage`, as its reduce has not ended; for every stage while
+        the last step is not released. False if no step is open."""
         current = self.round
         if current is None:
             return False
@@ -191,7 +194,7 @@ class Coordinator:
 
     def removed(self, peer: str) -> None:
         """Drop what is known of a peer that was removed or left its stage, its claims of the open iteration
-        included. A reduce in which it took part may be unable to end and is then ordered anew."""
+        included. If it took part in a reduce that is not PREPARED yet, that is ordered anew."""
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
@@ -221,8 +224,9 @@ class Coordinator:
         current.recount(self.ctx.run.settings.stages)
 
     def on_applied(self, peer: str, message: Applied) -> None:
-        """Take a peer's report that it applied a step. Of the last step its fingerprint counts for the
-        release, and a relay's speed in a round is measured."""
+        """Take the report of `peer` that it applied a step. If that is the last step, its fingerprint counts
+        for the release of the step, and after a round the relay's speed is measured by the times that it
+        reports."""
         self.released.on_applied(peer, message)
         if message.stage and message.fence.base == self.tip.base:
             self.rounds.on_applied(peer, message.timing)
@@ -236,7 +240,7 @@ class Coordinator:
     # --- decisions -----------------------------------------------------------------------------
 
     def consider(self) -> None:
-        """Take the next decision that the present state allows; at most one record is appended to the log.
+        """Take the next decisions that the present state allows; at most one record is appended to the log.
         Nothing while a record is being committed, and after the run's end."""
         if self.finished or self.log.busy:
             return
@@ -277,10 +281,11 @@ class Coordinator:
         self._finish()
 
     def _returns(self) -> Rollback | None:
-        """Record that returns the log to a snapshot: after a dispute the newest, after a conviction the
-        newest from before the false step. None without a reason, if none is left (then the false step stays),
-        or if it is not due yet: at the run's end it is due at once, so that the run ends with states that are
-        agreed."""
+        """Record that returns the log to a snapshot: of an iteration before the false step, for what audits
+        found (`AuditCases.returns`); the newest, for a dispute of replicas about their state. None if nothing
+        has to return, or the wait between two returns is not over (at the run's end it counts as over, so
+        that the run ends with agreed states). None as well if no snapshot is left; then the false step stays,
+        which is noted, and the audits are dropped."""
         audits, ends = self.audits, self.tip.stop_reason is not None
         if audits.returns:
             if self.catalog.newest(audits.returns_before) is None:
@@ -297,8 +302,9 @@ class Coordinator:
         return self.disputes.decide(dispute)
 
     def _change_members(self, quiet: bool) -> None:
-        """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
-        True if little work is lost by a change now."""
+        """Log the next change of members, of serving replicas or of voters, if it may be logged now; first
+        take note of who may leave now and who has to serve at once. quiet: True if little work is lost by a
+        change now."""
         self.admission.let_go(quiet and self.released.last)
         self._call_in()
         change: Members | Voters | None = None
@@ -315,9 +321,10 @@ class Coordinator:
             self.log.append(change)
 
     def _call_in(self) -> None:
-        """Once after each stall of the open step, have those that are to serve from a later iteration serve
-        in this one, if much of their stage's work is left, or its only replica holds the step up (`_begins`):
-        who serves may never do it, and the later iteration never come."""
+        """Have ready joiners serve in the open iteration instead of a later one, at the stages where
+        `_begins` says so: much of the work is left, or the present replicas hold the step up. This happens at
+        most once after each stall of the step, as the later iteration may never come. Not in a round of
+        islands."""
         current = self.round
         if current is None or current.slots or current.stalls == current.called_in:
             return
@@ -329,8 +336,9 @@ class Coordinator:
                 self.admission.serve_at_once(stage, current.t)
 
     def _await_reports(self) -> None:
-        """Remove replicas that keep back their report of the last step while no step is open that could stall
-        for it: at the end of the run, and in a pause."""
+        """Plan the removal of replicas that keep back their report of the last step while no step is open
+        that could stall for it: at the end of the run, and in a pause. The time without news counts as stalls
+        here, too. Nothing while a step is open, or once the last one is released."""
         now, current = self.ctx.clock.now, self.released.unopened
         if self.round is not None or self.released.last:
             return
@@ -345,15 +353,16 @@ class Coordinator:
             self.admission.remove_idle(peer, reason)
 
     def _withholds_state(self, peer: str) -> None:
-        """Remove a stage's only replica, which gives its state to nobody, so that no checkpoint has it, if
-        another peer can take the stage up from an earlier state."""
+        """Plan the removal of `peer`, the only replica of its stage, which gives its state to nobody, so that
+        no checkpoint has it. Nothing unless another peer can take the stage up from an earlier state."""
         if self.stage_recovery.moves.replaceable([peer], self.t):
             reason = f"it did not give the state of its stage for the last {WITHHELD_MOST} checkpoints"
             self.admission.remove_idle(peer, reason)
 
     def _step(self, current: Round) -> bool:
-        """Advance the open iteration: order reduces, and propose the record of its step. True if that was
-        proposed."""
+        """Advance the open iteration: drop late slots, order reduces, remove who withholds reports, and
+        propose the record of its step. True if that was proposed. If not, see if the step has stalled, and at
+        which stages one peer may hold it up."""
         self.standby_policy.look(current.t, self.released.last)
         stages = range(self.ctx.run.settings.stages + 1)
         settled = bool(current.slots) and all(self.reducing.prepared(current, stage) for stage in stages)
@@ -379,8 +388,9 @@ class Coordinator:
         return False
 
     def _voters(self) -> Voters | None:
-        """Next change of the log's voters, or None. May offer the lead to another voter instead. Not here:
-        the reduction to the founder alone at the end of the run (`_finish`)."""
+        """Record with the next change of the log's voters, or None. May offer the lead to another voter
+        instead. After a search in vain it looks again a quarter of a heartbeat later. The reduction to the
+        founder alone, at the end of the run, is made elsewhere (`_finish`)."""
         if self.ctx.run.settings.voters == 1 or self.ctx.clock.now < self._voters_at:
             return None
         ends = self.tip.over or self.tip.stop_reason is not None  # then the founder has to lead
@@ -396,10 +406,13 @@ class Coordinator:
 
     def _active_from(self) -> int | None:
         """Iteration from which joiners that are ready may serve; None while stages lack peers for the run to
-        begin.
+        begin or to go on, which is noted as the reason why it waits. If a stage has lost its last member,
+        joiners of it that were to serve later are to serve at once.
 
-        While every stage has a live member, iteration t + 1 is already open, so they serve from t + 2, which
-        no peer opens before the step of t + 1 is proposed. If t + 2 is delayed it is open, too.
+        While every stage has a live member, iteration t + 1 is already open (t: last committed step), so
+        joiners serve from t + 2, which no peer opens before the step of t + 1 is proposed. If t + 2 is
+        delayed it is open, too: they serve from t + 3. If a stage has no live member, they serve from t + 1,
+        which nobody can open.
         """
         t, delay = self.t + 1, self.ctx.run.settings.delay
         membership, stages = self.ctx.run.membership, range(self.ctx.run.settings.stages + 1)
@@ -425,15 +438,17 @@ class Coordinator:
         return None
 
     def _begins(self, active_from: int, stage: int, ready_t: int) -> int | None:
-        """Iteration from which a ready peer serves `stage`. active_from: the one from which joiners serve as
-        things are (`_active_from`); this is the result, one later for a data node that comes after the split
-        of that iteration, or a lost stage's replica after its reduce order. A relay serves in the open
-        iteration already if much of its stage's work is left and the swarm is small (in a large one
-        neighbours would change, which waits for the next iteration); in a round of islands, if it has the
-        last step's state. A step that stalled takes as long as it took so far, at least. So it does in any
-        swarm where the stage's replicas may hold a stalled step up (`_held_up`). ready_t: iteration after
-        which it has the state. None, not yet: it could serve in the open iteration, but must first apply the
-        last step."""
+        """Iteration from which a ready peer is to serve `stage`, or None: not decided yet, as it could serve
+        in the open iteration but must first apply the last step. active_from: the iteration that
+        `_active_from` gives; ready_t: iteration after which the peer has the stage's state.
+
+        The result is `active_from`, with these exceptions. One later: for a data node that comes after the
+        indices of that iteration were split, and for a lost stage's new replica whose reduce is ordered
+        already. The open iteration, for a relay: if much of its stage's work is left (a stalled step counts
+        as long as it took so far) and the swarm is small, as in a large one neighbours would change; in any
+        swarm if the stage's replicas may hold up a stalled step (`_held_up`); in a round of islands if the
+        peer has the last step's state.
+        """
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -462,10 +477,10 @@ class Coordinator:
         return current.t if ready_t == self.t else None
 
     def _held_up(self, current: Round, stage: int) -> bool:
-        """True if the open step has stalled, and may wait for a relay stage's only replica: units lack there,
-        or it claims some that the stage before lacks. It may have given these back, and be honest. After
-        HELD_STALLS stalls also for all of several replicas, which may hold it up together: the others had
-        their turns at what one of them holds up."""
+        """True if the open step has stalled, and the replicas of `stage` may be the reason: units lack there,
+        or they claim some whose gradients the stage before lacks (they may have sent these, and be honest).
+        One stall is enough for a relay stage with a single replica; HELD_STALLS are needed for one with
+        several. Never for stage 0 or a stage without replicas."""
         replicas = self.ctx.run.membership.count(stage, current.t)
         least = 1 if replicas == 1 else HELD_STALLS
         if not stage or not replicas or current.stalls < least:
@@ -479,8 +494,9 @@ class Coordinator:
             self.ctx.outbox.note("waiting", reason=reason)
 
     def _open_round(self) -> None:
-        """Begin to collect reports about iteration t + 1, if no round is open; not if the run pauses or ends,
-        or a stage has no live member. Each peer opens that iteration by itself (R1)."""
+        """Begin to collect reports about iteration t + 1 (t: last committed step). Nothing if a round is
+        open, if the run pauses or ends, or if a stage has no live member. Each peer opens that iteration by
+        itself (R1)."""
         t = self.t + 1
         if self.round is not None or self.tip.stop_reason is not None or not self.ctx.run.course.opens(t):
             return
@@ -539,9 +555,10 @@ class Coordinator:
             self.finished = True
 
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
-        """Note peers that begin to serve (peer -> from which iteration). A stage's reduce that was ordered
-        without one of the open iteration needs its word, too: it is ordered anew. If the step stalled, and
-        the stage had one replica, or this leader moved the peer there for that, that is news."""
+        """Note peers that begin to serve. active_from: peer -> iteration from which it serves. If a stage's
+        reduce in the open iteration was ordered without a peer that serves in it, the reduce is ordered anew,
+        as it needs that peer's word, too. The time without progress begins anew (no stall so far) if the peer
+        is the second replica of its stage, or this leader moved it there because the step stalled."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
@@ -596,10 +613,11 @@ class Coordinator:
             self.admission.expel(peer, why)  # it could take its stage up again at once
 
     def _lone_finder(self) -> str | None:
-        """Relay whose word alone the last SKIPS_IN_A_ROW steps, all skipped (the caller checks that), are, as
-        its stage has no other replica that was there. None if several reported, or who did is not known, if
-        it is this peer or a data node, if nobody can serve in its place, or if a relay of that stage was
-        replaced for it before: then the word of the next one is taken."""
+        """Relay that alone reported the overflows of the last SKIPS_IN_A_ROW steps, as no other replica of
+        its stage served in all of them. The caller checks that these steps were all skipped. None if several
+        reported or the reporter is unknown, is this peer or a data node; if nobody can serve in its place; or
+        if a relay of that stage was replaced for such overflows before: then the word of the next one is
+        taken."""
         if len(self._overflows.finders) != 1:
             return None
         [(stage, peer)] = self._overflows.finders

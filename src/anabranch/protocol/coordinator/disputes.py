@@ -21,8 +21,8 @@ AGAIN_S = (30.0, 3600.0)
 
 
 class Disputes:
-    """Rollbacks that end a dispute, with growing waits between them. It does not judge which replica is
-    wrong."""
+    """Decision when the log goes back because replicas report different states: at once, or after a wait that
+    doubles each time. It does not judge which replica is wrong."""
 
     def __init__(self, ctx: PeerContext, tip: LogTip, catalog: SnapshotCatalog) -> None:
         self.ctx = ctx
@@ -35,8 +35,10 @@ class Disputes:
         new one it goes back at once."""
 
     def decide(self, dispute: tuple[int, list[str]] | None) -> Rollback | None:
-        """Record that ends a dispute; None if there is no dispute, nothing to go back to, or it is not due
-        yet. dispute: stage, and its replicas with different states after the last step."""
+        """Record that ends a dispute by going back to the newest snapshot from before the last step, for the
+        caller to log; None if there is no dispute, no such snapshot, or the return is not due yet
+        (`go_back`). It is due at once if a joiner of the stage came since the last return, as that can be the
+        third replica. dispute: stage, and its replicas with different states after the last step."""
         if dispute is None:
             return None
         stage, peers = dispute
@@ -51,7 +53,7 @@ class Disputes:
         return record
 
     def _waiting(self, stage: int) -> set[str]:
-        """Joiners of a stage, which could be its third replica."""
+        """Members of a stage that do not serve yet, auditors left out: each could be its third replica."""
         membership = self.ctx.run.membership
         members = (member for member in membership.members.values() if member.stage == stage)
         return {m.id for m in members if m.id not in membership.active_from and not m.is_auditor}
@@ -59,10 +61,11 @@ class Disputes:
     def go_back(
         self, reason: str, advice: str, before: int | None = None, settled: bool = False
     ) -> Rollback | None:
-        """Record that returns the run to its newest snapshot (of an iteration before `before`, if given);
-        None if there is none or the next return is not due yet, which is noted. reason, advice: words for the
-        event log: why, and what would end the dispute. settled: True if its cause is gone, so the return is
-        due at once; else the wait before the next return doubles."""
+        """Record that returns the run to its newest snapshot of an iteration before `before` (None: before
+        the last step), for the caller to log; None if there is none, or the wait since the last return is not
+        over. Either is noted. reason, advice: words for the event log: why, and what would end the dispute.
+        settled: True if the cause is gone or somebody new can decide, so that the return is due at once; else
+        the wait until the next one doubles."""
         point = self.catalog.newest(self.tip.t if before is None else before)
         now = self.ctx.clock.now
         if point is None or (now < self._next_at and not settled):

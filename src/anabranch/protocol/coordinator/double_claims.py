@@ -27,7 +27,8 @@ FALSE_CLAIMS = 3
 
 
 class DoubleClaims:
-    """Doubtful claims of the open round at the leader, and the peers that made false ones before."""
+    """Claims of the open round that name a unit twice, as the leader settles them, and how often each peer
+    claimed the work of others."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -37,8 +38,11 @@ class DoubleClaims:
         """Peer -> iterations running with false claims, of those in which its stage was doubted."""
 
     def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
-        """Doubt a stage in which two peers claim one microbatch, ask the stage before who has them, and take
-        its answers; called when a claim was entered. fresh: units that it claims for the first time."""
+        """Look at the claim `message` of `peer`, which was just entered in `current.claims`. If another peer
+        of its stage claims one of the same units, the stage's claims are doubted in this iteration and the
+        next WATCHED ones, and the peers of the stage before that have claimed are asked to whom they sent
+        their microbatches. What the claim itself says of that (`holders`) is kept in `current.holders`.
+        fresh: units that it claims for the first time."""
         stage, after = message.stage, self._after(message.stage)
         if fresh:
             doubled = any(fresh & units for other, units in current.claims[stage].items() if other != peer)
@@ -65,23 +69,24 @@ class DoubleClaims:
         return stage - 1 if stage else self.ctx.run.settings.stages
 
     def _ask(self, current: Round, peer: str) -> None:
-        """Ask a peer who has the microbatches that it sent on, unless it was asked in this round: from then
-        on all its claims say so."""
+        """Ask a peer to whom it sent its microbatches, unless it was asked in this round: all its later
+        claims say so."""
         if peer not in current.asked:
             current.asked.add(peer)
             self.repeat(current, peer)
 
     def repeat(self, current: Round, peer: str) -> None:
-        """Send `peer`, whose link came up, the question who has the microbatches that it sent on (an empty
-        `Missing`), if it was asked that in this round."""
+        """Send `peer`, whose link came up, the question to whom it sent its microbatches (an empty
+        `Missing`), if it was asked that in this round; else nothing."""
         if peer in current.asked:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), {}))
 
     def named(self, current: Round, stage: int) -> Mapping[int, Collection[str]]:
-        """Unit of a stage that is or was doubted in this round -> peers that gave it back to its owner at the
-        stage before, as that one says; or the data node that the log names, for an embedding. A unit of which
-        nobody says that is missing; several peers stand where several claim to be its owner. Empty for any
-        other stage."""
+        """Each unit of a stage -> the peers that gave it back to the peer of the stage before from which they
+        got it, by the word of that one, if it owns the microbatch itself; for an embedding the data node that
+        the log names. Only for a stage that is or was doubted in this round; empty for any other. A unit of
+        which nobody says that is missing. Several peers stand at a unit where several claim to own the
+        microbatch at the stage before."""
         found = dict[int, set[str]]()
         if stage not in current.doubted:
             return found
@@ -118,9 +123,10 @@ class DoubleClaims:
         claims: Mapping[str, frozenset[int]],
         here: Collection[str],
     ) -> bool:
-        """True if a stage's reduce has to wait, since its claims are doubted: nobody is known to have given
-        some microbatch back, or who did is present and has not claimed it. claims: those of the members that
-        are present (`here`). False where no claim is doubted, or the step has stalled since (`stalled`)."""
+        """True if a stage's reduce has to wait because its claims are doubted: of some unit in `cover` nobody
+        is known to have given it back, or those that did are present and have not claimed it. claims: of the
+        members that are present (`here`). False where no claim is doubted, or the step has stalled since
+        (`stalled`)."""
         if not current.doubted.get(stage):
             return False
         named = self.named(current, stage)
@@ -131,11 +137,11 @@ class DoubleClaims:
         return False
 
     def wrong(self, current: Round, attempt: Attempt) -> bool:
-        """True if an attempt gives a microbatch to another than a peer that claims it and gave it back. The
-        caller then gives the attempt up.
+        """True if an attempt counts a microbatch as one peer's, although others gave it back (`named`) and
+        one of these, a member too, claims it. The caller then gives the attempt up.
 
-        Each microbatch gives True once in an iteration: a peer of the stage before that names another peer
-        again and again would else have no attempt end.
+        Each microbatch gives True only once in an iteration: a peer of the stage before could else name one
+        peer after the other, and no attempt would end.
         """
         stage = attempt.stage
         claims, overruled = current.claims.get(stage, {}), current.overruled.setdefault(stage, set())
@@ -151,22 +157,24 @@ class DoubleClaims:
         return new
 
     def stalled(self, current: Round, stage: int) -> None:
-        """Take the claims of a doubted stage as they are in this round, once the step has stalled: the peer
-        that could say whose they are may be gone, or lie. Nothing for any other stage."""
+        """Doubt a stage no more in this round, once the step has stalled: its claims count as they are, as
+        the peer that could say whose the units are may be gone, or lie. Nothing for a stage that is not
+        doubted."""
         if current.doubted.get(stage):
             current.doubted[stage] = False
             current.looked.pop(stage, None)
 
     def false_claims(self, current: Round) -> dict[str, str]:
-        """Count the iterations in which at least half of what a peer claims was the work of others, and
-        nobody says to have sent it that; called once when the step of `current` was taken, not when it was
-        skipped. Returns peers other than this one that did so in FALSE_CLAIMS doubted iterations running ->
-        reason to remove them. Iterations in which its stage is not doubted do not count either way.
+        """Peers other than this one that claimed the work of others in FALSE_CLAIMS iterations running ->
+        reason to remove them. To be called once for each step that was taken, as it counts: an iteration
+        counts for a peer if at least half of its claimed units were another's, and no peer of the stage
+        before says to have sent them to it; each is noted. An iteration in which the peer's stage was doubted
+        without that ends its count; one in which the stage was not doubted does not.
 
         The witnesses who say whose the work was must be more than half of the stage before, and at least two
         relays, or the log: fewer could send an honest peer their work, and say that an accomplice gave it
-        back. A peer of the stage before that says it sent the peer the work, and claims that microbatch too,
-        excuses it.
+        back. If a peer of the stage before says that it sent the work to the peer, and claims that microbatch
+        too, it excuses the peer.
         """
         found: dict[str, str] = {}
         for stage in current.doubted:
@@ -202,11 +210,13 @@ class DoubleClaims:
     def _others(
         attempt: Attempt, unit: int, named: Mapping[int, Collection[str]], peer: str
     ) -> bool:
-        """True if another member than `peer` owns a unit, and gave it back."""
+        """True if the attempt counts `unit` as the work of another member than `peer`, and that one gave it
+        back. named: unit -> peers that gave it back."""
         owner = attempt.owners[unit] if unit < len(attempt.owners) else -1
         return owner >= 0 and attempt.members[owner] != peer and attempt.members[owner] in named.get(unit, ())
 
 
 def _unit(stage: int, index: int) -> int:
-    """Unit of a microbatch that one peer of `stage` gives back to the stage before."""
+    """Number of the unit that a peer of `stage` claims for a microbatch whose gradient it gave back to the
+    stage before: at stage 0 that of the head part."""
     return index if stage else head_unit(index)

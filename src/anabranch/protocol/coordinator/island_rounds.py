@@ -91,8 +91,9 @@ class IslandRounds:
         return settings.microbatches // max(1, settings.rounds.slots)
 
     def committed(self, record: Commit, current: Round | None) -> None:
-        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. current:
-        this leader's round of it, or None."""
+        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. After a
+        round that this leader led, machines with late slots also count as slower (`_slow_down`), and slots
+        that overflow are noted (`_warn`). current: this leader's round of the step, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._crews.opened(record.t + 1 if current is not None else 0)
@@ -110,8 +111,8 @@ class IslandRounds:
                 self._slow_down(current, accepted)
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
-        accepted: slots that counted in this round."""
+        """Count for each slot the rounds running in which it overflowed, and note in the event log those with
+        OVERFLOWS of them: such a slot's batches wait for ever. accepted: slots that counted in this round."""
         reported = {index for stage, index in current.witnesses if stage}
         for slot in active(current.slots):
             over = slot in reported and slot not in accepted
@@ -122,12 +123,13 @@ class IslandRounds:
                 self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
     def _slow_down(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Count the machines whose slots were late as half as quick as before, so that they get fewer steps
-        until they are in time: a speed is measured only where work counted. No more counts of that before
-        than `next_plan` believed. A machine whose slot overflows is not slow, but may have made that up: it
-        counts as no quicker than the median, and rests like a late one (`LateMachines`), as a batch that
-        overflows does so in each round. accepted: slots that counted. Not for crews, which
-        `CrewPlanning.measure` slows down."""
+        """Halve the known speed of the machines whose slots were late, so that they get fewer steps until
+        they are in time: a speed is measured only where work counted. The speed that is halved is at most the
+        one that `next_plan` believed (MOST_RATE times the median). A machine whose slot overflowed is not
+        slow, but may have made that up: its speed becomes at most the median, and it rests like a late one
+        (`LateMachines`), as a batch that overflows does so in each round. Speeds of machines that left are
+        forgotten. accepted: slots that counted. Nothing for crews, which `CrewPlanning.measure` slows
+        down."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         if settings.rounds.pipeline:
             return
@@ -161,12 +163,12 @@ class IslandRounds:
             del rates[next(iter(rates))]
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
-        """Measure the speed of a peer (microbatches per second) by the compute seconds of each kind of task
-        that it reports for the last step (`timing`); nothing if none of its work counted, or the time is no
-        plausible one. A machine that was late is believed to have become at most twice as quick since, and a
-        newcomer to be at most twice as quick as before: its seconds are its own word, and the steps that it
-        gets for them are lost if it is late again, or leaves. Reports are repeated, and the first one
-        counts."""
+        """Measure the speed of a peer from its report of the last step: microbatches of its work that
+        counted, by the compute seconds in `timing` (kind of task -> s). Nothing if none of its work counted,
+        the seconds are no plausible time, or it reported before. A machine that was late is believed to have
+        become at most twice as quick since, and a newcomer to be at most twice as quick as it was believed to
+        be: its seconds are its own word, and the steps that it gets for them are lost if it is late again, or
+        leaves."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if plausible(seconds) and (units := self._units.pop(peer, 0)):
             most = self._limits.pop(peer, math.inf)
@@ -232,7 +234,8 @@ class IslandRounds:
         """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
         `current` -> crew that filled it. Slots go to members that get the result of `current` with its
         reduce. A member that still lacks an earlier state would begin late, and its slot would hold up the
-        others; only if all lack one, all get slots."""
+        others; only if all lack one, all get slots. With pipeline islands the crews' speeds in `current` are
+        measured first: to be called once a round."""
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()
@@ -272,10 +275,11 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Expected seconds of the round's longest slot, at the measured speed of the machine to which it is
-        bound; 0 in a synchronous iteration, and if no slot is bound to a machine. If there are others, slots
-        with the fewest steps do not count, and those of machines that were late with their last one do not:
-        each such time, they count as half as quick, and would hold up all rounds."""
+        """Expected seconds of the round's longest slot, at the known speed of the machine to which it is
+        bound; 0 in a synchronous iteration, and if no slot is bound to a machine. Slots with the fewest steps
+        do not count, nor do slots of machines that were late with their last one, unless there are no others:
+        such a machine counts as half as quick after each time that it is late, so its slot would hold up all
+        rounds."""
         rounds, members = self.ctx.run.settings.rounds, self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
         prompt = [slot for slot in bound if not self._was_late(slot)] or bound
@@ -298,8 +302,9 @@ class IslandRounds:
         return self._longest_known[1]
 
     def planned_s(self, current: Round) -> dict[int, float]:
-        """Slot of a round just opened -> seconds that it should take, by the speeds of its plan; slots that
-        are bound to no machine left out. Empty for crews, in whose speeds the lines count."""
+        """Slot of the round `current`, which was just opened -> seconds that it should take at the known
+        speed of the machine to which it is bound; slots bound to no machine are left out. Empty for pipeline
+        islands."""
         members = self.ctx.run.membership.members
         if self.ctx.run.settings.rounds.pipeline:
             return {}
@@ -307,9 +312,10 @@ class IslandRounds:
         return {k: slot.steps / rate for k, slot in bound if (rate := self._crews.slot_rate(slot))}
 
     def _stretch(self, current: Round, ready: Set[int]) -> float:
-        """Times as long as the longest of the slots `ready` that the longest of all should take, by the plan:
-        machines with thin lines are ready long before the others. At least 1. Slots with the fewest steps do
-        not count, but among those that are ready: their machines may be far too slow."""
+        """Planned time of the round's longest slot, as a multiple of the planned time of the longest slot in
+        `ready`; at least 1, and 1 if no time is known. Machines with slow links get fewer steps, so their
+        slots are ready long before the others, and say little about when these will be. Slots with the fewest
+        steps count only in `ready`, as their machines may be far too slow."""
         planned, least = current.planned_s, self.ctx.run.settings.rounds.least
         done_s = max((planned[k] for k in ready if k in planned), default=0.0)
         if current.longest_s is None:
@@ -325,9 +331,10 @@ class IslandRounds:
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
-        """Leave late slots out of the round (`Round.dropped`), once it has waited long enough; none if its
-        result is PREPARED already (`settled`). In a run that waits for late slots these are only the ones
-        that nobody can fill any more; a machine that is overdue with its slot is removed there."""
+        """Leave late slots out of the round (they are added to `Round.dropped`), once it has waited long
+        enough. In a run that waits for late slots only those are left out that nobody can fill any more; a
+        machine that is overdue with its slot is removed from the run there. settled: True if the round's
+        result is PREPARED; then nothing happens, as in a synchronous iteration."""
         if not current.slots or settled:
             return
         if self.ctx.run.settings.rounds.pipeline:
@@ -360,12 +367,12 @@ class IslandRounds:
             self._drop(current, late)
 
     def _remove_overdue(self, current: Round) -> None:
-        """Remove the machines that are overdue with their slots in a run that waits for late slots: they may
-        be heard, and never compute. Their slots are filled by others then, or hopeless. A machine that comes
-        back and is overdue again within REMEMBERED rounds is expelled. While this leader hears nobody its own
-        line may be down, and machines that are done cannot say so: their time begins anew after it. A data
-        node is removed instead if it may not have begun them: if its slots are all that lack, and the second
-        machine waits for them."""
+        """Remove machines that are overdue with their slots, in a run that waits for late slots: they may
+        answer, and never compute. Their slots are then filled by others, or hopeless. A machine that comes
+        back and is overdue again within REMEMBERED rounds is expelled. Nothing before the deadline. It begins
+        anew after a time in which this leader heard nobody, as its own line may be down, and machines that
+        are done could not say so. If the late slots are all slots of one data node, that may not have begun
+        them: once two machines were late with them, the data node is removed instead (`_is_late_source`)."""
         ready = self._ready(current)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
@@ -394,9 +401,10 @@ class IslandRounds:
     def _is_late_source(
         self, current: Round, source: str, late: Mapping[str, int], holder: Mapping[int, str]
     ) -> bool:
-        """True if a data node is the likely reason why machines are late (machine -> slot): all that is late
-        are all its slots, and two machines or more were late with them, those removed before included.
-        holder: slot -> data node."""
+        """True if a data node is the likely reason why machines are late: no slot that it begins is ready,
+        all others are, and two machines or more were late with its slots, those removed before included.
+        Never for this peer or one that is leaving. late: machine -> its late slot. holder: slot -> data node
+        that begins it."""
         own = {slot for slot, peer in holder.items() if peer == source}
         machines = {peer for peer, (_, was) in self._overdue.items() if was == source} | late.keys()
         others, ready = holder.keys() - own, self._ready(current)
@@ -405,8 +413,9 @@ class IslandRounds:
         return bool(alone) and len(machines) > 1 and source not in excused
 
     def _waited_for(self, current: Round) -> dict[str, int]:
-        """Machines whose bound slots are not ready -> slot (of several the last), but this one and those that
-        left or are being removed, also if they came back since: others redo their slots."""
+        """Machines other than this one whose bound slots are not ready -> slot (the last, if it has several).
+        Machines that left, also if they came back, or that are being removed are left out, as others redo
+        their slots."""
         membership = self.ctx.run.membership
         waiting = sets_of(current.slots).slots - self._ready(current) - current.dropped
         gone = {*self._admission.going(), *membership.gone, self.ctx.me}
@@ -423,8 +432,9 @@ class IslandRounds:
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
-        """Slots, but those `ready` or dropped, that nobody can fill: their machine left with what it carried,
-        or one of their crew left. Empty in a round whose slots others may fill."""
+        """Slots that nobody can fill any more, without those that are `ready` or dropped: in a round of
+        pipeline islands those of a crew of which a machine left, else those whose machine left with the state
+        that the slot needs. Empty in a round whose slots others may fill."""
         crews = self.ctx.run.settings.rounds.pipeline
         if not (crews or sets_of(current.slots).carried):
             return frozenset()
@@ -451,12 +461,13 @@ class IslandRounds:
 
     @staticmethod
     def _ready(current: Round) -> Set[int]:
-        """Slots whose contribution and loss are claimed, and that were not dropped. Not to be changed."""
+        """Slots whose contribution and loss are claimed, and that were not dropped. The caller must not
+        change the set, which may be the round's own."""
         return current.complete - current.dropped if current.dropped else current.complete
 
     def _unheard(self, current: Round) -> frozenset[int]:
-        """Complete slots that the reduce cannot count: all members that claim them at some stage fell silent
-        since, and it goes on without these (`Stragglers`)."""
+        """Complete slots that the reduce cannot count: at some stage all members that claim them fell silent
+        since, and the reduce goes on without these members (`Stragglers`)."""
         absent = self._admission.absent
         if not (silent := absent.silent()):
             return frozenset()
@@ -470,9 +481,9 @@ class IslandRounds:
         return current.unheard[1]
 
     def _away(self, current: Round, late: frozenset[int]) -> bool:
-        """True if the machines to which the slots `late` are bound are gone or silent: the round does not
-        wait for its deadline then. Another machine that fills such a slot began later than all others, and
-        would need about a whole slot's time more."""
+        """True if for each of the slots `late` a machine to which it is bound is gone or silent: then the
+        round does not wait for its deadline. Another machine that fills such a slot began later than all
+        others, and would need about a whole slot's time more."""
         left, absent = self._left(current), self._admission.absent
         stages = range(1 + self.ctx.run.settings.stages)
         present = {stage: set(absent.present(stage, current.t)) for stage in stages}
@@ -505,15 +516,16 @@ class IslandRounds:
 
     @staticmethod
     def _is_theirs_alone(current: Round) -> bool:
-        """True if each slot of the round that was not dropped can be filled by its own crew alone: by one of
-        a pipeline island, or by the machine that carries its state. A machine may lack that state, if it
-        never began a slot that is merged late. False if all slots were dropped."""
+        """True if each slot of the round that was not dropped can be filled by one machine or crew only: that
+        of its pipeline island, or the machine that carries the slot's state (even if that machine lost the
+        state). False if all slots were dropped."""
         left = sets_of(current.slots).slots - current.dropped
         return bool(left) and (current.of_crews or all(current.slots[slot].carried for slot in left))
 
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late, or in a run that waits for late slots their
-        machines are removed; infinite if that is not known yet."""
+        machines are overdue. Infinite outside rounds, while nobody waits for a slot, and as long as no slot
+        is ready, unless only its own machine or crew can fill each."""
         rounds = self.ctx.run.settings.rounds
         if rounds.drops and not self._ready(current) and self._is_theirs_alone(current):
             return current.opened_at + OVERDUE * max(self._longest_s(current), LEAST_ROUND_S)

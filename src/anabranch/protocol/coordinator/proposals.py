@@ -36,13 +36,13 @@ class Proposals:
     rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
-        """Record of the open step, if it may be proposed now, else None: all stages are PREPARED with
-        receipts that agree, the batch's hash is known, the last step is released, the held-out windows are
-        evaluated, and no difference that an audit found has to be checked before (`AuditCases.holds`). A
-        skipped step (`Round.witness`) needs only the release, the hash and the latter. After the run's last
-        step: the record of the last evaluation. Not a mere query: where reports or receipts differ, it
-        removes or convicts members, and gives reduces up (`ReduceAttempts.prepared`,
-        `AuditCases.consistent`)."""
+        """Record of the open step `current`, for the caller to log, if it may be proposed now; else None. It
+        may be if all stages are PREPARED with receipts that agree, the batch's hash is known, the last step
+        is released, the held-out windows are evaluated, and no difference that an audit found has to be
+        checked before (`AuditCases.holds`). A skipped step (`Round.witness`) needs only the release, the
+        batch's hash, and no such difference. After the run's last step: the record of the last evaluation.
+        Not a mere query: where reports or receipts differ, it removes or convicts members, and gives reduces
+        up (`ReduceAttempts.prepared`, `AuditCases.consistent`)."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)
@@ -79,8 +79,9 @@ class Proposals:
         return Evaluation(t=current.t - 1, loss_sums=sums, tokens=len(windows) * self.schedule.window_tokens)
 
     def _commit(self, current: Round, prepared: list[Prepared], evaluation: Evaluation | None) -> Commit:
-        """Record of the optimizer step of iteration `current`, all of whose stages have an attempt. prepared:
-        the agreed report of each stage, by stage. evaluation: of the state before, if it was evaluated."""
+        """Record of the optimizer step of iteration `current`, all of whose stages have an attempt. To be
+        called once: it chooses and notes contributions that are far off. prepared: the agreed report of each
+        stage, by stage. evaluation: of the state before, if it was evaluated."""
         stages = []
         for stage, message in enumerate(prepared):
             attempt = current.attempts[stage]
@@ -112,8 +113,10 @@ class Proposals:
         evaluation: Evaluation | None,
         witness: Witness | None = None,
     ) -> Commit:
-        """Record of a step; of a skipped one if there is a `witness`, which tells why (an overflow, or slots
-        that nobody can fill)."""
+        """Record of the step of iteration `current`. adam_step: Adam's counter after it. norm: of the whole
+        gradient. loss_sums: in nats, by microbatch or slot. stages: one entry a stage, () if skipped.
+        witness: reason why the step is skipped (an overflow, or slots that nobody can fill); None for a step
+        that is taken."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
         accepted = filled(current.slots, stages)
         if current.slots:
@@ -145,7 +148,7 @@ class Proposals:
 
 def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
     """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count. () in
-    a run without private data."""
+    a run without private data, and at other stages than 1."""
     if attempt.stage != 1 or not current.own:
         return ()
     return tuple(digest for digest, _ in _own_work(current, attempt))

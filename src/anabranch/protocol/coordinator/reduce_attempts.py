@@ -99,9 +99,10 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress;
-        reduces named in `Round.repeat` are given up first. Nothing after the run's last step, or in a round
-        that is skipped. May be called at any time: a stage is looked at again only after news of it."""
+        """Order a reduce at each stage whose units are all claimed, unless one is in progress there that can
+        still end; reduces of the stages in `Round.repeat` are given up first. Nothing after the run's last
+        step, or in a round that is skipped. May be called at any time: a stage is looked at again only after
+        news of it."""
         if current.t > self.ctx.run.steps or (current.slots and current.witness is not None):
             return
         while current.repeat:
@@ -115,9 +116,11 @@ class ReduceAttempts:
 
     def _decide(self, current: Round, stage: int, look: Look) -> None:
         """Order a stage's reduce, unless the reduce in progress can still end or some units are not claimed.
+        Units of absent members are asked for again (`_redo`). look: inputs of the decision: reports of the
+        stage, version of the membership, silent members.
 
         A reduce that lost a member stays valid until another can be ordered, for it ends if the lost member
-        had sent everything. look: inputs of the decision.
+        had sent everything.
         """
         members = self.admission.absent.present(stage, current.t)
         attempt = current.attempts.get(stage)
@@ -165,8 +168,8 @@ class ReduceAttempts:
         self._order(current, stage, members, owners)
 
     def _silent_helpers(self, attempt: Attempt, look: Look) -> frozenset[str]:
-        """Helpers of a reduce that are silent, or about to leave; never this peer, which may be about to
-        leave and is there as long as it orders reduces."""
+        """Helpers of a reduce that are silent, or about to leave, by the inputs `look` of the present
+        decision. Never this peer, which may be about to leave and is there as long as it orders reduces."""
         return look[2].intersection(attempt.helpers) - {self.ctx.me}
 
     def _order_early(
@@ -195,8 +198,9 @@ class ReduceAttempts:
             self._order(current, stage, members, owners)
 
     def _goes_on(self, current: Round, attempt: Attempt) -> bool:
-        """True if a reduce that was ordered early is still the one to wait for. Once each of its units is
-        claimed it has to be by its owner; from then on it takes its time."""
+        """True if a reduce that was ordered early is still the one to wait for: some unit is not claimed yet,
+        or each is claimed by its owner. Once all units are claimed, the reduce is no longer an early one, and
+        its duration counts from now."""
         stage = attempt.stage
         claims, claimed = current.claims.get(stage, {}), current.claimed.get(stage, set())
         if not current.covers[stage] <= claimed:
@@ -215,7 +219,7 @@ class ReduceAttempts:
         return all_here and not cover <= current.claimed.get(stage, set())
 
     def _cover(self, current: Round, stage: int) -> frozenset[int]:
-        """Units that the iteration counts at a stage."""
+        """Units that the iteration counts at a stage; in a round without those of dropped slots."""
         return current.counts(stage) if current.slots else self.ctx.run.settings.cover(stage)
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
@@ -260,8 +264,9 @@ class ReduceAttempts:
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
     ) -> None:
         """Have the units of absent members computed again by other replicas, once for each of these members:
-        the stage before is told which units are missing (R6), since it sent them. members: those present,
-        with their `claims`."""
+        the peers of the stage before, which sent these units, are told which are missing (R6). Nothing if
+        nobody new is absent, or if all that are absent are being removed and more is missing than they had.
+        members: those present, with their `claims`."""
         membership, redone = self.ctx.run.membership, current.redone.setdefault(stage, set())
         away = self.admission.absent.without(current.t) - members
         away.intersection_update(membership.live(stage, current.t))
@@ -281,10 +286,11 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage if its reduce has ended, else None. It has if min(2, live) replicas
-        agree on the gradient's digest, and they are enough (`_enough`). Where this peer summed all parts and
-        found another result, one replica has to confirm that, or all have to contradict it. Differing reports
-        are settled (`_contradicted`: members may be removed, the reduce given up).
+        """A PREPARED report of the stage if its reduce has ended, else None. It has ended if min(2, live)
+        replicas agree on the gradient's digest, they are enough (`_enough`), and in runs with audits all
+        owners of units are among them. Where this peer summed all parts and found another result, one replica
+        has to confirm that, or all have to contradict it. Differing reports are settled (`_contradicted`:
+        members may be removed, the reduce given up).
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -344,11 +350,11 @@ class ReduceAttempts:
     def _contradicted(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> Prepared | None:
-        """Settle differing PREPARED reports of a reduce: the report that more than half of all its members
-        agree on, or None. Members that report another gradient in DISSENTS iterations are removed. Without a
-        majority, once all present members have reported, the reduce is repeated with all parts summed by this
-        peer. If this peer summed them already, members whose report differs from its result are expelled, and
-        None is returned."""
+        """Settle differing PREPARED reports of a reduce: return the report that more than half of all its
+        members agree on, and remove members that reported another gradient in DISSENTS iterations. Without a
+        majority return None: once all present members have reported, the reduce is given up, to be repeated
+        with all parts summed by this peer. If this peer summed them already, members whose report differs
+        from its result are expelled."""
         stage, t = attempt.stage, current.t
         here, found = self.witnessing.result(attempt)
         if here:
@@ -405,9 +411,9 @@ class ReduceAttempts:
 
     def patience_s(self, current: Round) -> float:
         """Seconds without any report after which the open step counts as stalled (`stalled`): several times
-        its usual duration. They double with each stall or retry. Reduces that cannot end, as their members
-        say, are tried again after a share of them; a member that is given more time after that gets no more
-        than a repeated reduce does."""
+        the usual duration of a step, less while recent steps were late. The wait doubles with each stall or
+        retry. If nothing is left but reduces that cannot end, as their members say, a share of the wait is
+        enough; a member that is given more time after that gets no more than a repeated reduce does."""
         doubled = min(max(0, current.stalls - bool(current.hurried)), 5)
         if current.retries:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
@@ -441,13 +447,13 @@ class ReduceAttempts:
         return max((self.witnessing.parted_since(current, stage) for stage in left), default=math.inf)
 
     def claimed(self, current: Round, stage: int, peer: str) -> bool:
-        """Note the news of a claim by `peer` at `stage`, before it is entered: a long time without news
-        before it counts little in the step's duration, on which the next waits depend, and makes the step a
-        late one. Of a replica that is not its stage's only one a single such wait counts, and once they are
-        longer together than a usual step its claims put no stall off: the result is False then. (Those of a
-        data node always do: only its removal would give its microbatches to others.) Nothing before the first
-        claim, while no step's duration is known, or in a round of islands, where machines of other speeds
-        claim long after each other."""
+        """Note that a claim with news came from `peer` at `stage`; to be called before the claim is entered.
+        A long time without news before it counts only in part in the step's duration, on which later waits
+        depend, and may make the step a late one. False if this peer's claims put off no stall any more: one
+        of several relay replicas whose long waits are together longer than a usual step. Else True; also for
+        data nodes, whose microbatches others get only once they are removed. Nothing is noted before the
+        first claim, while no step's duration is known, and in a round of islands, where machines of other
+        speeds claim long after each other."""
         usual_s, now = self.step_s, self.ctx.clock.now
         if not any(current.claims.values()) or current.slots or not usual_s:
             return True
@@ -462,13 +468,14 @@ class ReduceAttempts:
         return not stage or held_s <= long_s
 
     def reported(self, current: Round) -> None:
-        """Note the news of a report that is no claim, or the end of the step, before it is entered: the time
-        without news before it counts as `_counted_s` says in the step's duration."""
+        """Add the time without news up to now to the round's waits for reports (`Round.reports_s`), of which
+        `_counted_s` counts a part in the step's duration. To be called before a report that is no claim is
+        entered, and at the end of the step."""
         current.reports_s += self.ctx.clock.now - max(current.progress_at, current.counted_at)
 
     def step_taken(self, current: Round, took_s: float) -> None:
-        """Note a committed step, on whose duration the next waits depend. took_s: seconds from its opening to
-        its record."""
+        """Update the durations of steps, on which the next waits depend, by a committed step. took_s: seconds
+        from its opening to its record."""
         counted_s = self._counted_s(current)
         self._work_s = max(0.0, took_s - current.waited_s - current.reports_s)
         self.step_s = took_s - current.waited_s - (current.reports_s - counted_s)
@@ -476,12 +483,12 @@ class ReduceAttempts:
         self._late = min(self._late + 1.0, LATE_KEPT) if current.late else max(0.0, self._late - FORGIVEN)
 
     def _counted_s(self, current: Round) -> float:
-        """Seconds of a step's waits for reduces and reports that count in its duration: no more than usual,
-        or than a quarter of the last step. One that sends its parts, or reports, just before the step stalls
-        would else make each step several times as long as the one before. Where a reduce was repeated, or
-        was given more time, they count up to what is usual, or TAUGHT times the wait for a step without them
-        or what the sums need over links like this peer's: it may take so long, and who held it up was looked
-        for. One that has a reduce repeated again and again would else make all steps ever longer."""
+        """Seconds of a step's waits for reduces and reports that count in the step's duration. Usually no
+        more than the usual waits of a step, or than a quarter of the last step: else a peer that sends its
+        parts, or reports, just before the step stalls would make each step several times as long as the one
+        before. Where a reduce was repeated or given more time, up to TAUGHT times what a reduce needs may
+        count, as whoever held it up was looked for; this limit keeps a peer that has reduces repeated again
+        and again from making all steps ever longer."""
         if current.retries or current.witnessed:
             least_s = max(STALL_FLOOR_S, STALL_FACTOR * self._work_s, self._first_reduce_s(current))
             return min(current.reports_s, max(self._reports_s, TAUGHT * least_s))
@@ -489,9 +496,9 @@ class ReduceAttempts:
         return min(current.reports_s, max(usual_s, REPORTS_S))
 
     def stalled(self, current: Round) -> None:
-        """If no report came for too long (`patience_s`), tell all members which units are missing (none: they
-        repeat their reports), and order stuck reduces again, or count a stall; then the wait begins anew.
-        Nothing before."""
+        """If no report came for too long (`patience_s`), order stuck reduces again, or count a stall, and
+        tell all members which units are missing; without missing units that message has them repeat their
+        reports. Then the wait begins anew. Nothing if it is not that long yet."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
@@ -527,7 +534,7 @@ class ReduceAttempts:
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
         """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it; or go
-        on with it, if all that block it are given more time."""
+        on with it, if all that block it are given more time (noted)."""
         stage = attempt.stage
         prepared = current.prepared.get(stage, {})
         blocking = self.witnessing.at_fault(current, attempt, prepared)

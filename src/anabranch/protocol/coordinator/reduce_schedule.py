@@ -47,8 +47,8 @@ EVEN = ReducePlan()
 
 
 class ReduceSchedule:
-    """Choice of the peers that sum the parts of each reduce, with the durations of past reduces. ways: link
-    measurements that members reported."""
+    """Choice of the peers that sum the parts of each reduce, by link measurements that members reported
+    (`ways`) and by how long former reduces took."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -120,9 +120,10 @@ class ReduceSchedule:
         self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
-        """Record the duration of an even reduce from its order to its end. If a spread one took longer than
-        the last even one of the same members, the stage is reduced evenly for EVEN_FOR iterations. Nothing
-        with `fleet.spread = "program"`."""
+        """Record how long a reduce took from its order to its end (`seconds`). Of an even one (`spread`
+        False) that is kept for comparison. If a spread one took longer than the last even one of the same
+        members, the stage is reduced evenly for EVEN_FOR iterations. Nothing with `fleet.spread =
+        "program"`."""
         if self.ctx.run.settings.spread == "program":
             return
         known, even_s = self._even_s.get(stage, ((), 0.0))
@@ -257,8 +258,9 @@ class _Plan:
             self._down_bps = self._lines(lambda one, other: way(other, one))
 
     def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
-        """Estimated bits per second of each peer's line: LINE times those of its fastest link to the others.
-        way: (the peer, another) -> link; turned round for downlinks."""
+        """Peer -> estimated bits per second of its access line: LINE times those of its fastest link to the
+        others (LINE if there are no others). way: function (the peer, another) -> link; turned round for
+        downlinks."""
         found = {}
         for one in self._everybody:
             links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)
@@ -272,7 +274,8 @@ class _Plan:
         return there_s + back_s
 
     def give(self, position: int) -> None:
-        """Assign one more part to `position`."""
+        """Assign one more part to the peer at `position`, and count the bits that this adds to links and
+        lines."""
         self._longest_s = self._with(position)
         for key, bits, _, _ in self._loads(position):
             self._carried[key] += bits

@@ -121,11 +121,12 @@ class Releases:
             self.ctx.outbox.send(peer, Release(fence))
 
     def lacks(self, stage: int) -> bool:
-        """True if the last step is not released, and waits for reports of this stage."""
+        """True if the last step is not released, and reports of this stage do not agree on a fingerprint
+        yet."""
         return not self.last and self._decided(stage) is None
 
     def _decided(self, stage: int) -> str | None:
-        """Fingerprint of a stage after the last step on which enough reports agree; None: not yet."""
+        """Fingerprint of a stage's state after the last step on which enough reports agree; None: not yet."""
         live, applied = self._reported(stage)
         if not live or len(applied) < min(2, len(live)):
             return None
@@ -179,17 +180,19 @@ class Releases:
         return None
 
     def withheld(self, current: Round) -> dict[str, str]:
-        """Replicas whose missing report of their state blocks the release -> reason to remove them.
+        """Replicas whose missing report of their state blocks the release of the last step -> reason to
+        remove them, for the caller to do. Each stall of the open step `current` counts once, however often
+        this is called. Empty if the last step is released, or nothing has stalled.
 
         A replica that claimed units of the open step has applied the last one, and an honest one repeats its
         report: it is named after WITHHELD_STALLS stalls of the step, or tries of its stage's reduce. Any
         other may still be fetching the state: it is named after AWAITED_STALLS, and then has to fetch it as a
-        joiner, for which the run does not wait. While no replica of the stage has reported, also of those
-        that serve only from the next iteration on, nobody is named, unless it claimed such units and there is
-        a snapshot to go back to, or another one says that it cannot get the state: the log goes back for a
-        stage only once all its replicas say so. Where others serve, its stalls of former steps count, too
-        (`_held`): it could have each step stall twice. (In a delayed step a claim does not show that it has
-        applied the last one.)
+        joiner, for which the run does not wait. While no replica of the stage has reported, those included
+        that serve only from the next iteration on, a replica is named only if it claimed such units and there
+        is a snapshot to go back to, or if another one says that it cannot get the state: the log goes back
+        for a stage only once all its replicas say so. Where others serve, a replica's stalls of former steps
+        count, too (`_held`): it could have each step stall twice. (In a delayed step a claim does not show
+        that its sender has applied the last one.)
         """
         if self.last or not max(current.stalls, *current.retries.values(), 0):
             return {}
@@ -222,7 +225,7 @@ class Releases:
         return found
 
     def _stalled(self, current: Round) -> bool:
-        """True once after each stall of the open step."""
+        """True if the open step has stalled again since the last call."""
         if self._stalls[0] != current.t:
             self._stalls, self._holding = (current.t, 0), set()
         again = current.stalls > self._stalls[1]
@@ -230,7 +233,8 @@ class Releases:
         return again
 
     def _forgive(self) -> None:
-        """Forgive replicas for which the step just released did not stall a part of former stalls."""
+        """Take FORGIVEN of a stall from the count (`_held`) of each replica for whose report the step just
+        released did not stall."""
         held = ((peer, count - FORGIVEN * (peer not in self._holding)) for peer, count in self._held.items())
         self._held, self._holding = {peer: count for peer, count in held if count > 0.0}, set()
 

@@ -57,9 +57,10 @@ class Reports:
     """Peer that was removed in place of such a skip -> the iteration."""
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. Returns why
-        it is refused; None if it is entered, or ignored because it is not about the open round or the peer
-        does not serve the stage. A peer that claims an impossible loss is expelled."""
+        """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. New units
+        count as progress of the step. Returns why the claim is refused; None if it is entered, or ignored: it
+        is not about the open round, `peer` does not serve the stage, or it says no more than the batch's hash
+        (which is kept). A peer that claims an impossible loss is expelled."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -149,9 +150,9 @@ class Reports:
         return None
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
-        """Enter a PREPARED report (a replica has the reduced gradient); returns why it is refused, None if it
-        is entered or is not about the reduce in progress. Of a second one of the same attempt only the
-        receipt is taken."""
+        """Enter the report of `peer` that it is PREPARED (it has the reduced gradient). Returns why it is
+        refused; None if it is entered, or ignored because it is not about the reduce in progress or `peer` is
+        no member of that. Of a second one of the same attempt only the receipt is taken."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:
@@ -171,9 +172,11 @@ class Reports:
         return None
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
-        """Enter a report that a tensor is not finite or out of range; once enough replicas or the coordinator
-        itself report it, and not with inputs of one relay alone, the step is skipped; a round of pipeline
-        islands only if it has no other slot. Returns why the report is refused, or None."""
+        """Enter the report of `peer` that a tensor is not finite or out of range, and have the step skipped
+        (`Round.witness`) if enough replicas of its stage report that, or this peer itself does; not if all of
+        them computed with inputs of one relay (`_one_source`). In a round of pipeline islands the overflow of
+        a slot only loses that slot. Returns why the report is refused; None if it is entered or ignored (not
+        about the open round, or a skip is decided)."""
         settings = self.ctx.run.settings
         if message.tensor == STRANDED:
             return "an overflow with the name by which the leader skips a round: it would count as none"
@@ -212,9 +215,10 @@ class Reports:
         return len(serving) // 2 + 1
 
     def _one_source(self, current: Round, stage: int, index: int) -> bool:
-        """True if a microbatch overflowed with inputs of one relay only, but for replicas of its stage that
-        are so few that they may lie together, although another relay could send inputs: the one may have made
-        them up. The coordinator's own finding is believed."""
+        """True if one relay alone may have made up the inputs with which a microbatch overflowed, so that the
+        step is not skipped yet: all that report the overflow had their inputs from that relay, or all but so
+        few replicas that they may lie together, and another relay could send inputs. False if this peer
+        itself found the overflow with inputs of another."""
         membership, me = self.ctx.run.membership, self.ctx.me
         sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
         for source in {source for each in sources.values() for source in each if source}:
@@ -227,10 +231,11 @@ class Reports:
         return False
 
     def take_unanswered(self, current: Round) -> None:
-        """Accept one replica's report of an overflow if the step has stalled and no other replica computed
-        that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
-        it back, or by granting no credit for it. It may have held the step up itself, and made the overflow
-        up: after LONE_WORDS such steps it is removed, and others find the next overflow, if there is one."""
+        """Have the step skipped (`Round.witness`) on one replica's report of an overflow, if the step has
+        stalled and no other replica computed that microbatch: the others could block the step by taking the
+        microbatch and never giving it back, or by granting no credit for it. But the reporter may have held
+        the step up itself, and made the overflow up: after LONE_WORDS such steps it is removed instead, and
+        others find the next overflow, if there is one."""
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
@@ -249,8 +254,10 @@ class Reports:
                 return
 
     def _is_doubted(self, peer: str, t: int) -> bool:
-        """True if iteration t is not to be skipped on the word of `peer` alone, which is removed then; else
-        note that it is. An honest data node is the only one that has its microbatches."""
+        """True if iteration t is not to be skipped on the word of `peer` alone, as LONE_WORDS of the last
+        REMEMBERED iterations were before: then `peer` is removed, the second time expelled. Else False, and t
+        counts as skipped on its word. Not called if the stage has no other replica. (An honest data node may
+        be the only one that has its microbatches.)"""
         self._alone = {k: of for k, of in self._alone.items() if t - REMEMBERED < k < t}
         self._doubted = {of: k for of, k in self._doubted.items() if t - REMEMBERED < k <= t}
         if sum(of == peer for of in self._alone.values()) < LONE_WORDS:
@@ -262,8 +269,8 @@ class Reports:
         return True
 
     def skipped(self, t: int) -> None:
-        """Trust those anew that were removed in place of a skip of iteration t on their word: it was skipped
-        all the same, and on no other peer's word alone."""
+        """Forgive those that were removed instead of a skip of iteration t on their word, now that t was
+        skipped on the words of several: what they said was true."""
         found = {peer for peer, doubted in self._doubted.items() if doubted == t and t not in self._alone}
         self._doubted = {peer: k for peer, k in self._doubted.items() if peer not in found}
         self._alone = {k: peer for k, peer in self._alone.items() if peer not in found}
@@ -273,10 +280,10 @@ class Reports:
         return not self._alone.keys().isdisjoint(iterations)
 
     def false_witnesses(self, current: Round) -> dict[str, str]:
-        """Count, at most once for each peer, the overflows that a peer reported and that the owner of the
-        unit, of the same numerics class, did not find; called when the step of `current` was taken, not when
-        it was skipped. Returns peers other than this one that reported FALSE_WITNESSES such -> reason to
-        remove them.
+        """Peers other than this one that reported FALSE_WITNESSES false overflows -> reason to remove them.
+        To be called once for each step that was taken (not skipped), as it counts, and notes, the overflows
+        in `current` that the owner of the unit, of the reporter's numerics class, did not find; at most one
+        for each peer.
 
         The inputs may have been false, not the report. So the first report about inputs of one supplier does
         not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers

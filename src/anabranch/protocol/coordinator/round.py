@@ -170,8 +170,8 @@ class Round:
         return known[stage]
 
     def took(self, stage: int, units: Iterable[int], stages: int) -> None:
-        """Note units that a member claims, and the slots that are complete by that; only in a round of
-        islands. stages: number of relay stages."""
+        """Note units of `stage` that a member claims, and the slots of which now all units are claimed
+        (`complete`). Nothing outside rounds of islands. stages: number of relay stages."""
         if not self.slots:
             return
         self.claimed.setdefault(stage, set()).update(units)
@@ -181,8 +181,8 @@ class Round:
                 self.complete.add(slot)
 
     def recount(self, stages: int) -> None:
-        """Work out anew what is claimed, after the claims of a removed member were dropped. stages: number of
-        relay stages."""
+        """Work out anew which units are claimed and which slots are complete, after the claims of a removed
+        member were dropped. stages: number of relay stages."""
         self.claimed, self.complete = {}, set()
         for stage, claims in self.claims.items():
             self.took(stage, frozenset().union(*claims.values()), stages)
@@ -202,9 +202,9 @@ class Round:
 
 class LogTip:
     """Last step in the log, and the round of the open iteration. t, base: last committed iteration and hash
-    of its log entry. adam_step: optimizer steps up to it. fingerprints: agreed state hashes of all stages
-    after it, once it is released. round: open iteration, None between two. stop_reason: why no further
-    iteration is opened, or None."""
+    of its log entry. adam_step: Adam's counter after it (skipped steps and rounds are not counted).
+    fingerprints: agreed state hashes of all stages after it, once it is released; () before. round: open
+    iteration, None between two. stop_reason: why no further iteration is opened, or None."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -216,13 +216,14 @@ class LogTip:
         self.stop_reason: str | None = None
 
     def move(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Set the last committed step t, its base (hash of its log entry), and the number of optimizer steps
-        and the fingerprints of all stages after it (empty: not agreed yet). The round is left as it is."""
+        """Set the last committed step t, its base (hash of its log entry), Adam's counter and the
+        fingerprints of all stages after it (empty: not agreed yet). The round is left as it is."""
         self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
 
     @property
     def over(self) -> bool:
-        """True if no further iteration will be opened."""
+        """True if no further iteration will be opened, as the run stops or all steps are committed, and none
+        is open."""
         if self.round is not None:
             return False
         return self.stop_reason is not None or self.t >= self.ctx.run.steps

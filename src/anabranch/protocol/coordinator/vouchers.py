@@ -84,10 +84,11 @@ class Vouchers:
         self._seated[peer] = math.inf
 
     def overdue(self) -> dict[str, str]:
-        """Joiners that have shown no proof for too long -> reason. Those that report themselves ready have
-        SHOWN_WITHIN steps and SHOWN_WITHIN_S seconds: they report states of which nobody can vouch any more,
-        or claim that they have not followed the log. The time of one that is out of reach begins anew.
-        Others have SEATED_S."""
+        """Joiners that have shown no proof for too long -> reason to remove them. Those that report
+        themselves ready have SHOWN_WITHIN steps and SHOWN_WITHIN_S seconds: they report states of which
+        nobody can vouch any more, or claim that they have not followed the log. For a joiner out of reach
+        this time begins anew. Every joiner that never showed a proof has SEATED_S, counted from the first
+        call that sees it."""
         now, membership = self.ctx.clock.now, self.ctx.run.membership
         waiting = membership.members.keys() - membership.active_from.keys() - membership.auditors.keys()
         self._seated = {peer: self._seated.get(peer, now) for peer in sorted(waiting)}
@@ -104,9 +105,9 @@ class Vouchers:
         return found
 
     def too_old(self, peer: str, t: int) -> bool:
-        """True if the state after iteration t, with which a joiner's last `Ready` came, is older than that of
-        any joiner that has followed the log as far as this one and waits to serve. Nobody can vouch for it
-        any more, so its proof is never judged."""
+        """True if a joiner's last `Ready` was of a state (after iteration t) too old to be proved: OLDEST
+        steps older than the log as far as the joiner had followed it then. Nobody vouches for such a state
+        any more, while an honest joiner would have fetched a newer one. False for a peer that serves."""
         if peer in self.ctx.run.membership.active_from:
             return False
         reported_at = self._reported_at.get(peer, 0)
@@ -122,7 +123,8 @@ class Vouchers:
 
     def outdated(self, peer: str, t: int) -> bool:
         """True if the joiner's last `Ready` may be from before it knew the log entry of iteration t, so that
-        the state and the proof in it may be those of another entry. It repeats its report."""
+        the state and the proof in it may be those of another entry; the joiner repeats its report. False if
+        this peer remembers no such iteration."""
         return self._reported_at.get(peer, 0) < self._lengths.get(t, 0)
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:

@@ -61,8 +61,8 @@ class WitnessedReduces:
         self._until[stage] = t + WITNESSED_FOR
 
     def take_up(self, stage: int) -> bool:
-        """Have the stage's reduces witnessed for WITNESSED_FOR iterations from the open one on, since a
-        replica comes that another one cannot reach; False, and nothing changes, if this peer cannot sum
+        """Have the stage's reduces witnessed for WITNESSED_FOR iterations from the open one on, because a
+        replica is coming that another one cannot reach. False, and nothing changes, if this peer cannot sum
         them."""
         membership = self.ctx.run.membership
         t, members = membership.opening.t, membership.serving(stage)
@@ -72,9 +72,10 @@ class WitnessedReduces:
         return True
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
-        because the stage is too large or this peer does not serve. owners: positions of the members that own
-        units; only these send parts."""
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none, has fewer than two
+        members, or is too large, or if this peer does not serve. If the time for which the stage is reduced
+        in this way is over, it begins anew while members say that they cannot reach each other. owners:
+        position in `members` of each unit's owner (-1: none); only owners send parts."""
         ctx = self.ctx
         if stage not in self._until or len(members) < 2:
             return None
@@ -90,7 +91,9 @@ class WitnessedReduces:
         return ReducePlan((ctx.me,), (len(members),) * PARTS)
 
     def _can_sum(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> bool:
-        """True if this peer serves in iteration t and can sum the parts of a stage's reduce."""
+        """True if this peer serves in iteration t and can sum the parts of a stage's reduce: they fit in
+        MOST_BYTES, and if the stage is its own, it is one of `members`. owners: position of each unit's owner
+        (-1: none)."""
         ctx, own, senders = self.ctx, self.ctx.run.stage, len(set(owners) - {-1})
         small = senders * ctx.run.settings.reduced_bytes_of(stage) <= MOST_BYTES
         return ctx.run.membership.is_live(ctx.me, own, t) and small and (own != stage or ctx.me in members)
@@ -115,18 +118,20 @@ class WitnessedReduces:
         return True, account.result if account is not None else None
 
     def moments(self, attempt: Attempt) -> tuple[Moments, ...]:
-        """Moments of the contributions to a witnessed attempt, in the order of their members, as this peer
-        found them when it summed the parts for another stage; () for any other attempt."""
+        """Moments of the contributions to a witnessed attempt, in the order of the members that own units, as
+        this peer found them when it summed the parts for another stage; () for any other attempt, and before
+        they are summed."""
         account = self.account(attempt) if witnessed(attempt, self.ctx.me) else None
         return account.moments if account is not None else ()
 
     def at_fault(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> tuple[dict[str, str], list[str]] | None:
-        """Members that block a stalled witnessed attempt: those to remove, with reasons, and those that are
-        given more time; None if this attempt is not witnessed, nobody if it has not begun here. Each call
-        counts as one more stall. Members that nobody hears are judged elsewhere. Those that others hear and
-        this peer cannot reach are given TRIES_LATE attempts."""
+        """Members that block a stalled witnessed attempt: (member -> reason to remove it, members that are
+        given more time); None if this attempt is not witnessed; ({}, []) if it has not begun here. Nobody is
+        removed by this: the caller does that. Each call counts as one more try. Silent members are judged
+        elsewhere. Members that others hear and this peer cannot reach are named only after TRIES_LATE tries,
+        and only if their parts did not all come."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage
@@ -162,7 +167,8 @@ class WitnessedReduces:
             self.admission.remove(peer, reason)
 
     def _linked(self, peer: str) -> bool:
-        """True if this peer hears `peer` itself; a forger, to which it sends no work, included."""
+        """True if this peer has a link to `peer` and hears it; also for a peer found to forge, to which no
+        work is sent."""
         return peer in self.ctx.links.up and peer not in self.ctx.links.suspects
 
     def blocking(self, attempt: Attempt, prepared: Collection[str]) -> list[str]:

@@ -98,7 +98,9 @@ class StepQueries:
 
 class Admission:
     """Admission and removal by the coordinator: joiners, leaving members, lost members, and the next
-    membership change to log."""
+    membership change to log. The numerics class, corpus fingerprint and model hash that it is made with are
+    the run's: a joiner must have the same class if the run is strict, the same corpus as a data node, and the
+    same model if it names one."""
 
     def __init__(
         self,
@@ -112,9 +114,9 @@ class Admission:
         hang_up: Callable[[str, str], None],
         step: StepQueries | None = None,
     ) -> None:
-        """welcome: sends an admitted member its Welcome. credentials: by peer, the credential (ticket) that
-        it showed when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by
-        default no step is open."""
+        """welcome: sends a member its Welcome. credentials: by peer, the credential (ticket) that it showed
+        when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default
+        none is open."""
         step = self._step = step or StepQueries()
         self.has_last, self.fetching = step.has_last, step.fetching
         self.ctx, self._connections = ctx, connections
@@ -164,10 +166,11 @@ class Admission:
     # --- in ------------------------------------------------------------------------------------
 
     def on_join(self, peer: str, request: JoinRequest) -> str | None:
-        """Handle a joiner's request: one that may be admitted is named in a following record, and its former
-        process, if it is a member, removed. Returns the reason if it is refused; the joiner is told, too. A
-        member that asks again gets its Welcome again. A peer that this side dialled has shown no ticket; its
-        link is closed, so that it dials."""
+        """Handle the join request of `peer`. If it may be admitted, it is noted for a following record
+        (`change`), and its former process, if that is a member, is removed. Returns the reason if it is
+        refused, which the joiner is told, too; else None. A member that asks again gets its Welcome again. A
+        peer that this side dialled has shown no ticket: its link is closed, so that it dials, and None is
+        returned."""
         credential = self.credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")
@@ -255,8 +258,9 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no peer in: others have all its seats; None: a seat is left, or the ticket
-        has no quota. `peer` itself, and members that are being removed, do not count."""
+        """Reason why the ticket of `peer` has no seat left: others have as many as its quota allows. None: a
+        seat is left, or the ticket has no quota. A seat of `peer` itself, and those of members that are being
+        removed, are free."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -271,7 +275,7 @@ class Admission:
         )
 
     def _others(self, peer: str) -> list[Member]:
-        """Members that stay or come, but `peer`."""
+        """Members other than `peer`, admitted joiners included, members that are being removed left out."""
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
         out = {peer, *self._removals, *self._going}
         return [member for member in known.values() if member.id not in out]
@@ -283,11 +287,12 @@ class Admission:
         return open_stages(self._others(peer), serving, stages)
 
     def _stage_to_audit(self, peer: str) -> int:
-        """Stage for the auditor `peer`, which asked for any."""
+        """Stage for the auditor `peer`, which asked for no certain one (`auditors.stage_to_audit`)."""
         return auditors.stage_to_audit(self._others(peer), self.ctx.run.settings.stages)
 
     def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
-        """Reason why a walk-in gets no seat at the stage that it asks for (-1: at any); None: it gets one."""
+        """Reason why the walk-in `peer` gets no seat at the stage that it asks for (-1: at any); None: it
+        gets one, is a member with this process already, or is no walk-in."""
         known = self.ctx.run.membership.members.get(peer)
         if not walks_in(credential) or (known and known.incarnation >= request.member.incarnation):
             return None
@@ -314,7 +319,8 @@ class Admission:
         return "the run's list of members has no room for one more: wait until some leave"
 
     def _chosen_stage(self, joiner: Member) -> int:
-        """Stage for a joiner that asked for any: the one chosen before, if it asked lately."""
+        """Stage for a joiner that asked for any: as it was chosen for it in the last CHOSEN_S seconds, else
+        chosen now."""
         now = self.ctx.clock.now
         self._chosen = {peer: choice for peer, choice in self._chosen.items() if choice[1] > now}
         if joiner.id not in self._chosen:
@@ -323,8 +329,8 @@ class Admission:
 
     def _stage_for(self, joiner: Member) -> int:
         """Stage for a joiner that asked for any. It is chosen by measured links if some are measured, every
-        stage has KEPT_FIRST replicas, the swarm has at most SEARCHED members and few others came lately
-        (SEARCHES); else by the stages' rates."""
+        stage has KEPT_FIRST replicas, the swarm has at most SEARCHED members and few others came lately (each
+        such choice uses up some of SEARCHES); else by the stages' rates."""
         settings = self.ctx.run.settings
         blocks = settings.counts
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -346,12 +352,15 @@ class Admission:
     def on_ready(
         self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
     ) -> str | None:
-        """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
-        the state is right and it reaches those serving fellows that this leader reaches, or waited for that
-        for long at a stage of few (`_may_be_apart`). With a wrong state it is told, and removed the fourth
-        time; without the proof of the right one it is removed. Returns the reason if the report is refused.
-        fingerprint: agreed fingerprint of that state. proven: True if it shows the proof of that state. None,
-        of either: not known yet; the report will be repeated."""
+        """Handle the report of `peer` that it has its stage's state after iteration message.t. It may serve
+        (is kept in `ready`) if the state is right and it reaches all serving replicas of its stage that this
+        leader reaches; if it does not, after a while at a stage with few replicas (`_may_be_apart`). With a
+        wrong state it is told, and removed once it reported more than FALSE_STATES of them; without the proof
+        of the right state it is removed. fingerprint: agreed fingerprint of that state; None: not known yet.
+        proven: True if the report shows the proof of that state, False if it does not; None: not known yet.
+        If either is not known, the report waits to be repeated. Returns the reason if the report is refused
+        (another stage's), else None; nothing happens for a peer that serves already, an auditor or a
+        stranger."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -383,14 +392,17 @@ class Admission:
         return (peer in self.ready and self._ready_t.get(peer) == t) or self.has_last(peer)
 
     def _may_be_apart(self, peer: str, stage: int, fellows: Collection[str]) -> bool:
-        """True if a joiner that cannot reach some of the stage's replicas (`fellows`) may serve all the same.
-        It or one of them may refuse the link on purpose; one of two could keep all others out."""
+        """True if a joiner that cannot reach some replicas of its stage (`fellows`: all that serve it) may
+        serve all the same: it has waited for APART_S, the stage has fewer than ENOUGH replicas, and this
+        leader can sum the parts of its reduces, which it does from now on. The joiner or one of the replicas
+        may refuse the link on purpose; at a stage of two one replica could so keep all others out."""
         since = self._apart_since.setdefault(peer, self.ctx.clock.now)
         return self.ctx.clock.now >= since + APART_S and len(fellows) < ENOUGH and self._step.sums(stage)
 
     def _reported_false(self, peer: str, message: Ready, fingerprint: str) -> None:
-        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one;
-        after more than FALSE_STATES different ones remove it."""
+        """Tell a joiner that the state which it fetched is not the run's, so that it fetches another one, and
+        count it as not ready; after more than FALSE_STATES different ones remove it. fingerprint: that of the
+        right state."""
         self.ready.pop(peer, None)
         told = self._false.setdefault(peer, set())
         told.add((message.t, message.fingerprint))
@@ -403,14 +415,14 @@ class Admission:
         self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
-        """Joiners that claim to have a stage's state after iteration t although no replica has reported a
-        proof to compare with; with their reports."""
+        """(Joiner, its report) for each joiner that reported a state of `stage` after iteration t for which
+        no replica has reported a proof to compare with yet."""
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Count as ready the members of a stage whose active replicas at iteration t are gone, or do nothing,
-        where the log has them serve only from a later iteration: they have the stage's state already, and the
-        next `change` may have them serve from t on."""
+        """Make members of `stage` ready that the log has serve only from a later iteration than t, so that
+        the next `change` may have them serve from t on. They have the stage's state already. Called if the
+        stage's active replicas are gone, or do nothing."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and not member.is_auditor and membership.active_from.get(peer, t) > t:
@@ -434,9 +446,9 @@ class Admission:
         return self._leaving.keys()
 
     def let_go(self, quiet: bool) -> None:
-        """Plan the removal of revoked members, and of members that asked to leave, except for the last
-        replica of a stage and, until VOTE_S have passed, voters. quiet: False if a removal now would lose
-        much work; then those that serve stay."""
+        """Plan the removal of revoked members, and of members that asked to leave. Of the latter voters stay
+        until VOTE_S have passed, and members that serve stay while they are the last replica of their stage
+        or `quiet` is False. quiet: False if a removal now would lose much work."""
         revoked, membership = self.ctx.run.revoked, self.ctx.run.membership
         if (judged := (membership.version, len(revoked.reasons))) != self._judged:
             self._judged = judged
@@ -450,8 +462,8 @@ class Admission:
                 self.remove(peer, f"left: {reason}")
 
     def remove(self, peer: str, reason: str) -> None:
-        """Plan to log the removal of a member, never of this peer itself; the first reason stays, and
-        `change` makes the record. Drop a joiner that is not a member yet; nothing for a stranger."""
+        """Plan the removal of the member `peer`, which `change` makes a record of; the first reason stays. A
+        joiner that is not a member yet is dropped. Nothing for this peer itself and for a stranger."""
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
         self._ready_t.pop(peer, None)
@@ -464,18 +476,18 @@ class Admission:
             self._removals.setdefault(peer, reason)
 
     def expel(self, peer: str, reason: str) -> None:
-        """Plan to remove a member for misconduct that this peer itself observed, unless its removal is
-        planned. The member, and strangers with its ticket or from its address block, are not admitted for a
-        while, each time for longer."""
+        """Plan to remove a member for misconduct that this peer itself observed, and ban it: it, and
+        strangers with its ticket or from its address block, are not admitted for a while, each time for
+        longer. Nothing if its removal is planned or logged already, for a stranger, and for this peer."""
         if peer in self.ctx.run.membership.members and peer not in self.going() and peer != self.ctx.me:
             self.ctx.rate_limits.ban(peer, self.ctx.clock.now)
             self.remove(peer, reason)
 
     def remove_idle(self, peer: str, reason: str) -> None:
-        """Plan to remove a member that the run waits for, and that may be honest and slow. If one with its
-        ticket lost its seat so within HELD_UP_S it is expelled: else one that comes back at once holds the
-        run up again in its first step. Nothing if its removal is planned, for a stranger, and for this
-        peer."""
+        """Plan to remove a member for which the run waits, and which may be honest and slow. It is expelled
+        if a member with its ticket lost its seat for the same within HELD_UP_S: otherwise a peer that comes
+        back at once holds the run up again in its first step. Nothing if its removal is planned, for a
+        stranger, and for this peer."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.going() or peer == self.ctx.me:
             return
@@ -492,10 +504,11 @@ class Admission:
         return [peer for peer in {**self._removals, **dict.fromkeys(self._going)} if peer in members]
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
-        """Handle a link to a peer that broke, or a failed dial. A joiner is dropped; a member that is not
-        linked again is dialled again, and at first others are asked about it. refused: nothing listens at its
-        address: the member is removed, as is one that this peer has banned, but not the last replica of its
-        stage. patience_s: silence timeout of the peer (s)."""
+        """Handle a link to `peer` that broke, or a failed dial. A joiner that is no member is dropped;
+        nothing for a member that has another link. A member whose link is down is dialled again, and when it
+        is lost first, others are asked about it. refused: True if nothing listens at its address; then the
+        member is removed. A member that this peer has banned is removed, too, unless it is the last replica
+        of its stage. reason: for the log. patience_s: silence timeout of the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -552,10 +565,10 @@ class Admission:
             connections.indirect_probes.ask(peer, lost.patience_s, voters=self._last_of_its_stage(peer))
 
     def silent(self, overdue: Overdue) -> None:
-        """Decide about a linked member that is silent for longer than its timeout, or to all. It is removed
-        if the verdict is GONE, or already when nobody hears it and the open step waits for it: after its
-        timeout, a data node after the time of HELD_UP steps if that is sooner. A relay that is needed is one
-        of the last with its stage's state."""
+        """Decide about a linked member that was silent for longer than its timeout, or that nobody hears. It
+        is removed if the verdict is GONE; and if nobody hears it, the open step waits for it, and its timeout
+        is over (for a data node the time of HELD_UP steps, if that is shorter). The last replica of a stage
+        is waited for longer. A member that stays although the verdict is CUT_OFF is noted."""
         patience_s = overdue.patience_s
         if self.ctx.run.membership.stage_of(overdue.peer) == 0:
             patience_s = min(patience_s, HELD_UP * self._step.step_s() or patience_s)
@@ -567,14 +580,16 @@ class Admission:
             self._doubt(overdue)
 
     def _doubt(self, overdue: Overdue) -> None:
-        """Write to the event log why a member that is not heard is not removed."""
+        """Note in the event log (as a reason why the run waits) that a member which is not heard is not
+        removed, and why."""
         if overdue.verdict is Verdict.CUT_OFF:
             self._wait("nobody is heard: this machine's own connection may be gone")
         else:
             self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
 
     def _waits_for(self, overdue: Overdue) -> bool:
-        """True if a member with the verdict GONE is not removed for now, as the last replica of its stage."""
+        """True, with a note, if a member with the verdict GONE stays for now, because it is the last replica
+        of its stage."""
         peer = overdue.peer
         if not self._last_of_its_stage(peer):
             return False
@@ -590,8 +605,8 @@ class Admission:
         return self.ctx.rate_limits.banned(peer, self.ctx.clock.now) and not self._last_of_its_stage(peer)
 
     def held_up_by(self) -> list[str]:
-        """Lost members on which the run waits: each is the only one with its stage's state, and was out of
-        reach for LAST times its silence timeout."""
+        """Lost members for which the run waits: each is the only one with its stage's state, and has been
+        silent for LAST times its silence timeout."""
         now, lost = self.ctx.clock.now, self._lost.items()
         unreached = [p for p, known in lost if now - known.since >= (LAST - 1.0) * known.patience_s]
         return [peer for peer in unreached if self._last_of_its_stage(peer)]
@@ -618,8 +633,8 @@ class Admission:
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member: the first time (`again` False) at its own address, if it has one, later also
-        through carriers."""
+        """Dial a lost member: the first time (`again` False) at its own address, later also through carriers.
+        Nothing if it has no address of that kind."""
         dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
         if again or address:
             address = dialer.addresses(peer, again)
@@ -642,16 +657,17 @@ class Admission:
 
     @property
     def waiting(self) -> bool:
-        """True if `change` may have a record to log."""
+        """True if members are to be removed, to be admitted or ready to serve, so that `change` may have a
+        record."""
         return bool(self._removals or self._joining or self.ready)
 
     # --- the record ----------------------------------------------------------------------------
 
     def change(self, begins: Callable[[int, int], int | None] = lambda stage, t: None) -> Members | None:
-        """Next Members record to log, or None: removals if any are planned, else joiners (as ADMISSIONS
-        allows), of either as many as fit, else members that begin to serve; its contents are planned no
-        longer. To be called once the record before is committed: the caller logs this one. begins(stage, t):
-        iteration from which ready members with the stage's state after t serve; None: not yet."""
+        """Next Members record, which the caller must log, or None. It holds removals if any are planned, else
+        joiners (as often as ADMISSIONS allows), as many as fit in a record, else members that begin to serve.
+        Its contents are planned no longer. To be called once the record before is committed. begins(stage,
+        t): iteration from which a ready member that has the stage's state after t serves; None: not yet."""
         if not (self.waiting or self._going or self._coming):
             return None  # asked after each event, and most of the time nothing is planned
         number = self.ctx.run.membership.number + 1

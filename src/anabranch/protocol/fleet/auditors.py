@@ -25,13 +25,15 @@ def audits(credential: VerifiedCredential) -> bool:
 
 
 def marked(member: Member) -> Member:
-    """Record of an auditor: it holds no microbatch, and cannot keep the log, so that it gets no vote."""
+    """Copy of a joiner's record for an auditor: with capacity 0, so that it gets no microbatch, and without
+    disk, so that it cannot keep the log and gets no vote."""
     return msgspec.structs.replace(member, capacity=0, disk="")
 
 
 def stage_to_audit(members: Iterable[Member], stages: int) -> int:
-    """Stage (1 to `stages`, at least 1) for the next auditor: one with the fewest auditors; of those the one
-    with the fewest replicas, which can settle a dispute least. members: those that stay or come."""
+    """Stage (1 to `stages`, which is at least 1) for the next auditor: of those with the fewest auditors the
+    one with the fewest replicas, as few replicas settle a dispute least. members: all that stay or come,
+    auditors included."""
     auditors, replicas = dict.fromkeys(range(1, stages + 1), 0), dict.fromkeys(range(1, stages + 1), 0)
     for member in members:
         if member.stage:

@@ -26,7 +26,7 @@ _TEXT_BYTES = 512
 
 class CarrierList:
     """Dedicated carriers (`anabranch relay`) that this coordinator knows. Members are not listed: they carry
-    anyway."""
+    without that."""
 
     def __init__(self, ctx: PeerContext, credentials: Mapping[str, VerifiedCredential]) -> None:
         """credentials: by peer, the credential (ticket) that it showed."""
@@ -39,8 +39,9 @@ class CarrierList:
         self._records = TokenBucket(RECORDS.burst, ctx.clock.now)
 
     def offered(self, peer: str, address: str) -> str | None:
-        """Note a carrier's offer, which it repeats, for the next record; returns why it is refused, or
-        None."""
+        """Note the offer of the carrier `peer` for the next record; carriers repeat it. Returns why it is
+        refused, or None. address: where it can be dialled; without change to the listed one nothing is to be
+        logged."""
         known = self._ctx.run.carriers
         try:
             parsed = parse_addresses(address)
@@ -65,9 +66,9 @@ class CarrierList:
         return None
 
     def record(self) -> Carriers | None:
-        """Next record of the list, which the caller logs; None: it stays as it is, or it is too early for a
-        record (`RECORDS`). Carriers that are revoked, or had no link for GONE_S, are dropped. Offers are
-        noted no longer by that."""
+        """Next record of the list, which the caller must log, as the offers in it are forgotten; None: the
+        list stays as it is, or it is too early for a record (`RECORDS`). Carriers that are revoked, or had no
+        link for GONE_S, are left out."""
         run, up, now = self._ctx.run, self._ctx.links.up, self._ctx.clock.now
         if (not run.carriers and not self._offers) or self._wait_s() > 0.0:
             return None

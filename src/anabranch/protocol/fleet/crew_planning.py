@@ -17,8 +17,8 @@ SHORTEST_S = 1e-3
 
 
 class CrewPlanning:
-    """Speeds of crews, and crews for the slots of the next round. rate: gives the inner steps per second of a
-    member by itself. machines: those that were late."""
+    """Speeds of crews, and crews for the slots of the next round. rate(peer): inner steps per second of a
+    member by itself. machines: which machines were late with slots lately, and rest for that."""
 
     def __init__(
         self,
@@ -38,16 +38,19 @@ class CrewPlanning:
         """Slot of the open round -> time (s) at which it was complete."""
 
     def opened(self, t: int) -> None:
-        """Note that this leader opens iteration t now; 0: it took over within it."""
+        """Note that this leader opens iteration t now, so that it can measure crews in it; 0: it took over
+        within one."""
         self._opened = t
 
     def complete(self, slots: Iterable[int]) -> None:
-        """Note that these slots of the open round are complete now, those that were before excepted."""
+        """Note the present time for those of these slots of the open round that were not complete before."""
         for slot in slots:
             self._done_at.setdefault(slot, self.ctx.clock.now)
 
     def slot_rate(self, slot: Slot) -> float:
-        """Inner steps per second of a slot that is bound to a crew of members, or to one member."""
+        """Inner steps per second of a slot that is bound to members: as its crew was measured in the last
+        round, else as the slowest of its relays alone. Raises ValueError if none of its relays is a
+        member."""
         members = self.ctx.run.membership.members
         slowest = min(self._rate(peer) for stage, peer in slot.seats() if stage and peer in members)
         return self._rates.get(slot.crew, slowest)
@@ -55,11 +58,12 @@ class CrewPlanning:
     def measure(
         self, t: int, plan: Plan, opened_at: float, accepted: Mapping[int, Crew], left: Collection[int]
     ) -> None:
-        """Measure the speeds of the crews of round t by the time from its opening to their slots' claims,
-        their lines included. One that was too late counts as half as quick as if it had been done now, so
-        that it gets fewer steps until it is in time, and its relays as late; if none was in time, each counts
-        as half as quick as it did. A leader that took over within the round measures nothing. Crews of former
-        rounds are forgotten. accepted: slots that count. left: slots that lost a machine."""
+        """Measure the speeds of the crews in round t: steps of each slot by the time from the round's opening
+        (s) to when its units were all claimed, so with the time that sending takes. A crew that was too late
+        counts as half as quick as if it had been done now, so that it gets fewer steps until it is in time,
+        and its relays count as late; if no crew was in time, each counts as half as quick as it did. Crews of
+        former rounds are forgotten. A leader that took over within the round measures nothing. plan: of round
+        t. accepted: slots that count. left: slots that lost a machine, whose crews are not measured."""
         done_at, self._done_at = self._done_at, {}
         if self._opened != t:
             return
@@ -80,11 +84,12 @@ class CrewPlanning:
     def crews(
         self, plan: Plan, accepted: Collection[int], t: int, prompt: Callable[[str], bool]
     ) -> dict[Crew, float]:
-        """Crews for the slots of round t, with their inner steps per second: those whose slots counted, then
-        new ones, then those of machines whose crew failed though nobody left. A new crew is as quick as
-        estimated by its machines and latencies, times what crews that were in time are of their estimates.
-        plan, accepted: of the round before, and its slots that count. prompt: tells which machines can begin
-        in time."""
+        """Crews for the slots of round t -> their inner steps per second; at most as many as the run has
+        slots. First come those whose slots counted, then new ones, then those of machines whose crew failed
+        though nobody left. A new crew is as quick as its machines and latencies let expect, times the usual
+        ratio of measured to expected speed of the crews that were in time. plan, accepted: plan of the round
+        before, and its slots that count. prompt(peer): True if the machine can begin in time; where none can,
+        all count."""
         membership, going = self.ctx.run.membership, set(self._admission.going())
         stages = []
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -108,7 +113,8 @@ class CrewPlanning:
         return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
 
     def _times(self, crews: Sequence[Crew]) -> CrewTimes | None:
-        """Estimates of what crews of these machines take; None while no latency between them is known."""
+        """Model of what crews of the machines in `crews` take; None while no latency between them is
+        known."""
         run = self.ctx.run
         members, settings = run.membership.members, run.settings
         of_inner_step = settings.microbatches // max(1, settings.rounds.slots)

@@ -13,7 +13,7 @@ UNDER_WAY, KEPT = 16, 256
 
 
 class DialBacks:
-    """Dial-backs of one coordinator, by peer."""
+    """Dial-backs of one coordinator: those under way, and the last result for each peer."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -22,8 +22,9 @@ class DialBacks:
         """Peer -> (addresses that were tried, those that answered)."""
 
     def ask(self, peer: str, address: str) -> None:
-        """Have the driver try a peer's direct addresses, unless these or UNDER_WAY others are under way;
-        nothing if it has none or they cannot be parsed. `answered` gets the result."""
+        """Have the driver try a peer's direct addresses; `answered` gets the result. Nothing if a dial-back
+        of this peer or UNDER_WAY of others are under way, or if `address` names no direct one or cannot be
+        parsed."""
         direct = direct_addresses(address)
         try:
             parse_addresses(direct)
@@ -45,8 +46,8 @@ class DialBacks:
         self._ctx.outbox.send(peer, Reached(event.reached, event.reason[:REMARK_MAX]))
 
     def confirmed(self, peer: str, address: str) -> str:
-        """Those of a joiner's addresses that answered a dial-back, and its addresses at carriers; all of them
-        if no dial-back of these addresses has ended."""
+        """Those of a joiner's addresses that answered the last dial-back, and its addresses at carriers;
+        `address` as it is if that dial-back tried other addresses, or none has ended."""
         tried, reached = self._results.get(peer, ("", ""))
         if tried != direct_addresses(address) or not tried:
             return address

@@ -71,8 +71,9 @@ class InitialAssignment:
         return self._until if waits else math.inf
 
     def decide(self, t: int) -> Members | None:
-        """Record of a better assignment, or None. Called while the run could begin, until `done` is True. t:
-        last committed iteration."""
+        """Record of a better assignment, which the caller logs, or None: it is too early, or the present one
+        stays. To be called while the run could begin, until `done` is True. The first call begins the wait
+        for members' link measurements. t: last committed iteration."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         asked = any(peer in members for peer in self.admission.anywhere)
         if t > 0 or ctx.run.membership.begun or len(members) > SEARCHED or not asked:
@@ -101,8 +102,9 @@ class InitialAssignment:
         return all(members - {peer} <= set(self._reported.get(peer, ())) for peer in members)
 
     def _reassigned(self, movable: Collection[str]) -> Members | None:
-        """Record of the best assignment found, if that is better than the present one by GAIN; else None.
-        movable: relays that may change stages."""
+        """Record of the best assignment found, if that is better than the present one by GAIN; else None. The
+        outcome is noted, unless no link is measured or there is no data node. movable: relays that may change
+        stages."""
         ctx, settings = self.ctx, self.ctx.run.settings
         members = [member for member in ctx.run.membership.members.values() if not member.is_auditor]
         if not any(member.stage == 0 for member in members):
@@ -126,7 +128,8 @@ class InitialAssignment:
         return self._record(before, deal)
 
     def _best(self, model: CostModel, before: Deal, movable: Collection[str]) -> Deal:
-        """Best assignment that the search finds from the present one (`before`) and from random ones."""
+        """Quickest assignment that the search finds, from the present one (`before`) and in small swarms from
+        random ones too; `before` if none is quicker."""
         ctx, best = self.ctx, before
         count = len(ctx.run.membership.members)
         tried = min(max(LOOKS // count**2, TRIED[0]), TRIED[1])

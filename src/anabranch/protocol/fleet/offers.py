@@ -15,7 +15,8 @@ TEXT_BYTES = {"name": 128, "region": 128, "numerics_class": 128, "disk": 48, "ad
 
 
 def absurd(member: Member) -> str | None:
-    """Reason why a joiner's statements about itself are implausible; None: they are plausible."""
+    """Reason why a joiner's statements about itself (capacity, measured seconds, incarnation, addresses,
+    texts) are implausible; None: they are plausible."""
     if not 1 <= member.capacity <= MOST_CAPACITY:
         return f"a capacity of {member.capacity} microbatches is not plausible"
     for name, seconds in (("forward", member.forward_s), ("backward", member.backward_s)):

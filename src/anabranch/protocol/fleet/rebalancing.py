@@ -46,7 +46,8 @@ class Rebalancing:
     """Planner of moves between stages: plans once in each iteration, and decides when the moves are made."""
 
     def __init__(self, ctx: PeerContext, speeds: ProvenSpeeds | None = None) -> None:
-        """speeds: bounds of what relays say of their pass times; without, no work is known."""
+        """speeds: limits to the pass times that relays state, from what they did in committed steps; without,
+        none."""
         self.ctx, self._speeds = ctx, speeds or ProvenSpeeds()
         self._last_t = 0
         """Last iteration for which the plan was evaluated."""
@@ -61,9 +62,10 @@ class Rebalancing:
         self._plans: dict[tuple[int, int], dict[str, int]] = {}
 
     def decide(self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]) -> Members | None:
-        """Record of the moves to be made now, which the caller logs, or None (always without
-        `settings.rebalance`, and before the run has begun). t: last committed iteration. quiet: True while a
-        move would lose little work. applied: stage -> peers that have confirmed step t."""
+        """Record of the moves to be made now, which the caller must log, or None (always without
+        `settings.rebalance`, and before the run has begun). Each iteration counts once, however often this is
+        called in it. t: last committed iteration. quiet: True while a move would lose little work. applied:
+        stage -> peers that reported that they applied step t."""
         wanted = self.ctx.run.settings.rebalance
         if not wanted or not self.ctx.run.membership.begun:
             return None
@@ -85,8 +87,8 @@ class Rebalancing:
         return Members(self.ctx.run.membership.number + 1, removed=reasons, joined=moved)
 
     def _has_departed(self) -> bool:
-        """True if a relay of the iteration in which this was asked last is gone or has restarted; stores the
-        present relays."""
+        """True if a relay that was a member at the last call has gone or restarted; the relays of now are
+        kept for the next call."""
         members = self.ctx.run.membership.members
         before = self._incarnations
         self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage and not m.is_auditor}
@@ -159,8 +161,9 @@ class Rebalancing:
     def _candidates(
         self, t: int, relays: Collection[Member], slowest: int, moved: dict[str, int]
     ) -> Iterator[Member]:
-        """Candidates for a move to the slowest stage: up to TRIED relays of each stage that can spare one,
-        from its slowest to its fastest, without those that the plan has `moved`."""
+        """Candidates for a move to the stage `slowest`: of each other relay stage with more than KEEPS
+        replicas up to TRIED that may move, spread evenly from its slowest to its fastest, without those that
+        the plan has `moved`."""
         for stage in range(1, self.ctx.run.settings.stages + 1):
             here = [member for member in relays if member.stage == stage]
             if stage == slowest or min(len(here), self.ctx.run.membership.count(stage, t + 1)) <= KEEPS:
@@ -181,12 +184,13 @@ class Rebalancing:
         return peer == ctx.me or bound or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
-        """Seconds that moves save in all later iterations, less those lost while the relays move; per
-        microbatch of an iteration: times their number it is the time of the run.
+        """Seconds per microbatch that moves save in the later iterations (HORIZON at most), less those lost
+        while the relays move; infinitely negative if a stage stands still meanwhile. The time of the run is
+        that many seconds times the microbatches of an iteration.
 
-        :param now: lowest stage rate at present, in microbatches per second.
-        :param away: lowest stage rate while the moving relays do not work.
-        :param after: lowest stage rate with the moving relays at their new stages.
+        :param now: lowest stage rate at present, in microbatches per second, above 0. :param away: lowest
+        stage rate while the moving relays do not work. :param after: lowest stage rate with the moving relays
+        at their new stages.
         """
         left = min(HORIZON, self.ctx.run.steps - t - AWAY)
         cost = AWAY * (1.0 / away - 1.0 / now) if away > 0.0 else math.inf

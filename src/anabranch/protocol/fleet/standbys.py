@@ -65,7 +65,8 @@ def by_chance(
 
 
 class Withholders:
-    """Record of relays that held up steps lately, kept by the coordinator."""
+    """Relays that held up steps lately, and until when they get no microbatches for that; kept by the
+    coordinator."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -79,10 +80,11 @@ class Withholders:
         """Relay -> time (s) from which it gets microbatches again."""
 
     def committed(self, record: Commit, waited_s: float, silent: Collection[str]) -> None:
-        """Note which relays owned nothing of the step that `record` ended, and whether one of them held it
-        up: if it was late, those that were heard and owned nothing of the last IDLE_STEPS. waited_s:
-        seconds for which the step was waited for; 0 if it was not late. silent: members that are not heard.
-        Not for rounds of islands, which do not wait for late slots."""
+        """Note which relays owned nothing of the step that `record` ended. If the step was late, those that
+        were heard and owned nothing of the last IDLE_STEPS steps are taken to have held it up: they get no
+        microbatches for a while (`waits`). waited_s: seconds for which the step was waited for; 0 if it was
+        not late. silent: members that are not heard. Nothing for a skipped step. Not to be called for rounds
+        of islands, which do not wait for late slots."""
         if record.verdict != "step":
             return
         membership, former, self._idle = self.ctx.run.membership, self._idle, {}
@@ -104,7 +106,8 @@ class Withholders:
                 self.ctx.outbox.note("note", text=f"{text}: others get its microbatches for {wait_s:.0f} s")
 
     def removed(self, peer: str) -> None:
-        """Forget a former member: a machine that comes back may have been mended."""
+        """Let a former member, if it comes back, get microbatches at once: its machine may have been
+        mended."""
         self._until.pop(peer, None)
 
     def waits(self) -> Mapping[str, float]:
@@ -144,8 +147,9 @@ class Standbys:
 
     def look(self, t: int, released: bool) -> None:
         """Choose the standbys from the open iteration t on, once per iteration and membership, and once more
-        when the last step is released (`released`). They are announced in each iteration even if they stay
-        the same, since a member may have missed the announcement or follow another coordinator's."""
+        when the last step is released (`released`): those by links, where the settings allow them, and relays
+        that held up steps (`Withholders`). They are announced in each iteration even if they stay the same,
+        since a member may have missed the announcement or follow another coordinator's."""
         ctx, before, withheld = self.ctx, self.ctx.standby_view.waits, self.withholders.waits()
         key = (t, ctx.run.membership.version, released, frozenset(withheld))
         never = ctx.run.settings.spare == "never"
@@ -182,10 +186,10 @@ class Standbys:
             self.ctx.outbox.send(peer, message)
 
     def _by_links(self) -> Mapping[str, float]:
-        """Standbys with which an iteration is shortest, by measured links: replicas with slow lines. Returns
-        standby -> seconds that a sender waits for another replica before it uses this one. The standbys stay
-        as before unless a change clearly pays, and at stages with a replica that has not reported its
-        links."""
+        """Standbys with which an iteration is shortest by measured links (replicas with slow lines) ->
+        seconds that a sender waits for another replica before it uses this one. Empty in large swarms. The
+        standbys stay as they are unless a change clearly pays, and while no link is measured or a stage has
+        no replica; so do those of a stage with a replica that has not reported its links."""
         ctx, settings = self.ctx, self.ctx.run.settings
         t, members = ctx.run.membership.opening.t, ctx.run.membership.members
         live = [
@@ -220,5 +224,6 @@ class Standbys:
 
 def _wait_s(reduce_s: float) -> float:
     """Seconds that a sender waits for another replica before it uses a standby that would lengthen the reduce
-    by `reduce_s`. Rounded to a power of two, so that small changes are not announced."""
+    by `reduce_s`: about as long, at least LEAST_S and at most MOST_S. Rounded to a power of two, so that
+    small changes are not announced."""
     return min(max(LEAST_S, 2.0 ** round(math.log2(max(reduce_s, LEAST_S)))), MOST_S)

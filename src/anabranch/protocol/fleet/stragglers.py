@@ -80,8 +80,9 @@ class Stragglers:
         return frozenset({*self._without, *silent, *late, *going})
 
     def present(self, stage: int, t: int) -> list[str]:
-        """Members of a stage that take part in its reduce of iteration t: all, or those not silent if at
-        least min(2, live) of them are left. The others are then recorded as left out."""
+        """Members of a stage that take part in its reduce of iteration t: those not silent if at least min(2,
+        live) of them are left, else all. The silent ones are then recorded as left out. At stage 0 the silent
+        ones take part."""
         live = self.ctx.run.membership.live(stage, t)
         silent = self.silent() if stage else frozenset(self._without)
         if not silent:
@@ -100,14 +101,15 @@ class Stragglers:
         return set(self.ctx.standby_view.working(replicas)) - self.silent()
 
     def heard(self, replicas: Collection[str]) -> set[str]:
-        """Replicas of a stage whose reports of their state are counted on: all but those silent. Those that
-        are linked and late to report to a new leader count, or a few quick liars would be all there are."""
+        """Replicas of a stage whose reports of their state are waited for: all but those that count as silent
+        (`silent`). Those that are linked and only late to report to a new leader are waited for: otherwise a
+        few quick liars would be all that decide."""
         late = {peer for peer in replicas if peer in self._unheard and self.ctx.reachable(peer)}
         return set(replicas) - (self.silent() - late.difference(self._going()))
 
     def without(self, t: int) -> set[str]:
-        """Members that the reduces leave out from iteration t on, not from an earlier one. They may have
-        computed a part of iteration t before, which others compute again."""
+        """Members left out of reduces since iteration t, not those left out since an earlier one. They may
+        have computed a part of iteration t before, which others compute again."""
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
@@ -116,8 +118,8 @@ class Stragglers:
         return peer in self._without or peer in self._awaited or peer in self._unheard
 
     def needed(self, peer: str) -> bool:
-        """True if the open step waits for `peer`: its stage is not done, and takes it along. False for one
-        that is no member. As `present` does, it may record others as left out."""
+        """True if the open step waits for `peer`: its stage is not done, and its reduce does not leave `peer`
+        out. False for a stranger. Like `present`, a call may record silent members as left out."""
         membership = self.ctx.run.membership
         stage = membership.stage_of(peer)
         if stage is None or not self._waits_for(stage):
@@ -125,14 +127,15 @@ class Stragglers:
         return peer in self.present(stage, membership.opening.t)
 
     def back(self, peer: str) -> None:
-        """Note that `peer` takes part in the open iteration again, or has reported to this new leader."""
+        """Note that `peer` takes part in the open iteration again, or has reported to this new leader: no
+        step goes on without it, and none waits for it to catch up."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
         self._end_wait(peer)
 
     def _end_wait(self, peer: str) -> None:
-        """End the steps' wait for `peer`, if they wait, and note the time before which they do not wait for
-        it again."""
+        """End the steps' wait for `peer` to catch up, if they wait, and note how long it took: they do not
+        wait for it again until that is WAITING_SHARE of the time."""
         since = self._awaited.pop(peer, None)
         if since is not None:
             self._not_before[peer] = self.ctx.clock.now + (self.ctx.clock.now - since) / WAITING_SHARE
@@ -144,19 +147,21 @@ class Stragglers:
 
     def has(self, peer: str, t: int) -> None:
         """Note that `peer` has the state after iteration t, an earlier one than the last. If it was left out
-        from an iteration before t, it got that state from others, and the next step waits for it as for a
-        joiner."""
+        from an iteration before t, it got that state from others: then it is left out no more, and the next
+        step waits for it as for a joiner, unless steps waited for it too long lately."""
         now = self.ctx.clock.now
         if t > self._without.get(peer, t) and now >= self._not_before.get(peer, now):
             del self._without[peer]
             self._awaited.setdefault(peer, now)
 
     def deadline(self) -> float:
-        """Time (s) at which members count as late that have not reported to this new leader."""
+        """Time (s) at which members count as late that have not reported to this new leader; infinite if
+        there are none, or that time is over."""
         return self._reported_by if self._unheard and self.ctx.clock.now < self._reported_by else math.inf
 
     def _silent(self, peer: str) -> bool:
-        """True if neither this leader nor any asked member hears `peer`."""
+        """True if this leader does not hear `peer` (its link is suspected, or down for BACK_S), nor does any
+        member that was asked."""
         ctx = self.ctx
         down = peer in self._lost and ctx.clock.now >= self._lost[peer].since + BACK_S
         out = down or peer in ctx.links.suspects

@@ -59,8 +59,8 @@ class UnreachablePairs:
         return min((self._since[peer] for peer in reporters), default=math.inf)
 
     def unconfirmed(self, members: Collection[str]) -> frozenset[str]:
-        """Those of `members` that report others of them as unreachable, none of which says so of them. Two
-        that have lost each other both say so, sooner or later."""
+        """Those of `members` that report others of them as unreachable, while none of these others says so of
+        them. Two that have lost each other both say so, sooner or later."""
         told = {peer: self._apart.get(peer, frozenset()).intersection(members) for peer in members}
         alone = (p for p, others in told.items() if others and not any(p in told[other] for other in others))
         return frozenset(alone)
@@ -72,11 +72,13 @@ class UnreachablePairs:
         held: Mapping[str, Collection[int]],
         prepared: Collection[str],
     ) -> dict[str, str]:
-        """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts:
-        first the member that cannot reach the replica with the longest service, then the one with fewest
-        microbatches. So newcomers that claim not to reach an old replica are removed before it. The
-        coordinator itself is never removed. Without such reports, after TRIES: `unprepared`. held: member ->
-        its microbatches. prepared: members that reported PREPARED."""
+        """Members to remove -> reason, when the reduce of `members` is stuck after `tries` attempts: one
+        after the other, until all that remain reach each other by their reports; empty before TRIES_APART
+        attempts. First goes the member for which most service (iterations served) of others that it is apart
+        from stands against its own, so that newcomers that claim not to reach an old replica go before it; of
+        equals the one with fewest microbatches. Never this peer. If no member reports another, `unprepared`
+        decides after TRIES attempts. held: member -> its microbatches. prepared: members that reported
+        PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -91,9 +93,9 @@ class UnreachablePairs:
         return gone or (self.unprepared(slow, tries) if tries >= TRIES else {})
 
     def unprepared(self, slow: Collection[str], tries: int) -> dict[str, str]:
-        """Member to remove (with the reason) if a reduce is stuck after many attempts and no unreachable pair
-        is reported: of those that have not done their part (`slow`) the one with the shortest service. Empty
-        if there is none but the coordinator."""
+        """Member to remove -> reason, if a reduce is stuck after `tries` attempts and nobody reports an
+        unreachable pair: of those that have not done their part (`slow`) the one that has served for the
+        fewest iterations. Empty if there is none but this peer."""
         slow = [peer for peer in slow if peer != self.ctx.me]
         why = f"its stage's reduce was tried {tries} times, and it was PREPARED in none"
         return dict.fromkeys(sorted(slow, key=lambda peer: (-self._service(peer), peer))[-1:], why)
@@ -104,7 +106,8 @@ class UnreachablePairs:
         return max(1, membership.opening.t - membership.active_from.get(peer, membership.opening.t) + 1)
 
     def _apart_from(self, peer: str, members: Sequence[str], gone: Collection[str]) -> list[str]:
-        """Members that `peer` reports as unreachable, or that report `peer` so, without those in `gone`."""
+        """Those of `members` that `peer` reports as unreachable, or that report `peer` so, without those in
+        `gone`; [] if `peer` is in `gone`."""
         if peer in gone:
             return []
         apart = self._apart

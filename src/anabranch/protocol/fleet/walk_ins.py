@@ -26,13 +26,14 @@ def walks_in(credential: VerifiedCredential) -> bool:
 
 
 def shared_ticket(credential: VerifiedCredential) -> str:
-    """Ticket whose holders answer for each other when one of them is banned; "" for an open ticket: anybody
-    could close the door for all."""
+    """Key of the ticket whose holders are all kept out when one of them is banned; "" for an open ticket, as
+    anybody could so shut everybody out."""
     return "" if walks_in(credential) else credential.ticket
 
 
 def marked(member: Member) -> Member:
-    """Record of a walk-in: it cannot keep the log, so that it gets no vote."""
+    """Copy of a joiner's record for a walk-in, without disk, so that it cannot keep the log and gets no
+    vote."""
     return msgspec.structs.replace(member, walk_in=True, disk="")
 
 

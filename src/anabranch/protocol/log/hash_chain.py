@@ -1,4 +1,4 @@
-"""Hash chain of the commit log: every entry names the hash of the one before (DESIGN §3.7)."""
+"""Hash chain of the commit log: every entry names the hash of the one before."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ UNKNOWN_FINDER = 0, ""
 @dataclass(frozen=True)
 class OverflowStreak:
     """Steps in a row that overflows skipped, up to some record of the log. skips: their number. finders:
-    stage and peer of their witnesses. doubted: stage -> relay that alone found SKIPS_IN_A_ROW of them or
-    more, and the last of these iterations. A relay that alone finds overflows of that stage after it is not
-    doubted, not after a rollback either, until a step is taken at that iteration or later."""
+    (stage, peer) of each of their witnesses. doubted: stage -> (relay that alone found the overflows of
+    SKIPS_IN_A_ROW or more steps in a row, last of these iterations). A second relay of the stage that alone
+    finds as many is not entered: its word is taken. A step that is taken at that iteration or later ends the
+    doubt; a rollback does not."""
 
     skips: int = 0
     finders: frozenset[tuple[int, str]] = frozenset()
@@ -26,11 +27,12 @@ class OverflowStreak:
 
     @classmethod
     def unseen(cls, skips: int) -> OverflowStreak:
-        """Streak of `skips` steps whose records a peer has not seen."""
+        """Streak of `skips` steps whose records a peer has not seen, so that their finders are not known to
+        it."""
         return cls(skips, frozenset({UNKNOWN_FINDER} if skips else ()))
 
     def after(self, record: Commit | Rollback) -> OverflowStreak:
-        """Streak after the next commit or rollback."""
+        """New streak after the next commit or rollback: one more skip for an overflow, else none any more."""
         if isinstance(record, Rollback):
             return OverflowStreak(doubted=self.doubted)
         if record.witness is None or not overflowed(record):

@@ -21,12 +21,13 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
 class Member(msgspec.Struct, frozen=True):
     """Member of the run, as the log describes it.
 
-    stage: 0 for a data node. capacity: microbatches whose activations it can hold at a time; 0 for an auditor
-    (`protocol.fleet.auditors`), which takes none. address: host:port ("": it cannot be dialled). disk: name
-    of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured seconds per
-    block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by the leader
-    ("": the owner's own, or of an earlier release). walk_in: True if that is an open ticket, which is no
-    secret; else unset.
+    stage: 0 for a data node. incarnation: number of its process, which rises with each start. capacity:
+    microbatches whose activations it can hold at a time; 0 for an auditor (`protocol.fleet.auditors`), which
+    takes none. name, region: as it states them ("": not stated). address: host:port, or several with commas
+    between ("": it cannot be dialled). disk: name of the disk on which it can keep the log ("": it cannot).
+    forward_s, backward_s: measured seconds per block and microbatch (0: not measured). ticket: key of the
+    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release). walk_in:
+    True if that is an open ticket, which is no secret; else unset.
     """
 
     id: str
@@ -123,8 +124,9 @@ class Members(Record, frozen=True, tag="members"):
 
 
 class Dispute(msgspec.Struct, frozen=True, array_like=True):
-    """Result of microbatch `unit` by the member at `position`, which another member contradicts: it is
-    computed again. output: hash of the activation or gradient."""
+    """Result of a relay that the receipt of another relay contradicts, so that it is computed again.
+    position: of the relay that made it, among the members of the reduce. unit: microbatch. output: hash of
+    the activation or gradient."""
 
     position: int
     unit: int
@@ -169,9 +171,9 @@ GIVEN_UP = "slot"
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Cause of a skipped step: the overflow, as the peer that found it reported it: microbatch `index`, and
-    tensor. With tensor `STRANDED` the cause is a round none of whose slots can be filled any more; peer is
-    the leader, and index the first of these slots."""
+    """Cause of a skipped step: the overflow of `tensor` in microbatch `index` at `stage`, as `peer` reported
+    it. With tensor `STRANDED` the cause is a round none of whose slots can be filled any more; peer is the
+    leader then, and index the first of these slots."""
 
     peer: str
     stage: int
@@ -183,8 +185,8 @@ class Commit(Record, frozen=True, tag="commit"):
     """Commit of iteration t. previous_base: base of the state before. manifest: hash of the batch. verdict:
     "step", or "skip" with empty `stages` and a `witness`. tokens: target tokens that count. loss_sums: summed
     loss of each microbatch (nats), or of each slot in a round. norm: 2-norm of the whole gradient, before it
-    is clipped. adam_step: optimizer steps up to this one. evaluation: of the state before. slots: plan of the
-    next iteration, if that is a round."""
+    is clipped. adam_step: Adam's counter after it (skipped iterations and rounds are not counted).
+    evaluation: of the state before. slots: plan of the next iteration, if that is a round."""
 
     run: str
     epoch: int
@@ -216,7 +218,7 @@ def loss_total(record: Commit | Evaluation) -> float:
 
 
 def overflowed(record: Commit) -> bool:
-    """True if the step was skipped for an overflow."""
+    """True if the step was skipped for an overflow; False if it was taken, or a stranded round."""
     return record.witness is not None and record.witness.tensor != STRANDED
 
 
@@ -228,8 +230,9 @@ class Closing(Record, frozen=True, tag="closing"):
 
 
 class Rollback(Record, frozen=True, tag="rollback"):
-    """Return to the state after iteration t, which makes later commits void. adam_step: number of optimizer
-    steps in that state. fingerprints: of the states of stages 0 to S. slots: as in Commit."""
+    """Return to the state after iteration t, which makes later commits void. adam_step: Adam's counter in
+    that state. fingerprints: of the states of stages 0 to S. slots: plan of iteration t + 1, if that is a
+    round."""
 
     t: int
     adam_step: int
@@ -254,8 +257,8 @@ class Epoch(Record, frozen=True, tag="epoch"):
 
 
 class Revoke(Record, frozen=True, tag="revoke"):
-    """Revocation of a peer or of a ticket by the run's owner. id: the peer's id, or the ticket's key; who has
-    it, or came with it, takes no part from this record on."""
+    """Revocation of a peer or of a ticket, by the run's owner or after an audit convicted the peer. id: the
+    peer's id, or the ticket's key; who has it, or came with it, takes no part from this record on."""
 
     id: str
     reason: str
@@ -271,8 +274,8 @@ class Control(Record, frozen=True, tag="control"):
 
 
 class Carriers(Record, frozen=True, tag="carriers"):
-    """Dedicated carriers of the run from this record on, with their addresses: processes that hold no stage
-    and forward the bytes of members which cannot dial each other."""
+    """Dedicated carriers of the run from this record on (peer id -> its addresses), in place of the list
+    before: processes that hold no stage and forward the bytes of members which cannot dial each other."""
 
     addresses: dict[str, str]
 

@@ -26,7 +26,7 @@ ALL_TIMES = 1 << 40
 
 
 def _with(peers: list[str], peer: str) -> list[str]:
-    """Copy of the sorted ids `peers` with `peer` added."""
+    """Sorted ids `peers` with `peer` added; `peers` itself if it has `peer`, or `peer` is ""."""
     return peers if not peer or peer in peers else sorted([*peers, peer])
 
 
@@ -61,8 +61,9 @@ class Overlay:
         return self._crowded
 
     def neighbours_at(self, stage: int, peer: str, own: int, t: int = ALL_TIMES) -> frozenset[str]:
-        """Neighbours at `stage` of `peer`, which serves the same or the adjacent stage `own`, among the
-        members active at iteration t. `peer` itself counts as active."""
+        """Neighbours of `peer` at `stage`, among the members active there at iteration t (by default all that
+        are active or will be), without `peer` itself. `stage` is the stage `own` of `peer` or adjacent to
+        that. `peer` counts as active, whether or not it is."""
         membership = self._current()
         key = (peer, stage, t)
         if key not in self._known:
@@ -112,7 +113,8 @@ class Overlay:
         return sorted([other for other in neighbours if membership.is_live(other, stage, t)])
 
     def all(self, own: int, peer: str = "") -> frozenset[str]:
-        """All neighbours of a peer ("": `me`) of stage `own`, at its own and both adjacent stages."""
+        """All neighbours of a peer ("": `me`) of stage `own`, at its own and both adjacent stages, those
+        included that will be active later."""
         self._current()
         key = (peer or self.me, own)
         if key not in self._around:

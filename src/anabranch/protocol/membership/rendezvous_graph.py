@@ -55,7 +55,8 @@ def highest(
 
 class RendezvousGraph:
     """Neighbour graph of two stages (or of one with itself), as `neighbour_graph` computes it: `graph[peer]`
-    is the set of the peer's neighbours in the other stage.
+    is the set of the peer's neighbours in the other stage (KeyError for a peer of neither, unless all are
+    neighbours).
 
     adjacency: shape (peers of the first stage, peers of the second); None: all are neighbours.
     """

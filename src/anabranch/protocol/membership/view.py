@@ -23,14 +23,16 @@ _versions = count(1)
 @dataclass(frozen=True)
 class Opening:
     """Data nodes among which the microbatches of iteration t were split when it opened. handed_on: those of
-    them removed since, each with the data nodes that were left then."""
+    them that were removed since, in order, each with the data nodes that were left then and took its
+    microbatches over."""
 
     t: int
     data_nodes: tuple[str, ...]
     handed_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def without(self, peer: str) -> Opening:
-        """Copy of this opening after the removal of `peer`, whose microbatches go to the data nodes left."""
+        """This opening after the removal of `peer`, whose microbatches go to the data nodes left; the same
+        object if `peer` is none of its data nodes, or was removed before."""
         gone = {former for former, _ in self.handed_on}
         if peer not in self.data_nodes or peer in gone:
             return self
@@ -117,15 +119,16 @@ class Membership:
         self._remember(before)
 
     def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
-        """Start from another peer's view: its `members` in the order of joining, `active_from` as the
-        attribute, and the `number` of its latest Members record."""
+        """Take over another peer's view: its `members` in the order of joining, `active_from` as the
+        attribute, and the `number` of its latest Members record. Members that are known here and not in
+        `members` stay."""
         before = self._seen_of([member.id for member in members])
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)
 
     def open(self, t: int, stages: int, delayed: bool = False) -> None:
-        """Fix the data nodes among which the microbatches of iteration t are split, once every stage has an
-        active member (R2).
+        """Fix the data nodes among which the microbatches of iteration t are split (R2). Nothing if they are
+        fixed already, or a stage has no member active at t.
 
         Called after every record, with the iteration that follows the last commit, so that all peers compute
         the same split. If all these data nodes are removed the iteration is opened again, with the data nodes
@@ -265,7 +268,8 @@ class Membership:
     # --- stages --------------------------------------------------------------------------------
 
     def version_of(self, stage: int) -> int:
-        """Value of `version` at the latest change of a stage's members, or of when they serve."""
+        """Value of `version` at the latest change of a stage's members, or of when they serve; 0: there was
+        none."""
         return self._versions.get(stage, 0)
 
     def live(self, stage: int, t: int) -> list[str]:
@@ -329,7 +333,8 @@ class Membership:
     # --- removed peers -------------------------------------------------------------------------
 
     def regions(self, peers: Iterable[str]) -> tuple[str, ...]:
-        """Regions of the given peers ("": not known)."""
+        """Regions of the given peers, in their order ("": not known); those of peers removed since the open
+        iteration was opened are known, too."""
         members, gone = self.members, self.gone
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
@@ -344,7 +349,8 @@ class Membership:
     # --- duties --------------------------------------------------------------------------------
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
-        """Data node of each of the microbatches `indices` of iteration t, after all removals."""
+        """Data node of each of the microbatches `indices` of iteration t, after all removals. While t is not
+        split, as it would be now: over the data nodes that are active at t."""
         if not self.is_split(t):
             return Assignment(indices, self.live(0, t))
         opening = self._opening_of(t)

@@ -62,8 +62,8 @@ class Averaging:
 class AveragingProgram:
     """Linear program of one exchange.
 
-    peers: senders, receivers and helpers; at least one sends, and one may sum. sums_bits, result_bits: of a
-    whole sum and of the whole result.
+    peers: senders, receivers and helpers; at least one sends, and at least one may sum. sums_bits,
+    result_bits: bits of a whole sum and of the whole result.
     """
 
     def __init__(self, peers: Sequence[Averager], sums_bits: float, result_bits: float) -> None:
@@ -117,22 +117,25 @@ class AveragingProgram:
         return self._there.seconds(shares) + self._back.seconds(shares)
 
     def _back_s(self, there_s: Values) -> Values:
-        """Least seconds of the way back for each of the seconds there."""
+        """Least seconds that the second phase takes, for each of the seconds `there_s` of the first."""
         return self._least(lambda seconds: self._admit(there_s, seconds), len(there_s))
 
     def _bounds(self, there_s: Values, back_s: Values) -> tuple[Values, Values]:
-        """Least and greatest share of each peer (column) if the phases take as long (rows)."""
+        """Least and greatest share of each peer (column) for the first phase to end within `there_s` and the
+        second within `back_s` seconds (one row for each pair)."""
         there, back = self._there.bounds(there_s), self._back.bounds(back_s)
         return np.maximum(there[0], back[0]), self._most * np.minimum(there[1], back[1])
 
     def _admit(self, there_s: Values, back_s: Values) -> NDArray[np.bool_]:
-        """True in each row where shares within their bounds have the sum 1."""
+        """True in each row in which shares with the sum 1 let the phases end within `there_s` and `back_s`
+        seconds."""
         lows, highs = self._bounds(there_s, back_s)
         fits = (lows <= highs).all(axis=1)
         return np.asarray(fits & (lows.sum(axis=1) <= 1.0) & (highs.sum(axis=1) >= 1.0))
 
     def _least(self, admitted: Callable[[Values], NDArray[np.bool_]], rows: int) -> Values:
-        """Least seconds of a phase that `admitted` accepts, in each row."""
+        """For each of `rows` rows, the least seconds that `admitted` accepts. admitted: function that gets
+        the seconds of all rows and returns for each if they are enough; if they are, so is more."""
         low, high = np.zeros(rows), np.full(rows, self._there.most_s + self._back.most_s)
         for _ in range(HALVINGS):
             middle = (low + high) / 2.0
@@ -142,8 +145,8 @@ class AveragingProgram:
 
 
 class _Phase:
-    """Phase of the exchange. alone: seconds that each peer's own data takes if it sums nothing. each: seconds
-    that the others' data takes if it sums everything."""
+    """Duration of one phase of the exchange by the peers' shares. alone: seconds in which each peer's own
+    data passes if it sums nothing. each: seconds in which the others' data passes if it sums everything."""
 
     def __init__(self, alone: Sequence[float], each: Sequence[float]) -> None:
         self._alone, self._each = np.array(alone), np.array(each)
@@ -157,13 +160,14 @@ class _Phase:
         return np.asarray(np.maximum((1.0 - shares) * self._alone, shares * self._each).max(axis=1))
 
     def bounds(self, seconds: Values) -> tuple[Values, Values]:
-        """Least and greatest share with which each peer (column) is done after the `seconds` of a row."""
+        """Least and greatest share with which each peer (column) is done within the `seconds` of a row."""
         column = seconds[:, None]
         return np.maximum(0.0, 1.0 - column * self._of_alone), np.minimum(1.0, column * self._of_each)
 
 
 def _each_s(others: int, bits: float, line_bps: float, link_bps: float) -> float:
-    """Seconds in which a line carries `bits` for each of `others`, each over a link of its own."""
+    """Seconds in which a line carries `bits` for each of `others` peers, each over a link of its own; 0
+    without others."""
     return max(others * bits / line_bps, bits / link_bps) if others else 0.0
 
 

@@ -62,10 +62,11 @@ def shared_out(each_s: Sequence[float], microbatches: int) -> list[int]:
 
 def carried_s(links: Sequence[Sequence[float]], left: list[int], right: list[int]) -> float:
     """Total seconds that the microbatches of a batch spend between two stages, the cheapest links used first.
+    Both lists of counts, which must have one sum, are changed: they end as zeros.
 
-    :param links: seconds of a microbatch, from each replica of one stage to each of the next.
-    :param left: microbatches of each replica of the one stage; reduced to zeros.
-    :param right: microbatches of each replica of the next stage; reduced to zeros.
+    :param links: seconds of a microbatch, from each replica of one stage to each of the next. :param left:
+    microbatches of each replica of the one stage. :param right: microbatches of each replica of the next
+    stage.
     """
     total_s = 0.0
     for seconds, one, other in sorted(
@@ -145,8 +146,8 @@ class _Stage:
 
 def line_bps(rates: Collection[float]) -> float:
     """Estimated rate of a peer's access line (bits per second) from the measured rates of its links in one
-    direction: the rate of the fastest link, or LINE times that rate if only one link is measured. More is
-    never assumed, for to overestimate a line costs more than to leave part of it unused."""
+    direction, at least one: the rate of the fastest link, or LINE times that rate if only one link is
+    measured. More is never assumed, for to overestimate a line costs more than to leave part of it unused."""
     return max(rates) * (1.0 if len(rates) > 1 else LINE)
 
 
@@ -156,9 +157,10 @@ def access_bps(
     way: Callable[[str, str], LinkEstimate],
     rates: Callable[[str], Iterable[Collection[float]]],
 ) -> tuple[float, float]:
-    """Estimated rates (bits per second) of a peer's access line, up and down, from its links to `everybody`.
-    way: function (sender, receiver) -> estimate of the link. rates: function peer -> measured rates of its
-    links, a collection for sending and one for receiving."""
+    """Estimated rates (bits per second) of a peer's access line, up and down: LINE times its fastest link
+    with any other of `everybody`, but no more than its measured rates allow (`line_bps`). way: function
+    (sender, receiver) -> estimate of the link. rates: function peer -> measured rates of its links, a
+    collection for sending and one for receiving; either may be empty or lack."""
     sent, received = (*rates(peer), (), ())[:2]
     others = [other for other in everybody if other != peer]
     up_bps = LINE * max((way(peer, other).bandwidth_bps for other in others), default=1.0)
@@ -281,8 +283,8 @@ class CostModel:
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
         """Estimated iteration time (s) of the assignment `deal` with the standbys `spared`, plus the mean
-        over stages of busy and reduce seconds. The mean tells choices apart that do not change the slowest
-        stage."""
+        over stages of busy and reduce seconds; infinite if a stage is empty. The mean tells choices apart
+        that do not change the slowest stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
@@ -346,8 +348,8 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of reduced gradient that each working replica sends to its stage's standbys after the
-        commit."""
+        """Bits of reduced gradient that each working replica sends to its stage's standbys after the commit;
+        0 if only one replica works, whose sending is its reduce."""
         if len(working) < 2:
             return 0.0
         back = (1.0 - OF_SUMS) * self._sums_bytes(blocks) / len(working)
@@ -361,7 +363,8 @@ class CostModel:
 
     def _reduce_s(self, blocks: int, working: Group, everybody: int) -> float:
         """Seconds of a stage's gradient reduce among its working replicas. everybody: number of its replicas,
-        standbys included. A replica that works alone sends its gradient to all standbys at once."""
+        standbys included. A replica that works alone needs no reduce: it sends its gradient to all
+        standbys."""
         size_bytes = self._sums_bytes(blocks)
         if len(working) == 1 < everybody:
             (alone,) = working

@@ -48,9 +48,9 @@ class CrewTimes:
 
 
 def quicker(crews: Sequence[Crew], times: CrewTimes) -> list[Crew]:
-    """The same machines in crews that take more inner steps per second together: machines of one stage are
-    exchanged between two crews as long as that pays. Not the optimum: no exchange of two machines pays in
-    the result, unless TRIALS_MAX were tried."""
+    """Crews of the same machines that together take more inner steps per second: two crews exchange their
+    machines of one stage as long as that pays. Not the optimum: in the result no single exchange pays, or
+    TRIALS_MAX were tried."""
     found, trials = list(crews), 0
     speeds = [1.0 / times.seconds(crew) for crew in found]
     improved = True
@@ -72,5 +72,5 @@ def quicker(crews: Sequence[Crew], times: CrewTimes) -> list[Crew]:
 
 
 def _exchanged(crew: Crew, other: Crew, place: int) -> Crew:
-    """`crew` with the machine of `other` at one place."""
+    """Copy of `crew` with the machine of `other` at the position `place`."""
     return (*crew[:place], other[place], *crew[place + 1 :])

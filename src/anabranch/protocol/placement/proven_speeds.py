@@ -26,7 +26,8 @@ KEPT = 0.8
 
 
 class ProvenSpeeds:
-    """Work of each relay in the last steps, at one leader. A new leader knows it after two steps."""
+    """Work that each relay did in the last steps, by which one leader limits the speeds that relays state. A
+    new leader limits by it after two steps."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -51,9 +52,10 @@ class ProvenSpeeds:
         self._done = kept | {peer: max(units / worked_s, kept.get(peer, 0.0)) for peer, units in done.items()}
 
     def believed(self, relays: Sequence[Member]) -> list[Member]:
-        """The same relays, with pass times within bounds: from a MOST_RATE-th to MOST_RATE times the median
-        of all; once steps are known, of a relay that calls itself quicker than the median no less than what
-        MORE times its work says."""
+        """The same relays, their pass times brought within limits. No time is more than MOST_RATE times
+        shorter or longer than the median of all. Once steps are known, a relay that states a shorter time
+        than the median has to have done as much: its time is at least that of MORE times the work that it
+        did, or the median if it did none. [] for none."""
         if not relays:
             return []
         said = {relay.id: pass_s(relay, 1) for relay in relays}

@@ -42,7 +42,7 @@ def first_passes(member: Member, blocks: int) -> tuple[float, float]:
 
 def stage_rates(members: Iterable[Member], blocks: Sequence[int]) -> list[float]:
     """Rate of each of the stages 1 to S in microbatches per second, limited by compute and by slots
-    (microbatches that a replica can hold at once); links are not considered.
+    (microbatches that a replica can hold at once); links are not considered. 0 for a stage without members.
 
     A microbatch occupies a slot of a stage until its gradient is back from all later stages: by Little's law
     a stage with c slots passes c microbatches in that time. blocks: number of blocks of stages 1 to S.

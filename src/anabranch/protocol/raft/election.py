@@ -46,7 +46,8 @@ class Election:
 
     def leader_heard(self, is_new: bool) -> None:
         """Note that a message from the current leader arrived, which postpones the election. is_new: True if
-        it is the first message of that leader."""
+        it is the first message of that leader; else the time since the one before is a sample for the
+        election timeout."""
         now = self._state.now
         if not is_new and self._leader_heard_at > float("-inf"):
             self._state.timeout.add_gap(now - self._leader_heard_at)
@@ -55,7 +56,8 @@ class Election:
         self.reset_timer()
 
     def leader_lost(self) -> None:
-        """Note that the connection to the leader broke: shorten the election timer to about one heartbeat."""
+        """Note that the connection to the leader broke: the election timer has at most one more heartbeat to
+        run, drawn at random (one more on top if the owner could not lead)."""
         self._leader_heard_at = float("-inf")
         soon_s = self._state.heartbeat_s * (self._dice.uniform(0.0, 1.0) + (not self._state.campaigns))
         self.deadline = min(self.deadline, self._state.now + soon_s)
@@ -69,8 +71,8 @@ class Election:
 
     def stand(self) -> None:
         """Begin a pre-vote: ask the other voters whether they would vote for this one, without raising the
-        term, so that a voter that is cut off cannot raise the others' term. The only voter of a log leads at
-        once."""
+        term, so that a voter that is cut off cannot raise the others' term. The only voter of a log becomes
+        its leader at once, in the next term."""
         state = self._state
         if state.is_only_voter():
             self._failures = 0
@@ -85,7 +87,9 @@ class Election:
         self._request_votes(state.term + 1, trial=True, forced=False)
 
     def campaign(self, forced: bool = False) -> None:
-        """Become a candidate: raise the term, request votes. forced: voters are to ignore a live leader."""
+        """Become a candidate: enter the next term, vote for itself, and ask the other voters for their votes.
+        forced: True if they are to vote although they hear a leader, which handed its leadership to this
+        voter or gave it up."""
         state = self._state
         self.reset_timer()
         self._asked_at = state.now
@@ -124,7 +128,9 @@ class Election:
     # --- voter ---------------------------------------------------------------------------------
 
     def on_request(self, message: AskVote) -> None:
-        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter."""
+        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter. The answer
+        is no as long as this voter leads or hears a leader, unless the request is forced, and if the
+        candidate's log is behind this one."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False

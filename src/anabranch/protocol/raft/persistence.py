@@ -42,12 +42,13 @@ class Persistence:
         self._due = True
 
     def restarted(self, length: int) -> None:
-        """Note that the log was replaced by an empty one that begins at index `length`."""
+        """Note that the log was replaced by an empty one that begins at index `length`; nothing of it has to
+        be written."""
         self._written = length
         self._shorten(length)
 
     def _shorten(self, length: int) -> None:
-        """Treat no entry from index `length` on as durable or as being written."""
+        """Forget that entries from index `length` on are on disk or being written."""
         self.durable = min(self.durable, length)
         self._lengths = deque((number, min(lines, length)) for number, lines in self._lengths)
 
@@ -56,7 +57,8 @@ class Persistence:
         self._outbox.append((message, after_log))
 
     def flush(self, term: int, vote: str, log: RaftLog) -> list[Effect]:
-        """Effects to carry out now: the write that is due, if any, and messages that wait for no write."""
+        """Effects to carry out now: a write, if term, vote or log changed since the last one, and the queued
+        messages that wait for no write. The other messages come from `persisted` later."""
         effects: list[Effect] = []
         if self._due or self._written < log.length:
             lines = tuple(log.line(index) for index in range(self._written, log.length))

@@ -34,8 +34,9 @@ class Progress:
 
     def rejected(self, length: int, start: int) -> bool:
         """Note that the follower refused the sent entries, because they do not follow its log of `length`
-        entries. start: index of the first entry that the leader keeps. Returns True if the leader should at
-        once send earlier entries."""
+        entries. start: index of the first entry that the leader keeps. True if the leader should at once send
+        earlier entries; False if it cannot (`beyond_reach`), has none, or knows already up to where the logs
+        agree."""
         if length < start:
             self.beyond_reach = True  # probed again with the next heartbeat
             return False

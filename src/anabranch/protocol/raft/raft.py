@@ -67,7 +67,8 @@ class Raft(VoterState):
         return self.election.deadline if self.may_stand() else float("inf")
 
     def tick(self, now: float) -> None:
-        """Act on a deadline that has passed: send the leader's heartbeat, or stand for election."""
+        """Act on a deadline that has passed: send the leader's heartbeat, step down if no majority answers
+        it, or stand for election. Nothing before the deadline of a voter that does not lead."""
         self._advance(now)
         if self.role is Role.LEADER:
             self.replication.tick()
@@ -85,8 +86,8 @@ class Raft(VoterState):
         self._flush()
 
     def receive(self, message: RaftMessage, now: float) -> None:
-        """Handle a Raft message of another voter. A message to an earlier disk of this peer is ignored, and
-        one of a voter that names later terms too often while this one has a leader."""
+        """Handle a Raft message of another voter. Ignored are a message to an earlier disk of this peer, and
+        a later term named by a voter that does so too often while this one has a leader."""
         self._advance(now)
         if message.to != self.me or not self._hears(message):
             return
@@ -107,8 +108,9 @@ class Raft(VoterState):
         self._flush()
 
     def _hears(self, message: RaftMessage) -> bool:
-        """False if a message would end the present leader's term, and its sender did that too often. To whom
-        this voter hands leadership is heard."""
+        """True if a message is to be handled. False if it would end the present leader's term, and its sender
+        named later terms too often lately; each one that is heard is counted. The voter to which this one
+        hands its leadership is always heard."""
         if self.transferring and message.sender == self.replication.transferee:
             return True
         raises = not message.trial and message.forced if isinstance(message, AskVote) else True
@@ -148,7 +150,8 @@ class Raft(VoterState):
     # --- follower ------------------------------------------------------------------------------
 
     def _on_append(self, message: Append) -> None:
-        """Handle an AppendEntries message: follow its sender, the leader of this or a later term."""
+        """Handle an AppendEntries message: follow its sender as the leader of this or a later term, append
+        its entries, commit as far as it has, and reply. A message of an earlier term is refused."""
         if message.term < self.term or (self.role is Role.LEADER and message.term == self.term):
             self._reply(message, None)
             return
@@ -208,7 +211,8 @@ class Raft(VoterState):
         return self.transferring or self.commit_index < self.log.length
 
     def change_problem(self, voters: tuple[str, ...]) -> str:
-        """Reason why the leader may not change the voters to `voters` now ("": it may)."""
+        """Reason why the leader may not change the voters to `voters` now; "": it may, or they are the voters
+        already."""
         if set(voters) == set(self.log.voters):
             return ""
         if not voters or len(set(voters) ^ set(self.log.voters)) > 1:
@@ -220,21 +224,23 @@ class Raft(VoterState):
         return ""
 
     def caught_up(self, learner: str) -> bool:
-        """True if another voter or learner has all committed entries on its disk, as far as this leader
-        knows."""
+        """True if `learner`, another voter or a learner, has all committed entries on its disk, as far as
+        this leader knows. False on a voter that does not lead."""
         known = self.replication.progress.get(learner)
         return known is not None and not known.probing and known.match_index >= self.commit_index
 
     def lags(self, learner: str) -> bool:
-        """True if a voter's or learner's log ends before the first entry kept here: it cannot catch up."""
+        """True if the log of `learner`, another voter or a learner, ends before the first entry kept here: it
+        cannot catch up. False on a voter that does not lead."""
         known = self.replication.progress.get(learner)
         return known is not None and known.beyond_reach
 
     # --- requests to the leader ----------------------------------------------------------------
 
     def propose(self, record: AnyRecord, now: float) -> Entry:
-        """Append a record to the log as the leader and send it to the other voters; returns its entry. Raises
-        LogError if this voter may not."""
+        """Append a record to the log as the leader and send it to the other voters; returns its entry, which
+        is not committed yet. Raises LogError if this voter does not lead, is transferring leadership, or the
+        change of voters that `record` makes is not allowed now (`change_problem`)."""
         self._advance(now)
         if self.role is not Role.LEADER or self.transferring:
             raise LogError("only the leader proposes, and not while it transfers leadership")
@@ -251,14 +257,15 @@ class Raft(VoterState):
         self._flush()
 
     def transfer_leadership(self, now: float, to: str) -> None:
-        """Transfer leadership to voter `to`; until then, or for one election timeout, nothing is proposed."""
+        """Begin to hand leadership to voter `to`. Until that leads, or for one election timeout, nothing is
+        proposed. Without effect if this voter does not lead."""
         self._advance(now)
         self.replication.transfer(to)
         self._flush()
 
     def call_election(self, now: float) -> None:
-        """Give up leadership, if this voter has it, and stand for election at once: the owner became able to
-        lead only now, so the leader's term has to be a new one."""
+        """Give up leadership and stand for election at once, so that this voter leads in a new term: its
+        owner became able to lead only now. Nothing if it does not lead."""
         self._advance(now)
         if self.role is Role.LEADER:
             self._step_down(self.term, "")

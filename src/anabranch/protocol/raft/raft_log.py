@@ -20,8 +20,8 @@ LINE_OVERHEAD_BYTES = 16
 
 class RaftLog:
     """Log of one voter, from index `start` on; earlier entries are committed and no longer in memory. lines:
-    encoded entries. voters: the group's voters before the first Voters record. Raises LogError if `lines` are
-    no hash chain."""
+    encoded entries. voters: the group's voters before the first record that sets them. Raises LogError if
+    `lines` are no hash chain."""
 
     def __init__(
         self, lines: Iterable[bytes] = (), start: Position | None = None, voters: tuple[str, ...] = ()
@@ -53,12 +53,14 @@ class RaftLog:
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """The group's voters now: a Voters record counts as soon as it is appended, committed or not."""
+        """The group's voters now: a Voters or Epoch record counts as soon as it is appended, committed or
+        not."""
         return self._voters[-1][1]
 
     @property
     def voters_since(self) -> int:
-        """Index of the log's latest Voters record."""
+        """Index of the latest record in the log that sets the voters (Voters or Epoch); if none is kept, one
+        before `start`."""
         return self._voters[-1][0]
 
     def electors(self, commit_index: int) -> frozenset[str]:
@@ -90,8 +92,9 @@ class RaftLog:
         return self._hashes[offset - 1] if 0 < offset <= len(self._hashes) else None
 
     def append(self, line: bytes, term: int | None = None) -> Entry:
-        """Append one encoded entry. term: term of the leader that sent it; None: not known. Raises LogError
-        if the entry does not follow the last one."""
+        """Append one encoded entry, and return it decoded. term: term of the leader that sent it; None: not
+        known. Raises LogError if the entry does not follow the last one, or is of a lower term than that or
+        of a higher one than `term`."""
         entry, _ = follow(self.position, line)
         if term is not None and entry.term > term:
             raise LogError(f"log entry {entry.index} is of term {entry.term}, and comes in term {term}")

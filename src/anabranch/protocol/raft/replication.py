@@ -48,7 +48,8 @@ class Replication:
         self._state.learners.clear()
 
     def tick(self) -> None:
-        """Step down if no majority of voters answered lately; otherwise send the heartbeat if it is due."""
+        """Step down if no majority of voters answered lately; otherwise send the heartbeat if it is due. A
+        transfer of leadership that took too long is given up."""
         state = self._state
         if not self._quorum_heard():
             self._step_down(state.term, "")
@@ -76,7 +77,8 @@ class Replication:
     # --- entries -------------------------------------------------------------------------------
 
     def append(self, record: AnyRecord) -> Entry:
-        """Append a record to this leader's own log; `broadcast` sends it."""
+        """Append a record to this leader's own log, and return its entry; `broadcast` sends it. Voters that
+        it adds are tracked from then on."""
         state = self._state
         position = state.log.position
         entry = Entry(index=position.index, term=state.term, previous=position.previous, record=record)
@@ -103,7 +105,8 @@ class Replication:
                 del self.progress[voter]
 
     def add_learner(self, learner: str) -> None:
-        """Begin to replicate the log to `learner`, which is to become a voter."""
+        """Begin to replicate the log to `learner`, which is to become a voter. Nothing if that began
+        already."""
         state = self._state
         if learner not in state.learners:
             state.learners.add(learner)
@@ -112,7 +115,7 @@ class Replication:
                 self._replicate(learner)
 
     def _replicate(self, voter: str) -> None:
-        """Send `voter` the log entries that it lacks, or an empty heartbeat."""
+        """Send `voter` the log entries that it lacks, as many as fit one message, or an empty heartbeat."""
         state, known = self._state, self.progress[voter]
         start = known.match_index = max(known.match_index, state.log.start.index)
         previous = state.log.hash_before(start)
@@ -124,7 +127,7 @@ class Replication:
 
     def on_appended(self, message: Appended) -> None:
         """Handle a follower's reply to AppendEntries: update its progress, advance the commit index, and send
-        it further entries."""
+        it further entries. A reply of a later term ends this leader's lead."""
         state = self._state
         if message.term > state.term:
             self._step_down(message.term, "")
@@ -145,7 +148,8 @@ class Replication:
             self._replicate(message.sender)
 
     def advance_commit(self) -> None:
-        """Commit all entries that a majority of voters has on disk, if the last of them is of this term."""
+        """Commit all entries that a majority of voters has on disk, if the last of them is of this term, and
+        tell the voters. A leader that such an entry removes from the voters steps down."""
         state = self._state
         lengths = {voter: self.matched(voter) for voter in state.log.voters}
         lengths[state.me] = state.persistence.durable
@@ -171,8 +175,8 @@ class Replication:
     # --- leadership transfer -------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
-        """Hand leadership, if this voter has it, to voter `to` once that has the whole log; give up after one
-        election timeout."""
+        """Hand leadership to voter `to` once that has the whole log; give up after one election timeout.
+        Without effect if this voter does not lead."""
         state = self._state
         state.transferring = state.role is Role.LEADER
         self.transferee = to

@@ -48,13 +48,14 @@ class VoterState:
         self._announced_term = 0
 
     def enter_term(self, term: int, vote: str) -> None:
-        """Enter `term`, and vote for candidate `vote` in it ("": for none yet)."""
+        """Enter `term` with a vote for `vote` in it ("": none yet), to be written to disk."""
         if (term, vote) != (self.term, self.vote):
             self.term, self.vote = term, vote
             self.persistence.term_changed()
 
     def change_role(self, role: Role, leader: str) -> None:
-        """Change the voter's role and known leader. Raises RuntimeError if TRANSITIONS has no such change."""
+        """Change the voter's role and known leader, and report the change to the owner; nothing if neither
+        these nor the term changed. Raises RuntimeError if TRANSITIONS has no such change."""
         if role is not self.role and role not in TRANSITIONS[self.role]:
             raise RuntimeError(f"a {self.role.value} does not become a {role.value}")
         became = RoleChanged(role, self.term, leader)
@@ -64,7 +65,7 @@ class VoterState:
 
     def commit(self, index: int) -> None:
         """Advance the commit index to `index`, report the new entries to the owner, and drop the oldest
-        committed entries from memory."""
+        committed entries from memory. A lower index changes nothing."""
         while self.commit_index < index:
             self.effects.append(Committed(self.commit_index, self.log.line(self.commit_index)))
             self.commit_index += 1

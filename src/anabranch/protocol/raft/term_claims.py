@@ -24,9 +24,10 @@ class TermClaims:
         """Voter -> number of later terms of it that were heard, time of the last one (s)."""
 
     def hears(self, voter: str, now: float, patience_s: float) -> bool:
-        """True if a later term that `voter` names now is to be heard, which is noted. Each wait after the
-        first FREE ones is twice as long as the one before; a voter that named none for twice the longest wait
-        begins anew. patience_s: present election timeout, which is the first wait."""
+        """True if a later term that `voter` names now is to be heard, which is then counted. The first FREE
+        ones are; each further one only after a wait, twice as long as the one before. A voter that named none
+        for twice the longest wait begins anew. patience_s: present election timeout, the first wait. now:
+        time (s)."""
         forgotten = now - patience_s * 2.0 ** (DOUBLINGS + 1)
         self._named = {other: named for other, named in self._named.items() if named[1] >= forgotten}
         count, last = self._named.get(voter, (0, now))

@@ -38,8 +38,9 @@ class LastStates:
         return bool(self._behind)
 
     def look(self, t: int, applied: Mapping[int, Collection[str]], step_s: float) -> bool:
-        """Take what is known after iteration t, the last committed one; True if it is another one than at the
-        last call. The other arguments are as the attributes."""
+        """Enter what is known now: the last committed iteration `t`, and `applied` and `step_s` as the
+        attributes of these names. True if t is another iteration than at the last call; then `since` is
+        now."""
         self.applied, self.step_s = applied, step_s
         if t == self.t:
             return False
@@ -63,30 +64,33 @@ class LastStates:
         self.t, self.since = -1, 0.0
 
     def lacking(self, peers: Collection[str], t: int) -> list[str]:
-        """Those of `peers` whose last report says that they cannot get the state after iteration t itself."""
+        """Those of `peers` whose last report says that they cannot get the state after iteration t; not those
+        that lack the state after another iteration."""
         return [peer for peer in peers if self._behind.get(peer) == t]
 
     def having(self, stage: int, t: int) -> list[str]:
-        """Replicas of a stage that reported its state after iteration t, the last committed one."""
+        """Replicas that serve a stage in iteration t + 1 and reported its state after iteration t, the last
+        committed one."""
         applied = self.applied.get(stage, ())
         return [peer for peer in self.ctx.run.membership.live(stage, t + 1) if peer in applied]
 
     def knows(self, peer: str) -> bool:
-        """True if `peer` has or had its stage's state: it reported ready, or the log says from which
-        iteration it serves."""
+        """True if `peer` has or once had its stage's state: it reported ready, or the log names an iteration
+        from which it serves."""
         return peer in self._admission.ready or peer in self.ctx.run.membership.active_from
 
     def outvoted(self, stage: int, t: int) -> bool:
         """True if more than half of those that serve a stage say that they cannot get its state after
-        iteration t, which others of it reported, and there is a snapshot to go back to."""
+        iteration t, which others of it reported, and there is a snapshot to go back to. False in runs without
+        snapshots."""
         live = self.ctx.run.membership.live(stage, t + 1) if self._behind else []
         most = 2 * len(self.lacking(live, t)) > len(live) and self.having(stage, t)
         return bool(most) and self.ctx.run.settings.snapshot_every > 0 and self._catalog.newest(t) is not None
 
     def fetch_s(self, stage: int, t: int) -> float:
-        """Seconds that a replica may take to get its stage's state after iteration t: LONG_S, LONG_STEPS
-        steps, as long as the steps since the newest restore point, if snapshots are kept, and as the state
-        takes over a slow line."""
+        """Seconds that a replica may take to get its stage's state after iteration t: the longest of LONG_S,
+        of LONG_STEPS steps, of the steps since the newest restore point (in runs with snapshots), and of
+        FETCHED times what the state takes over links like the leader's."""
         settings = self.ctx.run.settings
         point = self._catalog.newest(t + 1) if settings.snapshot_every else None
         steps = max(LONG_STEPS, t + 1 - point.t if point is not None else 0)

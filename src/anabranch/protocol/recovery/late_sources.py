@@ -53,11 +53,13 @@ class LateSources:
     def stalled(
         self, t: int, opened_at: float, lacking: Mapping[int, Collection[int]], news_at: float, step_s: float
     ) -> None:
-        """Note a stall of the step of iteration t, opened at `opened_at` (s), and remove data nodes that are
-        late; expel one that was removed within REMEMBERED iterations before and is late with all its
-        microbatches. lacking: stage -> units that nobody claims, with the heads of held-out windows. news_at:
-        time of the last news (s). step_s: usual duration of a step; 0: not known, then what the other data
-        nodes' microbatches took counts."""
+        """Note a stall of the step of iteration t, and remove data nodes that are late: in LATE_STALLS stalls
+        only microbatches of theirs lacked, while those of others were done. A data node is expelled if it was
+        removed for that within the last REMEMBERED iterations and is late with all its microbatches. Nothing
+        while no microbatch lacks or some of every data node's do; never this peer. opened_at: time (s) at
+        which the step was opened. lacking: stage -> units that nobody claims, with the heads of held-out
+        windows. news_at: time of the last news (s). step_s: usual seconds of a step; 0: not known, then the
+        seconds that the other data nodes' microbatches took count."""
         run = self.ctx.run
         if opened_at != self._opened_at:
             self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()

@@ -15,8 +15,8 @@ from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotC
 
 
 class RelayMoves:
-    """Moves of relays to stages in need. lost: stages that lost all their replicas. suspects: replicas that
-    were doubted (`witnesses`); others move rather than these."""
+    """Choice of relays that move to stages in need. lost: stages that lost all their replicas, from which
+    nobody moves. suspects: replicas that were doubted (`witnesses`); others move rather than these."""
 
     def __init__(
         self, ctx: PeerContext, catalog: SnapshotCatalog, states: LastStates, lost: Collection[int]
@@ -26,8 +26,10 @@ class RelayMoves:
         self.suspects: set[str] = set()
 
     def to(self, stage: int, t: int, least: int, why: str, stay: Collection[str] = ()) -> Members | None:
-        """Record that moves a peer to `stage` from the stage with most replicas, if that has at least
-        `least`; None: no peer can be moved. why: reason for the log. stay: peers that are not moved."""
+        """Record that moves a peer to `stage` from the stage with most replicas, for the caller to log; None:
+        no peer can be moved. t: last committed iteration. least: replicas that the other stage must have.
+        why: words for the log, after "moves to stage ...,". stay: peers that are not moved; this peer never
+        is."""
         peer = self._movable(stage, t, least, stay)
         if peer is None:
             return None
@@ -37,9 +39,10 @@ class RelayMoves:
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
     def _movable(self, stage: int, t: int, least: int, stay: Collection[str] = ()) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas that can spare one (`_willing`). In this
-        order of preference it is: no suspect; no walk-in; no voter; a keeper of the needed state; the
-        slowest. None if there is nobody, and for stage 0, as a data node needs the corpus."""
+        """Peer to move to `stage` from the stage with most replicas among those that can spare one
+        (`_willing`; lost stages cannot). The peer is chosen in this order of preference: no suspect; no
+        walk-in; no voter; a keeper of the needed state; the slowest. None if there is nobody, and for stage
+        0, as a data node needs the corpus."""
         membership = self.ctx.run.membership
         relays = range(1, self.ctx.run.settings.stages + 1) if stage else ()
         there = [other for other in relays if other != stage and other not in self._lost]
@@ -56,11 +59,13 @@ class RelayMoves:
         return max(willing, key=order)
 
     def _willing(self, stage: int, t: int, least: int, stay: Collection[str]) -> tuple[int, list[str]]:
-        """Number of replicas of a stage, and those of them that can be moved, but none of `stay`; (0, []) if
-        nobody can, or it has fewer than `least`.
+        """(Number of replicas of a stage, those of them that can be moved): reachable ones outside `stay`,
+        but not the last one that has applied step t. (0, []) if nobody can be moved, or the stage has fewer
+        than `least`.
 
-        For a lost stage (`least` 2) replicas that do not serve yet count. For one that is down to its last
-        replica only reachable ones do: what killed the others may have killed more.
+        For a lost stage (`least` 2) replicas that do not serve yet count. With a greater `least` only
+        reachable ones that serve count: what killed the other replicas of the stage in need may have killed
+        more.
         """
         membership = self.ctx.run.membership
         if least > 2:

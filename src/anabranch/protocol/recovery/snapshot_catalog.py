@@ -48,9 +48,9 @@ Among = Callable[[str], bool]
 @dataclass
 class RestorePoint:
     """Iteration t to which the run could go back, and the fingerprint of every stage's state after it.
-    adam_step: optimizer steps up to it. initial: True if every peer can make these states from the seed.
+    adam_step: Adam's counter after it. initial: True if every peer can make these states from the seed.
     on_disk: True if the leader's run directory has a checkpoint of it. ordered: (stage, keeper) -> time of
-    the last order (s)."""
+    the last order (s) to copy that state."""
 
     t: int
     fingerprints: tuple[str, ...]
@@ -61,8 +61,9 @@ class RestorePoint:
 
 
 def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
-    """Record that returns the run to a restore point. The next round is as it was planned, but for anybody;
-    raises ValueError if its plan is not known."""
+    """Record that returns the run to a restore point, for the caller to log. If the next iteration is a
+    round, it gets the plan that it had, with its slots bound to no machine. reason: words for the log. Raises
+    ValueError if that plan is not known."""
     if not run.can_open(point.t + 1):
         raise ValueError(f"the plan of round {point.t + 1} is not known")
     slots = freed(run.plan(point.t + 1)) or UNSET
@@ -101,8 +102,8 @@ class SnapshotCatalog:
 
     def begin(self, point: RestorePoint) -> None:
         """Begin with the restore point from which this coordinator continues, at its start or after a
-        rollback; later points are dropped. If a point of that iteration is known, `point` takes over where
-        its states are."""
+        rollback; later points are dropped. It replaces a point of the same iteration, and keeps what was
+        known of that: that every peer can make the states, or that a checkpoint of it is on disk."""
         self._logged = {t for t in self._logged if t < point.t} | {point.t}
         known = self.points.get(point.t)
         if known is not None:
@@ -135,8 +136,9 @@ class SnapshotCatalog:
             self.points[0].initial, self.points[0].on_disk = True, False
 
     def released(self, t: int, fingerprints: tuple[str, ...], adam_step: int) -> None:
-        """Note that enough replicas of every stage have applied step t, with these state fingerprints; if
-        snapshots are due, t becomes a restore point."""
+        """Note that enough replicas of every stage have applied step t, with these state fingerprints. If a
+        snapshot is due after t, t becomes a restore point, and keepers that owe copies of earlier ones are
+        passed over."""
         self._recent[t] = RestorePoint(t, fingerprints, adam_step)
         self._recent.pop(t - RECENT_KEPT, None)
         if self.ctx.run.settings.snapshots_at(t) and t not in self.points:
@@ -162,8 +164,9 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Enter a member's report of the snapshots that it holds, unless a later one came; returns why it is
-        refused, or None. What a peer holds that is no member does not count."""
+        """Enter a member's report of the snapshots that it holds, and of the stages for whose state it has no
+        room. Returns why it is refused (longer than any could be); None if it is entered, or ignored: a later
+        report came, or `peer` is no member."""
         stages = self.ctx.run.settings.stages
         most = HELD_PER_STAGE * (stages + 1)
         if len(message.states) > most or any(held.stage > stages for held in message.states):
@@ -179,9 +182,10 @@ class SnapshotCatalog:
         return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
-        """Enter a report that a holder delivered another state than it should hold. Only a member that needs
-        the state can tell, and it may name as many holders as there are to be keepers: otherwise one liar
-        could have every state copied by all members."""
+        """Enter a member's report that a holder delivered another state than the one it should hold: that
+        copy does not count any more. Ignored unless the member needs the state (it is of that stage, or was
+        ordered to copy it), and if it named as many holders of that state as there are to be copies:
+        otherwise one liar could have every state copied by all members."""
         stage, t = about = message.stage, message.t
         point, own = self.points.get(t), self.ctx.run.membership.stage_of(peer)
         if point is None or message.holder not in self.holders(t, stage):
@@ -246,9 +250,10 @@ class SnapshotCatalog:
         stage's state; None: there is none.
 
         A return to it ends all audits, and a false step before it would never be found. So a point after a
-        step with an open audit is chosen only if there is no other. Nor is one for whose states a single
-        keeper's word has to do (`_is_sure`), unless there is no other; but the run's beginning, of which a
-        new leader always knows, is soon too far to go for that.
+        step with an open audit is chosen only if there is no other. A point for whose states a single
+        keeper's word has to do (`_is_sure`) is chosen only if there is no other, too; but the run's
+        beginning, which every new leader knows, does not count as another once it lies more than
+        ORDERED_POINTS snapshots back.
         """
         run = self.ctx.run
         stages, points = range(run.settings.stages + 1), [t for t in self.points if t < before]
@@ -278,7 +283,8 @@ class SnapshotCatalog:
 
     def tick(self) -> None:
         """Order the copies that are missing, announce to all members a restore point that has become
-        complete, and drop older points."""
+        complete, and drop older points. Nothing unless something has changed or an order is due again, and in
+        runs without snapshots."""
         if not self._changed and self.ctx.clock.now < self._again_at:
             return
         self._changed, self._again_at = False, math.inf
@@ -298,8 +304,9 @@ class SnapshotCatalog:
         self._spoilt = {key: by for key, by in self._spoilt.items() if key[2] in self.points}
 
     def _pass_over(self) -> None:
-        """Note, as a new restore point begins, which keepers have not delivered the copies of earlier ones:
-        they are passed over for a while, longer each time, or no point would ever be complete."""
+        """Have keepers that have not delivered copies of earlier restore points passed over for this and the
+        next points, twice as many each time (at most LONGEST_PASS): with them no point would ever be
+        complete. Called as a new point begins."""
         self._passes = {peer: (most, left - 1) for peer, (most, left) in self._passes.items()}
         late = {
             peer
@@ -313,8 +320,9 @@ class SnapshotCatalog:
             self._passes[peer] = most, most
 
     def _order(self, point: RestorePoint) -> bool:
-        """Order the copies that a restore point lacks, or order them again; True if the point is complete:
-        each stage has as many keepers as are wanted, or as there are to be had, but at least one."""
+        """Order the copies that a restore point lacks, also again from keepers that have not delivered. True
+        if the point is complete: each stage has as many keepers as are wanted, or as there are to be had, but
+        at least one."""
         membership, complete = self.ctx.run.membership, True
         load = Counter(peer for _, peer in point.ordered)
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -340,8 +348,8 @@ class SnapshotCatalog:
         return complete
 
     def _willing(self, peer: str, stage: int, t: int) -> bool:
-        """True if a peer can be ordered to copy the stage's state after iteration t: it is reachable, has
-        room, and did not deliver a wrong state before."""
+        """True if a peer can be ordered to copy the stage's state after iteration t: it is reachable, did not
+        say that it has no room for that stage, and did not deliver a wrong copy of that state."""
         refuses = (peer, stage) in self._refused or (peer, stage, t) in self._spoilt
         return not refuses and self.ctx.reachable(peer)
 
@@ -368,8 +376,8 @@ class SnapshotCatalog:
 
 
 def candidates(membership: Membership, stage: int) -> list[str]:
-    """Members that may keep copies of a stage's state: active members of other stages, reachable or not,
-    sorted by id."""
+    """Members that may keep copies of a stage's state: members that serve another stage, or are to, reachable
+    or not, sorted by id."""
     serving = membership.active_from
     return sorted(p for p, m in membership.members.items() if m.stage != stage and p in serving)
 

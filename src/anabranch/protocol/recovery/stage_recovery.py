@@ -67,7 +67,7 @@ class StageRecovery:
 
     def forget(self, peer: str) -> None:
         """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
-        was removed."""
+        was removed. If it is no member any more, it is no witness or suspect either."""
         self.states.forget(peer)
         if peer not in self.ctx.run.membership.members:
             self.witnesses.forget(peer)
@@ -83,10 +83,11 @@ class StageRecovery:
     def decide(
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]], step_s: float
     ) -> Rollback | Members | None:
-        """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log (always, before the run has begun; where no snapshots are kept, but for a stage that holds the
-        step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
-        -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
+        """Record to log next: a rollback for a lost stage, or the move of a peer to a stage with one replica
+        or none. None: nothing to log; always so before the run has begun, and in runs without snapshots, but
+        for a stage whose replicas hold the step up. May remove replicas that withhold a state, or that had
+        the log go back too often. t: last committed iteration. quiet: True if moving a peer now loses no
+        work. applied: stage -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
         membership = self.ctx.run.membership
         if self.states.look(t, applied, step_s):
             self.witnesses.begin()
@@ -115,21 +116,24 @@ class StageRecovery:
         return None
 
     def _move_after_s(self, stage: int) -> float:
-        """Seconds after which a peer is moved to a lost stage: its members may be fetching a state."""
+        """Seconds for which a stage has to be lost before a peer is moved to it: MOVE_AFTER_S, or if the
+        stage has members, as long as these may be fetching a state."""
         if self.ctx.run.membership.replicas(stage):
             return self.states.fetch_s(stage, self.states.t)
         return MOVE_AFTER_S
 
     def _withheld_long(self, t: int) -> list[int]:
-        """Stages most of which could not get their state after iteration t for as long as it may take."""
+        """Relay stages of which most replicas say that they cannot get their state after iteration t, and
+        have said so for as long as fetching it may take."""
         stages = range(1, self.ctx.run.settings.stages + 1) if self.states.lacked else ()
         self._outvoted = {stage for stage in stages if self.states.outvoted(stage, t)}
         since = self.states.since
         return [s for s in sorted(self._outvoted) if self.ctx.clock.now >= since + self.states.fetch_s(s, t)]
 
     def _pass_over(self, t: int, stages: list[int]) -> Rollback | None:
-        """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state.
-        Those that have it are removed with the rollback number WITHHELD_MOST."""
+        """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state;
+        None if there is no snapshot. Counts it against those that have the state: after WITHHELD_MOST such
+        rollbacks they are removed."""
         self._passed_over = {p: w for p, w in self._passed_over.items() if t <= w[1] + BEHIND_REMEMBERED}
         for stage in stages:
             for peer in self.states.having(stage, t):
@@ -166,8 +170,9 @@ class StageRecovery:
         return len(self.states.lacking(able, t)) == len(able)
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
-        """Record of a rollback to the newest restore point with the states of all stages; None if there is
-        none. lost: stages that lost all replicas."""
+        """Record of a rollback to the newest restore point with the states of all stages; None, with a note,
+        if there is none. Counts it against the replicas that say that they cannot get their state
+        (`_remove_behind`). lost: stages whose state nobody has."""
         which = " and ".join(f"stage {stage}" for stage in lost)
         back = self._back(t, f"nobody has the state of {which} after iteration {t} any more")
         if back is None:
@@ -178,7 +183,8 @@ class StageRecovery:
         return back
 
     def _back(self, t: int, reason: str) -> Rollback | None:
-        """Record of a rollback to the newest restore point before iteration t; None if there is none."""
+        """Record of a rollback to the newest restore point before iteration t, noted with `reason`; None if
+        there is none."""
         point = self.catalog.newest(t)
         if point is None:
             return None
@@ -186,8 +192,8 @@ class StageRecovery:
         return rollback(self.ctx.run, point, reason)
 
     def _remove_behind(self, peers: Collection[str], t: int) -> None:
-        """Count a rollback from iteration t on the word of `peers`, and remove those that caused BEHIND_MOST,
-        where other peers can restore the stage."""
+        """Count a rollback from iteration t on the word of `peers`. Those that caused BEHIND_MOST are
+        removed, and with more of them expelled, where other peers can restore the stage; never this peer."""
         self._went_back = {p: was for p, was in self._went_back.items() if t <= was[1] + BEHIND_REMEMBERED}
         for peer in peers:
             count = self._went_back.get(peer, (0, t))[0] + 1

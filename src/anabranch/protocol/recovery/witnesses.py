@@ -76,7 +76,7 @@ class Doubt:
 
 
 class Witnesses:
-    """Doubted stages of the open step, and the peers that are moved there."""
+    """Doubted stages of the open step, and the peers (witnesses) that the leader moves there."""
 
     def __init__(self, ctx: PeerContext, admission: Admission, states: LastStates, moves: RelayMoves) -> None:
         self.ctx = ctx
@@ -88,10 +88,11 @@ class Witnesses:
     # --- grounds -------------------------------------------------------------------------------
 
     def stalled(self, held_up: Sequence[int], stalls: int) -> None:
-        """Note the relay stages all of whose replicas may hold the open step up (`held_up`, the most likely
-        first), after `stalls` stalls without news between them. Those with several replicas are doubted one
-        stall later than the others, when all else was tried, and one more for each witness that serves
-        there."""
+        """Note that the replicas of the relay stages `held_up` (the most likely first) may hold the open step
+        up, after `stalls` stalls running. A stage is doubted at a later call, if it is named for longer than
+        honest replicas may take and the step has stalled often enough: HELD_STALLS times, once more for a
+        stage with several replicas, when all else was tried, and once more for each witness that serves
+        there. Stages that are not named any more are no longer doubted."""
         self._held_up = list(held_up)
         self._clear()
         for stage in held_up:
@@ -116,7 +117,8 @@ class Witnesses:
         return self.ctx.run.membership.count(stage, self.ctx.run.membership.opening.t)
 
     def _look(self, t: int) -> None:
-        """Note the stages of two, one of which does not get the state after iteration t from the other."""
+        """Doubt the stages with two replicas of which one has not got the state after iteration t, which the
+        other reported, for longer than it may take."""
         if self.ctx.clock.now < self._states.since + LONG_S:
             return
         for stage in filter(self._is_divided, range(1, self.ctx.run.settings.stages + 1)):
@@ -152,7 +154,7 @@ class Witnesses:
         self._doubts, self._held_up = {}, []
 
     def forget(self, peer: str) -> None:
-        """Forget a former member."""
+        """Forget a former member: it is no suspect and no witness any more."""
         self._moves.suspects.discard(peer)
         for doubt in self._doubts.values():
             doubt.witnesses.discard(peer)
@@ -160,8 +162,9 @@ class Witnesses:
     # --- questions -----------------------------------------------------------------------------
 
     def doubts(self, stage: int) -> bool:
-        """True if the replicas of a stage have been doubted in the open step, and no others serve there, so
-        that nobody is kept out by their word about the stage's state, or for want of it."""
+        """True if all replicas that serve a stage are doubted in the open step. Then what they say about the
+        stage's state keeps no joiner out, nor is their proof of it needed. False once another one serves
+        there."""
         doubt = self._doubts.get(stage)
         return doubt is not None and 0 < self._count(stage) <= doubt.replicas
 
@@ -171,10 +174,11 @@ class Witnesses:
         return any(peer in doubt.witnesses for doubt in self._doubts.values())
 
     def fetching(self, stage: int, t: int) -> Collection[str]:
-        """Replicas of a stage that are not removed for want of its state after iteration t, which others of
-        it reported: those that did not, if they are more than half, as long as they may be fetching it, or
-        say that they cannot get it (then the log goes back); also one of two, while a witness tries to get
-        it."""
+        """Replicas of a stage that must not be removed for want of its state after iteration t, as they may
+        still be fetching it from those that reported it. They are the ones that did not report, if they are
+        more than half, or if a witness serves to tell who of two is at fault; and only as long as fetching
+        may take, or while they are outvoted (`LastStates.outvoted`: then the log goes back). Empty if nobody
+        reported the state."""
         states, doubt = self._states, self._doubts.get(stage)
         having, live = states.having(stage, t), self.ctx.run.membership.live(stage, t + 1)
         without = [peer for peer in live if peer not in having]
@@ -188,9 +192,10 @@ class Witnesses:
     # --- decisions -----------------------------------------------------------------------------
 
     def decide(self, t: int) -> Members | None:
-        """Record that moves a witness to a doubted stage; None: there is no such stage, nobody can be moved,
-        or somebody waits for the state there. Plans the removal of replicas that give it to none of those
-        that waited for it for as long as it may take. t: last committed iteration."""
+        """Record that moves a witness to a doubted stage, for the caller to log; None: there is no such
+        stage, nobody can be moved, or somebody waits for the state there. Has replicas removed that gave
+        their state to none of those that waited for it for as long as it may take. t: last committed
+        iteration."""
         self._clear()
         self._look(t)
         now = self.ctx.clock.now
@@ -213,8 +218,9 @@ class Witnesses:
         return None
 
     def _waiting(self, stage: int, t: int) -> list[str] | None:
-        """Members of a stage that are to serve it, and wait for its state after iteration t; None if one has
-        it, and begins to serve. (One that may serve from a later iteration may have an older state only.)"""
+        """Members of a stage that do not serve it yet, all of which wait for its state after iteration t; []
+        if there are none. None if one of them has that state, and so begins to serve. (One that may serve
+        from a later iteration may have an older state only.)"""
         membership = self.ctx.run.membership
         others = sorted(set(membership.replicas(stage)) - set(membership.live(stage, t + 1)))
         return None if any(self._admission.has_state(peer, t) for peer in others) else others
@@ -231,9 +237,10 @@ class Witnesses:
     def _judge(
         self, stage: int, doubt: Doubt, t: int, suspects: Collection[str], waiting: Collection[str]
     ) -> Members | None:
-        """Record that moves the next witness to a stage; None if nobody can be moved, or enough came. Then
-        the suspects are to be removed, where enough members want the state in vain; of two replicas, one of
-        which may be slow, only if a witness came. waiting: those of them that do not serve yet."""
+        """Record that moves the next witness to a stage; None if enough came, or nobody can be moved. Then
+        the suspects are removed, if as many members wait for the state in vain and another peer can restore
+        the stage; if two replicas are divided, one of which may be slow, only once a witness came. waiting:
+        members of the stage that wait for the state."""
         divided = self._is_divided(stage)
         enough = self._enough(waiting, suspects)
         if not (enough and doubt.witnesses):
@@ -249,14 +256,16 @@ class Witnesses:
 
     @staticmethod
     def _enough(waiting: Collection[str], suspects: Collection[str]) -> bool:
-        """True if as many members wait for the state in vain as are doubted of giving it to nobody."""
+        """True if at least as many members wait for the state in vain as are suspected of giving it to
+        nobody."""
         return len(waiting) >= len(suspects)
 
     def _move(
         self, stage: int, doubt: Doubt, t: int, suspects: Collection[str], divided: bool
     ) -> Members | None:
-        """Record that moves a witness to a stage, from one with three replicas; or with two, if no witness
-        serves there yet."""
+        """Record that moves a witness to a stage, from another one with at least three replicas; or with two,
+        if no witness serves there yet. None: nobody can be moved. divided: True if one of two replicas does
+        not get the state from the other (tells the reason in the log)."""
         why = f"whose {'only replica' if len(suspects) == 1 else 'replicas'} may hold the step up"
         if divided:
             why = "one of whose two replicas does not get the state from the other"

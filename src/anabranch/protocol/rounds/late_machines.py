@@ -27,8 +27,8 @@ class LateMachines:
         """Machine -> rounds running in which it was late, of those in which it had a slot; the last one."""
 
     def judged(self, t: int, late: Collection[str], prompt: Collection[str]) -> None:
-        """Note which machines were late and which were in time in round t; a second call for the same round
-        changes nothing."""
+        """Note which machines were late with a slot in round t, and which were in time: these are late no
+        more. A machine is counted as late once for a round, however often it is named."""
         for peer in prompt:
             self._late.pop(peer, None)
         for peer in late:
@@ -41,7 +41,8 @@ class LateMachines:
         self._late = {peer: known for peer, known in self._late.items() if peer in members}
 
     def able(self, peers: Sequence[str], t: int) -> list[str]:
-        """Machines of `peers` that may have a slot in round t: all, if none would be left."""
+        """Those of `peers` that may have a slot in round t, as they do not rest for being late; all of them
+        if all rest."""
         return [peer for peer in peers if not self._rests(peer, t)] or list(peers)
 
     def _rests(self, peer: str, t: int) -> bool:

@@ -46,9 +46,9 @@ def active(plan: Sequence[Slot]) -> tuple[int, ...]:
 class RoundSets:
     """Sets that follow from a plan; each is worked out once.
 
-    active: slots that take part. peers: machines of stage 1 to which slots are bound. bound: True if each
-    slot that takes part is bound to a machine. carried: number of those with state that only their machine
-    has.
+    active: slots that take part. peers: machines of stage 1 to which slots are bound, and "" if a slot is
+    bound to none. bound: True if each slot that takes part is bound to a machine. carried: number of slots
+    that take part for which their machine carries state of their inner steps.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -61,7 +61,7 @@ class RoundSets:
         """Inputs of the last `problem`, and its result."""
 
     def problem(self, rounds: Rounds, t: int, stages: int) -> str:
-        """Reason why no honest leader plans iteration t so, as `plan_problem`."""
+        """Reason why no honest leader would plan iteration t like this; "" if one might (`plan_problem`)."""
         of = (rounds, t, stages)
         if self._problem is None or self._problem[0] != of:
             self._problem = of, plan_problem(rounds, t, self.plan, stages)
@@ -78,7 +78,7 @@ class RoundSets:
 
     @cached_property
     def slots(self) -> frozenset[int]:
-        """Units of the round at the relays' stage: the slots that take part."""
+        """Units of the round at a relay stage: the slots that take part."""
         return frozenset(self.active)
 
     @cached_property
@@ -118,15 +118,16 @@ def counted(owners: Sequence[int]) -> tuple[int, ...]:
 
 
 def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
-    """Slots (number -> plan) that counted in the round that `commit` ended, if it had this plan. If the round
-    was skipped: all that took part. Empty if the iteration is no round."""
+    """Slots that counted in the round that `commit` ended: number -> what `plan`, the plan of that round,
+    says of it. If the round was skipped: all that took part. Empty if the iteration is no round (`plan` is
+    ())."""
     slots = counted(commit.stages[1].owners) if plan and len(commit.stages) > 1 else active(plan)
     return {slot: plan[slot] for slot in slots if slot < len(plan)}
 
 
 def with_owners(plan: Plan, commit: Commit) -> Plan:
-    """Plan of the round that `commit` ended in which each slot that counted names the machine that filled it,
-    and other slots those to which they were bound."""
+    """Copy of `plan`, the plan of the round that `commit` ended, in which each slot that counted names the
+    machine or crew that filled it. Other slots stay bound as they were."""
     crews = filled(plan, commit.stages)
     return tuple(
         structs.replace(slot, peer=crews[k][0], others=crews[k][1:]) if k in crews else slot
@@ -141,9 +142,9 @@ def late_slots(plan: Plan, following: Plan) -> dict[int, Slot]:
 
 
 def freed(plan: Plan) -> Plan:
-    """Plan with the same inner steps in which any machine may fill each slot and starts it afresh, for after
-    a rollback: the machines, with the state that they carried, may be gone. Inner steps of late contributions
-    are taken again."""
+    """Copy of `plan` for after a rollback: the same inner steps, but any machine may fill each slot and
+    starts it afresh, as the machines with the state that they carried may be gone. Inner steps of late
+    contributions are taken again."""
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
@@ -288,8 +289,8 @@ def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
 
 
 def filled(plan: Plan, stages: Sequence[StageCommit]) -> dict[int, Crew]:
-    """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of its
-    record; () if it was skipped."""
+    """Slot that counts in a round with plan `plan` -> crew whose contributions counted. stages: of the
+    round's commit; () if it was skipped. Empty if it was skipped, or is no round."""
     if not plan or len(stages) < 2:
         return {}
     crews = any(slot.others for slot in plan)
@@ -300,14 +301,15 @@ def filled(plan: Plan, stages: Sequence[StageCommit]) -> dict[int, Crew]:
 
 
 def _owners(around: Sequence[tuple[Crew, Sequence[int]]], slot: int) -> Crew:
-    """Owner of a slot at each stage that names one. around: members and owners of slots of each stage."""
+    """Owner of a slot at each stage in turn, stages left out at which it has none. around: for each stage its
+    members, and the owner of each slot as a position in them (-1: none)."""
     owners = ((members, of_slots[slot]) for members, of_slots in around if slot < len(of_slots))
     return tuple(members[owner] for members, owner in owners if 0 <= owner < len(members))
 
 
 def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
-    """Reason why no honest leader plans iteration t so, "" if one might. A replay of the log checks each plan
-    before it allocates memory for it. stages: number of relay stages."""
+    """Reason why no honest leader would plan iteration t like this; "" if one might. A replay of the log
+    checks each plan before it allocates memory for it. stages: number of relay stages."""
     if not rounds.has(t):
         return "it has a plan, but is no round" if plan else ""
     if len(plan) != rounds.slots or not active(plan):
@@ -329,8 +331,9 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
 
 
 def keepers(members: Sequence[str], t: int) -> frozenset[str]:
-    """Members of a stage that copy their state before round t, so that they can send it to joiners while
-    inner steps change their own. Members take turns: a copy costs memory, and a joiner bandwidth."""
+    """Those of `members`, replicas of one stage, that copy their state before round t, so that they can send
+    it to joiners while inner steps change their own. At most KEEPERS; members take turns from round to round,
+    as a copy costs memory, and a joiner bandwidth."""
     first = KEEPERS * t
     return frozenset(members[(first + k) % len(members)] for k in range(min(KEEPERS, len(members))))
 
