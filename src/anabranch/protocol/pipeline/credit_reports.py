@@ -60,7 +60,7 @@ class CreditReports:
     def load_changed(self, peer: str, more: int) -> None:
         """Count a microbatch of `peer` that arrived (+1) or whose gradient is ready (-1). The new load is
         reported to the other upstream peers, which use it to choose a next hop; small changes are not, and
-        none where a round's plan chooses."""
+        none where a round's plan chooses. `peer` without a grant is not counted."""
         grants = self.ledger.grants
         if peer in grants:
             grants[peer].at_work = max(0, grants[peer].at_work + more)
@@ -95,8 +95,8 @@ class CreditReports:
         self.tell(self.ledger.withdraw())
 
     def use(self, peer: str) -> None:
-        """Count a new microbatch that was received from `peer` (`SlotLedger.receive`), and report the credits
-        and the load that changed by it."""
+        """Count a new microbatch of `peer`, whose credit `SlotLedger.receive` has used, and report the
+        credits and the load that changed by it."""
         self.tell(self.ledger.use(peer))
         self.load_changed(peer, 1)
 

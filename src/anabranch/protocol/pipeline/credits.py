@@ -145,8 +145,9 @@ class SlotLedger:
         return list(slots)
 
     def receive(self, peer: str) -> bool:
-        """Count a microbatch received from `peer`, and use one of its credits; False if it had none. A
-        withdrawn one counts as used and freed then, as its peer did not know."""
+        """Count a microbatch received from `peer`, and use one of its credits; False if it had none, so that
+        the microbatch is refused. False also for a credit that was withdrawn without the knowledge of `peer`:
+        that one counts as used and freed."""
         grant = self.grants.get(peer)
         if grant is None:
             return False
@@ -407,7 +408,8 @@ class Credit:
 
     @property
     def free(self) -> int:
-        """Credits that can be used now; 0 since the link broke, until the receiver has reported again."""
+        """Credits that can be used now; 0 until the receiver's first report, and after a broken link until
+        its next one."""
         return 0 if self.stale else self.total - self.used - self.returned
 
     @property
@@ -417,8 +419,9 @@ class Credit:
         return self.total - self.released - self.returned - self.standing
 
     def told(self, slots: Slots, now: float) -> None:
-        """Take the totals that the receiver reports at time `now`. After a broken link its counts replace
-        this sender's, since microbatches on their way were lost."""
+        """Take the totals that the receiver reports at time `now`; a report older than the last one changes
+        no total. After a broken link its counts replace this sender's, since microbatches on their way were
+        lost."""
         if slots.total > self.total:
             self.granted_at = now
         if self.stale:

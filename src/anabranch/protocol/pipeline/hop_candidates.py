@@ -206,7 +206,7 @@ class HopCandidates:
         credits: Mapping[str, Credit],
     ) -> list[Candidate]:
         """The eligible `peers`, in their order, with the costs by which the dispatch policy chooses; [] of
-        none.
+        none. In a pass (`begin_pass`) the same list may be returned again, brought up to date.
 
         outstanding: peer -> microbatches of this sender that it has (absent: 0). credits: peer -> credits
         that it granted; without any it is a candidate, too, that has to be asked. With `return = "own"` the

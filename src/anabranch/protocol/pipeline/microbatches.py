@@ -81,7 +81,8 @@ class Iteration:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
         admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
         before is not applied yet; `settle` is called once it is. plan: upstream peer -> units of the planned
-        flow that come from it. planned: returns next hop -> units of the planned flow that go to it."""
+        flow that come from it. planned: returns next hop -> units of the planned flow that go to it.
+        computed: upstream peer -> microbatches that it computed in the last step that was taken."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -125,7 +126,7 @@ class Iteration:
 
     def link_up(self, peer: str) -> None:
         """Report credits to `peer`, whose link is (back) up, and ask it for the microbatches that are being
-        searched there."""
+        searched there; activations of inner steps whose gradients it owes are sent to it again."""
         self.credits.link_up(peer)
         self.repairs.link_up(peer)
         self.islands.link_up(peer)
@@ -245,7 +246,8 @@ class Iteration:
         return None
 
     def _begin(self, unit: IncomingMicrobatch) -> None:
-        """Submit the forward task of a microbatch that arrived."""
+        """Submit the forward task of a microbatch that arrived; at a data node its head task, or the inner
+        steps of a crew's slot, which is refused if it did not begin here."""
         payload = unit.received
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
@@ -319,7 +321,8 @@ class Iteration:
 
     def _is_usable(self, unit: IncomingMicrobatch, made: str, result: Result) -> bool:
         """True if the forward or head task of a microbatch gave a usable output (of kind `made`): its input
-        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is refused."""
+        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is given up (`_refuse`);
+        after an overflow it may be kept (`_in_range`)."""
         refusal = result.error or self._sealed(unit.index, ACTIVATION, made, result)
         if not refusal:
             return self._in_range(unit, result)
@@ -472,7 +475,8 @@ class Iteration:
 
     def _go_ahead(self, index: int) -> None:
         """Submit the steps of the next round that this machine takes while the contribution of a slot, which
-        is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first."""
+        is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first.
+        Nothing at a data node, or if the run takes no steps ahead."""
         slot, rounds = self.source.slot(index), self.ctx.run.settings.rounds
         for step in range(1, rounds.ahead(slot.steps) + 1 if self.ctx.run.stage and slot.steps else 1):
             task = StepAhead(self.t, index, step)
@@ -587,7 +591,8 @@ class Iteration:
     # --- time --------------------------------------------------------------------------------
 
     def deadline(self) -> float:
-        """Earliest time (s) at which an outgoing microbatch is due: to be sent, or to be inquired after."""
+        """Earliest time (s) at which an outgoing microbatch is due: to be sent, or to be inquired after;
+        infinite if none is."""
         return self.sender.deadline()
 
     def tick(self) -> None:

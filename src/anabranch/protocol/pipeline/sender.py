@@ -164,7 +164,8 @@ class Sender:
         self._due_at = None
 
     def let_go(self, index: int) -> None:
-        """Forget a microbatch that was called back: another peer of this stage computes it."""
+        """Forget a microbatch that was called back: another peer of this stage computes it. A gradient of it
+        that still comes is ignored instead of refused."""
         self.forget(index)
         self.called_back.add(index)
 
@@ -198,7 +199,7 @@ class Sender:
     def on_slots(self, peer: str, slots: Slots) -> None:
         """Store the credits that `peer`, of the next stage, reports, send what can be sent, and return those
         that are neither guaranteed nor used. If it began to serve during this iteration, call microbatches
-        back from other peers for it."""
+        back from other peers for it, unless it is a standby or the swarm is large."""
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()
@@ -453,7 +454,8 @@ class Sender:
         """Note that the leader reported that it lacks something of this iteration (units by stage): where no
         usual time is known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step
         of a run, when the leader does not know either how long a step takes. In that step a report that
-        others lack than before begins the count anew: slow lines are no reason to compute twice (I6)."""
+        others lack than before begins the count anew: slow lines are no reason to compute twice (I6). Nothing
+        if the first step is a round."""
         if self._is_first and self._plan:
             return
         if self._is_first and lacking != self._lacking:
