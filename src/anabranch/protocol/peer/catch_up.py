@@ -32,8 +32,8 @@ CONFIRMATIONS = 3
 
 @dataclass
 class Unconfirmed:
-    """Loaded state of which a replica that serves does not know that it is the run's. asked: number of
-    questions to the leader about it."""
+    """State that a serving replica has loaded, and works with only once the leader or the log confirms that
+    it is the run's. asked: number of questions to the leader about it."""
 
     state: State
     asked: int = 0

@@ -89,7 +89,9 @@ class MessageHandlers:
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
         """Help to find units whose claims the leader lacks; `message.units` has them by stage. This peer asks
         the peers to which it sent those microbatches whether they have them, and sends the microbatches again
-        if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
+        if not (R6); credits that are kept unused here go to peers that wait for some. From now on claims name
+        who has the microbatches that were sent on. If no units are lacking, this peer repeats its own
+        reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.claims.names_holders = True
         repairs = iteration.repairs
@@ -221,7 +223,8 @@ class MessageHandlers:
 
     def _report(self, peer: str, message: msg.Report, payload: Payload | None) -> str | None:
         """Write lines to the run's event log at the founder; keep them elsewhere while the founder is away.
-        Returns the reason if they are refused: too many, too long, or of a third peer.
+        Returns the reason if they are refused: too many lines, or lines of a third peer. Too many bytes are
+        dropped, and their sender is not charged.
 
         Only members may report; lines of a peer that is not admitted are dropped. From voters the founder
         also accepts lines that other peers reported to them meanwhile.

@@ -112,7 +112,8 @@ class Iterations(Timer):
 
     def _opens(self, t: int) -> bool:
         """True if iteration t may be opened once its turn comes: no committed step waits to be applied, the
-        run is neither over nor paused, this peer serves in it, and every stage has a replica."""
+        run is neither over nor paused, this peer serves in it, and every stage has a replica. After the last
+        step only the closing evaluation may be opened, if there is one."""
         ctx, run = self._ctx, self._ctx.run
         if t < 1 or self._exit.stopped or self.replica.pending:
             return False
@@ -333,7 +334,8 @@ class Iterations(Timer):
             self._repeat_at = now + REPEAT_S
 
     def _repeat_s(self) -> float:
-        """Seconds between repeated reports; with islands at least a heartbeat interval: rounds are long."""
+        """Seconds between repeated reports, more in a large swarm; with islands at least a heartbeat
+        interval: rounds are long."""
         run = self._ctx.run
         least_s = run.settings.heartbeat_s if run.settings.rounds.inner else 0.0
         return max(least_s, REPEAT_S * max(1.0, len(run.membership.members) / REPEATING))

@@ -60,9 +60,10 @@ class LogReactions:
         self.follow(line)
 
     def follow(self, line: bytes, source: str = "") -> None:
-        """Apply the next committed line; request lines from the leader if this one does not follow; stop this
-        peer if it is the leader's and contradicts a line that was applied (`LogSources.lost_by`). source:
-        peer that sent the line, "" if this peer's own Raft node chose it."""
+        """Apply the next committed line, and have the parts react to it; ignore a line that was applied;
+        request lines from the leader if this one does not follow; stop this peer if it is the leader's and
+        contradicts a line that was applied (`LogSources.lost_by`). source: peer that sent the line, "" if
+        this peer's own Raft node chose it."""
         try:
             applied = self._log.apply(line)
         except AlreadyApplied:

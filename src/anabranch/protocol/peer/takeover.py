@@ -90,7 +90,8 @@ class Leadership:
 
     def _became(self, became: RoleChanged) -> None:
         """Follow a change of this voter's Raft role, or of the leader: take the lead, give it up, or believe
-        the new leader."""
+        the new leader. A founder that began to resume its run, and loses the lead before it was admitted, is
+        a stranger again."""
         ctx = self._ctx
         if became.role is Role.LEADER:
             self._won(became.term)
