@@ -65,7 +65,7 @@ class GradientFetch:
 
     def end(self) -> None:
         """Stop the fetch, if there is one, as no gradient is missing or useful any more; answers under way
-        are ignored."""
+        are ignored. Which replicas lack the gradient is forgotten, which sent a false one is not."""
         self._at = math.inf
         self._without.clear()
         self._awaited.clear()
@@ -77,8 +77,8 @@ class GradientFetch:
 
     def tick(self) -> None:
         """Ask the next replica, or give up, once the wait is over: if none that can be reached has the
-        gradient, or several rounds of requests brought nothing. Nothing before, or while no step is
-        wanted."""
+        gradient, or several rounds of requests brought nothing. Nothing before that, while no step is wanted,
+        or while the gradient's parts (`comes`) or an answer may be on their way."""
         record = self._wanted()
         if record is None or self.ctx.clock.now < self._at:
             return
@@ -151,6 +151,6 @@ class GradientFetch:
         self.ctx.tasks.submit(TaskPriority.STEP, Assemble(record.t), (payload,), checked)
 
     def _ask_next(self) -> None:
-        """Ask the next replica at once. Replicas keep only the last gradients: a peer that is further behind
-        soon has asked them all, and fetches the state."""
+        """Have the next `tick` ask another replica. Replicas keep only the last gradients: a peer that is
+        further behind soon has asked them all, and fetches the state."""
         self._at = min(self._at, self.ctx.clock.now)

@@ -50,7 +50,8 @@ class StepApply(Timer):
 
     def commit(self, record: Commit, base: str) -> None:
         """Store a committed step, and apply it as soon as it is its turn; one that is applied already is
-        ignored. base: hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
+        ignored. Of the step whose turn it is, standbys get the reduced parts now. base: hash of its log
+        entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
             if record.t == self.t + 1:
