@@ -110,9 +110,11 @@ class Dialer:
                 self.cancel(peer)
 
     def addresses(self, peer: str, again: bool = False) -> str:
-        """Addresses of `peer` to dial now, in order of preference ("" if there is none); through carriers if
-        it has none of its own, or if `again`: it did not answer at its own. Counts the carriers that it names
-        as tried, so that others come first the next time."""
+        """Addresses of `peer` to dial now, joined by commas, in order of preference ("" if there is none):
+        its own, and after them those through carriers if it has none that is direct, or if `again`, as it did
+        not answer at its own. The carriers that are named count as tried, so that others come first the next
+        time. Of a peer that is no member: its address as a dedicated carrier, or as a voter on this peer's
+        disk."""
         member = self.run.membership.members.get(peer)
         if member is None:
             return self.carriers.listed().get(peer) or self.fellows.get(peer, "")

@@ -50,7 +50,8 @@ class PeerContext:
     signer: Signer
 
     def use_settings(self, settings: Settings) -> None:
-        """Replace this peer's settings by those of the run that it joins."""
+        """Replace this peer's settings by those of the run that it joins; the order of its tasks and the size
+        of an activation, by which costs are estimated, follow from them."""
         self.run.use_settings(settings)
         self.tasks.put_iterations_first(bool(settings.delay.start))
         self.costs.activation_bytes = settings.activation_bytes
