@@ -38,7 +38,8 @@ DIRECT_S, DIRECT_MAX_S = 60.0, 960.0
 
 
 def is_pinged(silent: float) -> bool:
-    """True if a peer that has been silent for so many heartbeat intervals is pinged at this heartbeat."""
+    """True if a silent peer is pinged at this heartbeat: always at first, later at growing intervals. silent:
+    heartbeat intervals since its last message."""
     if silent <= SILENT_HEARTBEATS:
         return True
     return math.floor(math.log(silent) / GROWN) > math.floor(math.log(silent - 1.0) / GROWN)
@@ -210,8 +211,9 @@ class Connections:
         return True
 
     def renew(self, overdue: Overdue) -> str:
-        """Ask the driver to close the link to the peer of `overdue`, which is judged bad, so that a new
-        connection is made; returns the reason."""
+        """Ask the driver to close the link to the peer of `overdue`, as the link is judged bad, and note it
+        in the event log; returns the reason. The caller reports the link as down, so that the peer is dialled
+        again."""
         reason = f"the link is bad: {overdue}; connecting anew"
         self.ctx.outbox.note("suspected", subject=overdue.peer, reason=reason, **overdue.numbers())
         self.ctx.outbox.emit(HangUp(overdue.peer, reason))
@@ -330,9 +332,10 @@ class Connections:
 
     def slow_carrier(self, peer: str, trip_s: float) -> str:
         """Reason to leave the carrier of the link to `peer`, whose latest round trip took `trip_s`; "" to
-        stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by
-        the end that dials, or once payloads have become slow, by their sender; while there is another carrier
-        through which no circuit failed yet."""
+        stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by the
+        end that dials, or once payloads have become slow, by their sender; while there is another carrier
+        through which no circuit failed yet. To be called once for each answered ping; the reason is noted in
+        the event log."""
         ctx, via = self.ctx, self.ctx.links.carriers.get(peer, "")
         known = ctx.costs.neighbours.get(peer) if via else None
         if known is not None:
@@ -379,9 +382,10 @@ class Connections:
         return not all(links.broken_circuits[peer, other] for other in others)
 
     def leave_lossy(self) -> list[tuple[str, str]]:
-        """Peers whose carried links lose payloads, each with the reason to close the link. A link without
-        another carrier stays: through the same one a slow line would begin its payloads anew for ever. The
-        next carrier gets more time, as it may have been the line."""
+        """Peers whose carried links lose payloads, each with the reason to close the link, which the caller
+        does; from now on no link counts as `lossy`. A link without another carrier stays: through the same
+        one a slow line would begin its payloads anew for ever. The next carrier gets more time, as it may
+        have been the line."""
         why, leave = "passes heartbeats on, and payloads do not come in time", []
         for peer in sorted(self.ctx.links.lossy):
             if self._another_carrier(peer):
@@ -436,8 +440,8 @@ class Connections:
 
     def _wanted(self) -> Iterable[str]:
         """Members that this peer wants a link with, in the order of joining: members of its own and adjacent
-        stages, and voters; for a voter all members; in a large swarm neighbours and voters that are not
-        linked yet."""
+        stages, and voters; for a voter, and while stages are to be assigned by links, all members; in a large
+        swarm neighbours and voters that are not linked yet."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         if ctx.log.keeps_log(ctx.me) or ctx.run.deals:
             return members
