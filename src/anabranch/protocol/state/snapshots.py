@@ -41,12 +41,14 @@ class Snapshots(Timer):
     # --- own state ----------------------------------------------------------------------------
 
     def applied(self, t: int) -> None:
-        """Copy the state after step t, which was just applied, if a snapshot is due."""
+        """Copy the state after step t, which was just applied, if a snapshot is due; it is held and reported
+        to the leader once the copy is made."""
         if self.ctx.run.settings.snapshots_at(t):
             self.states.snapshot(self._pin_own)
 
     def loaded(self, state: State) -> None:
-        """Keep a downloaded state, which this replica now uses, if its iteration is a snapshot iteration."""
+        """Hold a downloaded state, which this replica now uses, as a snapshot, and report it to the leader,
+        if its iteration is a snapshot iteration."""
         if self.ctx.run.settings.snapshots_at(state.t):
             self._pin_own(state)
 
