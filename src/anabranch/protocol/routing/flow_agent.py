@@ -115,8 +115,10 @@ class FlowAgentDriver(Timer):
             self._give(ev.Wake())
 
     def measured(self, peer: str) -> None:
-        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent, which the first
-        neighbours start, of a new neighbour, or of changed link costs or places of this relay."""
+        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent of a new
+        neighbour, of a changed link cost, or of changed places of this relay. The agent is started with the
+        first neighbour of another stage, once a bandwidth is known or BEGIN_S later. Nothing of links while
+        the next iteration is a round."""
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()
@@ -160,7 +162,8 @@ class FlowAgentDriver(Timer):
 
     def received(self, peer: str, message: Route | Bargain | Burst | GotBurst) -> str | None:
         """Handle a letter of a neighbour's agent, a bandwidth probe (answered at once) or the answer to one;
-        returns the reason if it is refused."""
+        returns the reason if it is refused, else None. A letter is ignored while this peer has no agent, or
+        no flow link to `peer`."""
         match message:
             case Bargain():
                 return self._bargained(peer, message)
