@@ -96,9 +96,10 @@ class LinkTable:
         return self.up.pop(peer, None)
 
     def payload_late(self, peer: str, payload: LatePayload, late_s: float) -> None:
-        """Note that `payload`, sent to `peer`, is not there, although it should have been there `late_s`
-        seconds before even over a slow link (negative: it need not be there yet). Nothing below LATE_S, or if
-        no carrier forwards the link. With LATE_PAYLOADS different payloads the link is `lossy`."""
+        """Note that `payload`, which `peer` should have got (or sent, if it is a piece of a state), is not
+        there, although it should have been there `late_s` seconds before even over a slow link (negative: it
+        need not be there yet). Nothing below LATE_S, or if no carrier forwards the link. With LATE_PAYLOADS
+        different payloads the link is `lossy`."""
         if late_s >= LATE_S and peer in self.carriers:
             late = self._late.setdefault(peer, set())
             late.add(payload)

@@ -194,7 +194,7 @@ class RunView:
     @property
     def deals(self) -> bool:
         """True before the first iteration of a run whose stages are assigned by measured links: until then
-        every peer measures its links to all members."""
+        every peer measures its links to all members. False while there are more than SEARCHED members."""
         waits = self.settings.deal == "links" and not self.membership.begun
         return waits and len(self.membership.members) <= SEARCHED
 

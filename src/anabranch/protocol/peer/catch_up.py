@@ -323,8 +323,8 @@ class CatchUp(Timer):
             self.have(state.t, base, state.fingerprint)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed, and continue from it. base: of that state. The
-        stage must be built."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: hash of the log
+        entry that led to that state. The stage must be built."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(

@@ -38,7 +38,8 @@ _ONLY_LEADER = "only the leader says that"
 
 @dataclass(eq=False)
 class MessageGate:
-    """Gate between links and message handlers."""
+    """Gate between links and message handlers: checks each message by its row of the message table, then
+    hands it to its handler, keeps it for a later iteration, drops it or refuses it."""
 
     shared: SharedParts
     iterations: Iterations

@@ -146,7 +146,8 @@ class MessageHandlers:
         refused.
 
         A joiner or carrier is told who leads, and asks there. A founder that is back takes reports from
-        voters, and the leader's answers to its requests.
+        voters, and the leader's answers to its requests. Other messages are ignored if this peer was elected
+        or is one of several voters, else refused.
         """
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):

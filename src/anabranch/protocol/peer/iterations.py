@@ -316,7 +316,8 @@ class Iterations(Timer):
         return msg.Applied(fence, ctx.run.stage, replica.fingerprint, timing, links)
 
     def repeat(self) -> None:
-        """Repeat all reports that the leader may have missed. All are cumulative."""
+        """Repeat all reports that the leader may have missed (claim, PREPARED, last step, proof of the state,
+        what `repeat_others` repeats), and ask again for credits to be returned. All are cumulative."""
         now = self._ctx.clock.now
         self._repeat_at = math.inf
         if self.current is not None:

@@ -45,7 +45,8 @@ class Claims:
         self.changed = self.changed or not half
 
     def evaluated(self, index: int, loss_sum: float) -> None:
-        """Add the loss sum (nats) of evaluation microbatch `index`."""
+        """Record the loss sum (nats) of evaluation microbatch `index` for the next `send`, in place of one
+        recorded before."""
         self.evaluations[index] = loss_sum
         self.changed = True
 

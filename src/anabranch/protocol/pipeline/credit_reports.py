@@ -14,9 +14,10 @@ NEWS = 4
 
 class CreditReports:
     """Ledger of the credits granted in iteration t, and the messages that report its changes. Making it
-    grants credits in advance and reports them. capacity: microbatches that this peer can hold. plan: upstream
-    peer -> units of the planned flow that come from it. expected: upstream peer -> slots that come from it,
-    in a round whose slots are all bound to machines; else None."""
+    lowers the recent use of credits (`fade`), grants credits in advance and reports them. capacity:
+    microbatches that this peer can hold. plan: upstream peer -> units of the planned flow that come from it;
+    None: there is no plan. expected: upstream peer -> slots that come from it, in a round whose slots are all
+    bound to machines; else None."""
 
     def __init__(
         self,
@@ -86,12 +87,13 @@ class CreditReports:
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
-        """If a peer waits for its first credit, ask peers again to return one."""
+        """If a peer still waits for its first credit, and none is free, ask peers again to return one."""
         self.tell(self.ledger.insist())
 
     def lacking(self) -> None:
-        """Take unused credits back for peers that wait for one, as the leader says that the step lacks
-        units."""
+        """Withdraw unused credits that peers were asked to return, for peers that wait for one, and report to
+        the peers that get one; those that lose one are not told. Called when the leader says that the step
+        lacks units."""
         self.tell(self.ledger.withdraw())
 
     def use(self, peer: str) -> None:

@@ -55,8 +55,8 @@ class HopCandidates:
         self._in_pass, self._pass, self._found = False, None, []
 
     def took(self, peer: str) -> None:
-        """Note that a microbatch is sent to `peer`. Standbys become eligible once no microbatch was sent to
-        any other replica for some time."""
+        """Note that a microbatch is sent to `peer`; nothing for a standby. Standbys become eligible once no
+        microbatch was sent to any other replica for some time."""
         if peer not in self.ctx.standby_view.waits:
             self._served_at = self.ctx.clock.now
 
@@ -109,8 +109,8 @@ class HopCandidates:
         return open_to, min((at for at in until.values() if at > self.ctx.clock.now), default=all_at)
 
     def keeps_slot(self, holder: str) -> bool:
-        """True if the machine of a slot is reachable and serves the next stage in this round; where late
-        slots are dropped, it served in the round before, too."""
+        """True if `holder`, the machine of a slot, is reachable and serves the next stage in this round;
+        where late slots are dropped, it must have served there in the round before, too."""
         run = self.ctx.run
         since = self.t - 1 if run.settings.rounds.drops else self.t
         return run.membership.is_live(holder, run.next_stage(), since) and self.ctx.reachable(holder)
@@ -154,7 +154,8 @@ class HopCandidates:
 
     def _of_crew(self, slot: Slot) -> list[str]:
         """Machine of the next stage in a slot's crew, as a list of it alone; [] if it is not reachable (it is
-        dialled if it serves), left, or left and came back, and so lost what it had computed of the slot."""
+        dialled if it serves), left, or left and came back, and so lost what it had computed of the slot. []
+        of a slot without a crew."""
         if not slot.crew:
             return []
         holder = slot.crew[self.ctx.run.next_stage() - 1]
@@ -250,8 +251,9 @@ class HopCandidates:
 
     def _offered_s(self, peer: str) -> float:
         """Compute seconds of one microbatch at a peer that has not reported any yet, from what was measured
-        when it joined; 0: not known. Without them the first peer to grant its credits would get all
-        microbatches of the first iteration, as nothing would speak for waiting for another one's."""
+        when it joined; 0: not known, or the peer is a data node. Without them the first peer to grant its
+        credits would get all microbatches of the first iteration, as nothing would speak for waiting for
+        another one's."""
         run, stage = self.ctx.run, self.ctx.run.next_stage()
         member = run.membership.members.get(peer)
         if not stage or member is None or not plausible(member.forward_s):

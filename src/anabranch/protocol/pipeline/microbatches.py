@@ -307,7 +307,8 @@ class Iteration:
             self._send_on(unit, loss)
 
     def _send_on(self, unit: IncomingMicrobatch, output: Payload) -> None:
-        """Send the output of a forward task to the next stage, and go on if its gradient is here already."""
+        """Send the output of a forward task to the next stage; begin the inner steps if the microbatch is a
+        crew's slot; submit the backward task if its gradient is here already."""
         unit.forward_done = True
         slot = self.source.slot(unit.index)
         if slot.crew and self.ctx.run.settings.rounds.pipeline:
@@ -467,7 +468,8 @@ class Iteration:
             self._release_slot(unit)
 
     def _claim(self, unit: IncomingMicrobatch, name: int, result: Result) -> None:
-        """Claim a unit whose weight gradient was added with this result."""
+        """Claim the unit numbered `name` of microbatch `unit`, whose weight gradient was added with this
+        result, and begin the steps that this machine takes ahead (`_go_ahead`)."""
         if result.digest:
             self.claims.own[name] = result
         self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))

@@ -119,7 +119,8 @@ class Sender:
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
         """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
         gradients. payload: not stored here; None only in an evaluation. Returns True if it is the first one
-        for this microbatch, and the reason if it is refused, else None."""
+        for this microbatch, and the reason if it is refused, else None. A further one is not refused, and
+        ends a redo."""
         item = self.items.get(index)
         if item is None and index in self.called_back:
             return False, None
@@ -170,7 +171,8 @@ class Sender:
         self.called_back.add(index)
 
     def on_got(self, peer: str, index: int) -> None:
-        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`.
+        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`; nothing
+        if none is awaited.
 
         If the activation was sent twice over one link, the first one arrives first, however much later than
         expected: the acknowledgement says nothing about the second (Karn, Partridge, SIGCOMM 1987).
@@ -498,8 +500,9 @@ class Sender:
             self.pump()
 
     def _ask_others(self, item: OutgoingMicrobatch) -> None:
-        """Prefer other peers for a waiting microbatch than those that it asked in vain; one that has not even
-        reported its credits in this iteration gets no microbatches for a while."""
+        """Forget the requests of a waiting microbatch, and prefer other peers for it than those that it asked
+        in vain; one of these that has not even reported its credits in this iteration gets no microbatches
+        for a while."""
         asked = {peer for peer, _ in item.asked}
         for peer in asked - self.credits.keys():
             self.ctx.costs.missed(peer, self.t)

@@ -197,7 +197,8 @@ class Source:
 
     def split_again(self) -> None:
         """Follow the new split of an iteration that lost all data nodes that it was opened with while this
-        peer had it in flight: take over the microbatches that are assigned to this data node now."""
+        peer had it in flight: take over the microbatches that are assigned to this data node now. Nothing in
+        other iterations."""
         membership = self.ctx.run.membership
         if not (membership.is_reopened(self.t) and membership.is_split(self.t)):
             return

@@ -415,7 +415,8 @@ class Download:
 
     def _overdue(self, source: Source) -> None:
         """Give up waiting for a source that did not answer in time; its outstanding pieces are requested from
-        it once more or from others. Where its link is up, a carrier may drop them."""
+        it once more or from others. Where its link is up, the first of them counts as late
+        (`LinkTable.payload_late`): a carrier may drop them."""
         self._reason = f"{source.peer[:8]} did not answer"
         reachable = self.ctx.reachable(source.peer)
         if reachable and source.asked:
