@@ -227,8 +227,8 @@ class MessageHandlers:
         Returns the reason if they are refused: too many lines, or lines of a third peer. Too many bytes are
         dropped, and their sender is not charged.
 
-        Only members may report; lines of a peer that is not admitted are dropped. From voters the founder
-        also accepts lines that other peers reported to them meanwhile.
+        Only members and voters may report; lines of other peers are dropped. From voters the founder also
+        accepts lines that other peers reported to them meanwhile.
         """
         ctx, founder = self._ctx, self.leadership.founder
         if not ctx.rate_limits.charge(peer, LINES, ctx.clock.now, len(message.events)):
@@ -336,8 +336,9 @@ class MessageHandlers:
     # --- observers -----------------------------------------------------------------------------
 
     def _watch(self, peer: str, message: msg.Watch, payload: Payload | None) -> str | None:
-        """Show the event log to an observer; return the reason if that is refused. A peer with any ticket may
-        read it: one that was taken for a joiner until then counts as linked no more."""
+        """Show the event log to an observer; return the reason if that is refused, as it is by any peer but
+        the founder. A peer with any ticket may read it: one that was taken for a joiner until then counts as
+        linked no more."""
         if not self.leadership.founder:
             return "the run's events are with the data node that founded it"
         refusal = self.event_log_server.asked(peer, message, self._ticket_of(peer))

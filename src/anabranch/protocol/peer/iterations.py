@@ -275,12 +275,10 @@ class Iterations(Timer):
 
     def vouch(self) -> None:
         """Send the leader the proof of this replica's state while its stage has a joiner, whose own proof is
-        compared with it (R14).
-
-        In a run of more than REPEATING members, which come and go all the time, the same proof is sent once
-        to a leader and then only with the repeated reports: sent after each Members record, it was a sixth of
-        all messages.
-        """
+        compared with it (R14). Nothing if this replica does not serve the next iteration, or until its proof
+        is computed. In a run of more than REPEATING members, which come and go all the time, the same proof
+        is sent once to a leader and then only with the repeated reports: sent after each Members record, it
+        was a sixth of all messages."""
         ctx, run, serving = self._ctx, self._ctx.run, self._ctx.run.membership.active_from
         to = self._state(), ctx.log.leader, ctx.log.term
         if self._vouched == to and len(run.membership.members) > REPEATING:

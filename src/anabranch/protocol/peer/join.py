@@ -289,7 +289,7 @@ class JoinProcess(Timer):
 
     def report(self) -> None:
         """Report the state and its proof to the leader, once it is loaded; repeated until the log lets this
-        peer serve."""
+        peer serve. Nothing before it is loaded, or by a member that only audits."""
         if self.step is not Step.READY:
             return
         ctx, replica = self._ctx, self._iterations.replica

@@ -140,7 +140,8 @@ class Leadership:
         return coordinator
 
     def _take_over(self) -> None:
-        """Build the coordinator from the state in the log; members repeat their reports to the new leader."""
+        """Build the coordinator from the state in the log; members repeat their reports to the new leader,
+        and those that do not connect within ARRIVAL_S count as lost."""
         ctx, progress, summary, joining = self._ctx, self._progress, self._summary, self._joining
         lead, genesis, connections = self.coordinate(), self._entry.genesis, self._links.connections
         fingerprints = summary.fingerprints if progress.committed else genesis.fingerprints

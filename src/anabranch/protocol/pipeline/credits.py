@@ -216,7 +216,8 @@ class SlotLedger:
     def give_back(self, peer: str, total: int) -> list[str]:
         """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
         `peer` has returned so far; those counted before, and more than it holds unused, are ignored. A
-        guaranteed one that it returns may be granted to it again at once. [] without a grant."""
+        guaranteed one that it returns may be granted to it again at once; a withdrawn one that it returns is
+        withdrawn no more. [] without a grant."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -233,9 +234,10 @@ class SlotLedger:
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
         """Handle a request of `peer` for a credit for microbatch `index`; returns the peers to tell their
-        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request is
-        told: it may not know its credits. A peer without a grant gets one without guaranteed credits, and
-        another peer may lose a guaranteed credit for it."""
+        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request,
+        or has sent nothing yet on its guaranteed credits, is told: it may not know its credits. A peer
+        without a grant gets one without guaranteed credits, and another peer may lose a guaranteed credit for
+        it."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)

@@ -96,7 +96,7 @@ class HopCandidates:
         peers, own = [peer for peer in self.peers() if self.ctx.reachable(peer)], True
         if not any(self._is_preferred(item, peer) for peer in peers):
             own = False
-            peers += [peer for peer in self.strangers() if peer not in peers]
+            peers += [peer for peer in self.beyond_neighbours() if peer not in peers]
         peers, all_at = self._preferred(item, peers)
         working, waits = self.ctx.standby_view.working(peers), self.ctx.standby_view.waits
         if len(working) == len(peers):
@@ -260,10 +260,10 @@ class HopCandidates:
             return 0.0
         return pass_s(member, run.settings.counts[stage - 1])
 
-    def strangers(self) -> list[str]:
-        """Reachable replicas of a large next stage, for when no neighbour is reachable or all of them refused
-        a microbatch or kept some too long; some unlinked ones are dialled for later. Empty in a small
-        swarm."""
+    def beyond_neighbours(self) -> list[str]:
+        """Reachable replicas of a large next stage, neighbours or not, for when no neighbour is reachable or
+        all of them refused a microbatch or kept some too long; some unlinked ones are dialled for later.
+        Empty in a small swarm."""
         ctx = self.ctx
         if not ctx.run.near.crowded:
             return []

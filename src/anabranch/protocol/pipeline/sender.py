@@ -251,7 +251,7 @@ class Sender:
 
     def _call_back(self, newcomer: str) -> None:
         """Call microbatches back for a peer that began to serve the next stage during the iteration: the
-        other peers may have all the work."""
+        other peers may have all the work. `units_to_recall` says how many of which peer."""
         sent: dict[str, list[OutgoingMicrobatch]] = {}
         for item in self.items.values():
             away = item.leg is OutgoingState.SENT and item.train and (item.redoing or not item.returned)
@@ -480,7 +480,7 @@ class Sender:
         other neighbour is in a large swarm, replicas that are none count, and some are dialled."""
         if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer):
             return True
-        return any(peer != item.peer for peer in self.hops.strangers())
+        return any(peer != item.peer for peer in self.hops.beyond_neighbours())
 
     # --- time ----------------------------------------------------------------------------------
 
