@@ -83,8 +83,9 @@ class Dialer:
         self._due_at = None
 
     def stand_by(self, peer: str) -> None:
-        """Plan to dial a member without an address that is to dial this peer, unless it is linked by then: it
-        may know no carrier that reaches this peer, where this peer knows one that reaches it."""
+        """Plan to dial, in STAND_BY_S, a member without an address of its own that is to dial this peer,
+        unless it is linked by then: it may know no carrier that reaches this peer, where this peer knows one
+        that reaches it."""
         member = self.run.membership.members.get(peer)
         if member is None or direct_addresses(member.address):
             return

@@ -81,8 +81,9 @@ class _Sender:
 
 
 class EarlyBuffer:
-    """Messages that are too early for this peer, about iterations that it has not opened, in order of
-    arrival: (sender, message, payload, its memory in largest payloads)."""
+    """Buffer of messages that are too early for this peer, about iterations that it has not opened, within a
+    budget for each sender. They come out in order of arrival, each as (sender, message, payload, the
+    payload's memory in largest payloads)."""
 
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}

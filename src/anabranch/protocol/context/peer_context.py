@@ -75,7 +75,8 @@ class PeerContext:
         return member is not None and member.incarnation == self.incarnation
 
     def knows_process(self, peer: str) -> bool:
-        """True if the log has the linked process of `peer` as a member, not an earlier or later process."""
+        """True if the log has the process of `peer` that was linked last as a member, not an earlier or later
+        process."""
         member = self.run.membership.members.get(peer)
         return member is not None and self.links.incarnations.get(peer) == member.incarnation
 

@@ -35,7 +35,7 @@ class RunCourse:
     """Number of steps and pause of a run, folded from the `Control` records of its log.
 
     steps: number of optimizer steps; 0 leaves it to the run file. held: last iteration to be opened during a
-    pause; -1 where the run is not paused.
+    pause, lowered by a `Rollback`; -1 where the run is not paused.
     """
 
     steps: int = 0

@@ -112,7 +112,8 @@ class IndirectProbes:
 
     def _candidates(self, subject: str, stage: int) -> tuple[list[str], list[str]]:
         """Linked members that can be asked about `subject`, as two lists: those at its stage or an adjacent
-        one (probably linked to it), and the others."""
+        one (probably linked to it) with the leader, and the others. In a large swarm only neighbours of
+        `subject` and the leader."""
         ctx, stages = self.ctx, self.ctx.run.settings.stages + 1
         near: list[str] = []
         far: list[str] = []

@@ -169,10 +169,9 @@ class Iteration:
         `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why the
         message is refused, or None.
 
-        A repeated message is ignored. So is the activation of a peer that sent UNUSABLE_MAX unusable ones of
-        this microbatch: without an answer the peer waits longer each time before it sends another. If the
-        microbatch is here already, `peer` becomes its upstream peer and gets the gradient, and the credit is
-        freed. An activation of a sender of false inputs is given up (`Lack`).
+        A repeated message is ignored. So is one of a peer that sent UNUSABLE_MAX unusable ones of this
+        microbatch. If the microbatch is here already, `peer` becomes its upstream peer and gets the gradient,
+        and the credit is freed. An activation of a sender of false inputs is given up (`Lack`).
         """
         if payload is None:
             return "forward without its activation"

@@ -162,8 +162,8 @@ class Repairs:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """Give up `peer`, whose link broke or which is suspected: send the microbatches whose gradient it
-        owes, or whose claim the leader misses, to another replica, and await no answers from it in
-        searches."""
+        owes, or whose claim the leader misses, to another replica, and await no answers from it in searches.
+        Nothing if its link events do not matter (`_is_beyond`)."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 

@@ -111,7 +111,8 @@ class UpstreamReplies:
 
     def _may_ask(self, unit: IncomingMicrobatch, peer: str) -> bool:
         """True if a peer gets the gradient of a microbatch for the asking: it sent that here, or its sender
-        is not heard any more, or the peer asked for few such (MAY_ASK)."""
+        is not heard any more, or the peer asked for few such (MAY_ASK), which is counted then; always in an
+        evaluation."""
         if not unit.train or self._sent(unit, peer) or not self._heard(unit.sender):
             return True
         asked = self._asked[peer]

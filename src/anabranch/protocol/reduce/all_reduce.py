@@ -441,8 +441,9 @@ class AllReduce:
         self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send `peer`, a member or helper whose link is back, the own and reduced parts that it may have
-        missed; nothing to others, or while this peer has no reduce whose parts are there."""
+        """Send `peer`, a member or helper whose link is back, the own and reduced parts, or the sum of this
+        replica's cell, that it may have missed; nothing to others, or while this peer has no reduce whose
+        parts are there."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return

@@ -125,8 +125,9 @@ class GradientFetch:
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         """Take the answer of `peer`. payload: the gradient, whose digest is checked; None if `peer` does not
-        have it. Without the right gradient the next replica is asked, and this one no more. An answer about
-        another step, or of a peer that was not asked, is ignored."""
+        have it. Without the right gradient the next replica is asked, and this one no more; who sent a false
+        one is asked last for later steps, too. An answer about another step, or of a peer that was not asked,
+        is ignored."""
         record = self._wanted()
         if record is None or (record.t, self.ctx.run.stage) != (message.t, message.stage):
             return

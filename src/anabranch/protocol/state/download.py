@@ -251,7 +251,7 @@ class Download:
 
     def _put_aside(self, source: Source, status: SourceStatus, tries: int | None = None) -> None:
         """Stop to download from a source, for the reason in `status`; the pieces that it owes are requested
-        from others. tries: times that it may still be asked."""
+        from others. tries: times that it may still be asked (None: as before)."""
         source.status, source.due = status, math.inf
         owed, source.asked = source.asked, set()
         elsewhere = {piece for other in self.sources.values() for piece in other.asked}

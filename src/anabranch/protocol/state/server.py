@@ -77,8 +77,10 @@ class StateServer:
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
         """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
-        that it is not here. The request of a peer that may not have states of the stage (`_needs`) is kept
-        until the members change: the log entry that admits it may not be here yet."""
+        that it is not here. A request for the state after the next step is answered once that step is
+        applied. The request of a peer that may not have states of the stage (`_needs`) is kept until the
+        members change, as the log entry that admits it may not be here yet; beyond EARLY_KEPT such peers it
+        is dropped."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message

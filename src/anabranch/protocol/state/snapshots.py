@@ -57,8 +57,8 @@ class Snapshots(Timer):
         self.report()
 
     def _pin(self, state: State) -> None:
-        """Hold a snapshot; drop older ones of its stage: what others report never makes this peer hold more
-        and more."""
+        """Hold a snapshot. Of its stage only the newest KEPT_PER_STAGE and the last complete one stay: what
+        others report never makes this peer hold more and more."""
         self.states.pinned[state.stage, state.t] = state
         for key in sorted(key for key in self.states.pinned if key[0] == state.stage)[:-KEPT_PER_STAGE]:
             if key[1] != self.complete_t:

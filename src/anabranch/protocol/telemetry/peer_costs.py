@@ -306,7 +306,8 @@ class PeerCosts:
         return 8.0 * size_bytes / (max(reported_bps, slowest_bps) / SLOWER)
 
     def reduce_s(self, size_bytes: float) -> float:
-        """Estimated time (s) of an all-reduce in which this peer sends `size_bytes`."""
+        """Estimated time (s) of an all-reduce in which this peer sends `size_bytes`, at the median bandwidth
+        of its links, or before a measurement at LEAST_BPS."""
         return 8.0 * size_bytes / max(self._bandwidths.median() or LEAST_BPS, CRAWL_BPS)
 
     def _own_pass_s(self) -> float:
@@ -316,7 +317,8 @@ class PeerCosts:
 
     def pass_s(self, peer: str, me: str) -> float:
         """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless it reported times of
-        both. If `peer` is `me`, this peer itself: its own measured times."""
+        both. If `peer` is `me`, this peer itself: mean of its own measured times, or the one that is
+        known."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)
