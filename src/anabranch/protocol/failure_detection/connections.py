@@ -149,7 +149,8 @@ class Connections:
 
     def _beat(self) -> None:
         """Send the pings that are due. Peers are pinged together once per heartbeat interval; in a large
-        swarm a part of them at a time."""
+        swarm a part of them at a time. Once per interval this also runs the action of `at_next_beat`, chooses
+        the watched links anew, and dials voters if that is due (`_seek`)."""
         ctx, heartbeat_s = self.ctx, self.ctx.run.settings.heartbeat_s
         whole = ctx.clock.now >= self._beat_at - 0.5 * heartbeat_s / LOOKS  # parts of it need not add up
         if whole:
@@ -167,9 +168,10 @@ class Connections:
             self._seek()
 
     def _turns(self, whole: bool) -> list[str]:
-        """Peers to ping now: all watched ones; in a large swarm only those from which nothing came for a
-        heartbeat interval, and those not pinged for MEASURED intervals (pings also measure links and carry
-        the length of the log). whole: True at the heartbeat itself, False between two."""
+        """Peers to ping now, which count as pinged: all watched ones, in a large swarm after `hurry`; else
+        there only those from which nothing came for a heartbeat interval, and those not pinged for MEASURED
+        intervals (pings also measure links and carry the length of the log). whole: True at the heartbeat
+        itself, False between two."""
         links, ctx, everyone = self._listening(), self.ctx, self._hurries
         self._hurries = False
         if not ctx.run.near.crowded or everyone:
@@ -375,7 +377,8 @@ class Connections:
         return payloads is not None and payloads.at > -math.inf and not payloads.slowed
 
     def _another_carrier(self, peer: str) -> bool:
-        """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet."""
+        """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet. A
+        carrier must forward the present link."""
         links = self.ctx.links
         others = {way.rpartition("/")[2] for way in self.ctx.dialer.carriers.ways(peer)}
         others -= {links.carriers[peer], *links.suspects}
@@ -463,8 +466,8 @@ class Connections:
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:
-        """Close idle links to members of other stages that are no neighbours, in a large swarm; called when
-        an iteration begins."""
+        """Close idle links to members of other stages that are no neighbours and exchange no work with this
+        peer, in a large swarm; called when an iteration begins."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         watched = self._listen()
         if watched is ctx.links.up:

@@ -158,7 +158,8 @@ class IndirectProbes:
     # --- answering -----------------------------------------------------------------------------
 
     def received(self, peer: str, message: Probe | Probed) -> str | None:
-        """Handle a question (`Probe`) or answer (`Probed`) of `peer`; returns the reason if it is refused."""
+        """Handle a question (`Probe`) or answer (`Probed`) of `peer`; returns the reason if it is refused, as
+        it is of a peer that is no member, or another process than the member, else None."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if member is None or ctx.links.incarnations.get(peer, member.incarnation) != member.incarnation:

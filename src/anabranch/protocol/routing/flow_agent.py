@@ -57,7 +57,8 @@ class FlowAgentDriver(Timer):
         self.restart()
 
     def restart(self) -> None:
-        """Drop the agent and its flow, because this peer serves another stage from now on."""
+        """Drop the agent, its flow and what bandwidth probes found, because this peer serves another stage
+        from now on."""
         self.probes = BandwidthProbes(self.ctx)
         self.agent: Agent | None = None
         self.neighbours: dict[tuple[str, Side], LinkHistory] = {}
@@ -83,7 +84,7 @@ class FlowAgentDriver(Timer):
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
         """Number of units of the standing flow (units with a whole reserved path) that come from each of the
-        peers `upstream`; peers from which none come are left out."""
+        peers `upstream`; peers from which none come are left out. Empty without an agent."""
         if self.agent is None:
             return {}
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
