@@ -168,10 +168,10 @@ class Connections:
             self._seek()
 
     def _turns(self, whole: bool) -> list[str]:
-        """Peers to ping now, which count as pinged: all watched ones, in a large swarm after `hurry`; else
-        there only those from which nothing came for a heartbeat interval, and those not pinged for MEASURED
-        intervals (pings also measure links and carry the length of the log). whole: True at the heartbeat
-        itself, False between two."""
+        """Peers to ping now, which count as pinged from then on: all watched ones; in a large swarm, unless
+        `hurry` was called, only those from which nothing came for a heartbeat interval, and those not pinged
+        for MEASURED intervals (pings also measure links and carry the length of the log). whole: True at the
+        heartbeat itself, False between two."""
         links, ctx, everyone = self._listening(), self.ctx, self._hurries
         self._hurries = False
         if not ctx.run.near.crowded or everyone:

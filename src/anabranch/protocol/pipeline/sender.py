@@ -224,8 +224,9 @@ class Sender:
         self.forget_asks(peer)
 
     def drop_peer(self, peer: str) -> None:
-        """Forget the credits that a removed peer granted to this sender, and the requests for more. What was
-        sent to it is not sent again by that (`Repairs.peer_removed`)."""
+        """Forget the credits that a removed peer granted to this sender, and the requests for more; if it
+        serves again, it counts as new (`_call_back`). What was sent to it is not sent again by that
+        (`Repairs.peer_removed`)."""
         self.credits.pop(peer, None)
         self._initial_peers.discard(peer)
         self.forget_asks(peer)
