@@ -54,11 +54,11 @@ class CarrierChoice:
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
-        """Addresses of `peer` through carriers (`address/carrier`), at most ADDRESSES_TRIED, in the order to
-        try them: the first address of each carrier, then the second of each, and so on; [] if no carrier is
-        known. Suspected carriers come last; before that, carriers are ordered by the number of circuits to
-        `peer` that broke and of dials that named them in vain, then dedicated ones first and the log's leader
-        last, then by the measured cost of the link to the carrier."""
+        """Addresses of `peer` through carriers (`address/carrier`), at most ADDRESSES_TRIED of the TRIED best
+        carriers, in the order to try them: the first address of each carrier, then the second of each, and so
+        on; [] if no carrier is known. Suspected carriers come last; before that, carriers are ordered by the
+        number of circuits to `peer` that broke and of dials that named them in vain, then dedicated ones
+        first and the log's leader last, then by the measured cost of the link to the carrier."""
         candidates = {c: direct for c, a in self.run.carriers.items() if (direct := direct_addresses(a))}
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):

@@ -83,8 +83,9 @@ class Dialer:
         self._due_at = None
 
     def stand_by(self, peer: str) -> None:
-        """Plan to dial a member without an address that is to dial this peer, unless it is linked by then: it
-        may know no carrier that reaches this peer, where this peer knows one that reaches it."""
+        """Plan to dial, in STAND_BY_S, a member without an address of its own that is to dial this peer,
+        unless it is linked by then: it may know no carrier that reaches this peer, where this peer knows one
+        that reaches it."""
         member = self.run.membership.members.get(peer)
         if member is None or direct_addresses(member.address):
             return
@@ -110,9 +111,11 @@ class Dialer:
                 self.cancel(peer)
 
     def addresses(self, peer: str, again: bool = False) -> str:
-        """Addresses of `peer` to dial now, in order of preference ("" if there is none); through carriers if
-        it has none of its own, or if `again`: it did not answer at its own. Counts the carriers that it names
-        as tried, so that others come first the next time."""
+        """Addresses of `peer` to dial now, joined by commas, in order of preference ("" if there is none):
+        its own, and after them those through carriers if it has none that is direct, or if `again`, as it did
+        not answer at its own. The carriers that are named count as tried, so that others come first the next
+        time. Of a peer that is no member: its address as a dedicated carrier, or as a voter on this peer's
+        disk."""
         member = self.run.membership.members.get(peer)
         if member is None:
             return self.carriers.listed().get(peer) or self.fellows.get(peer, "")

@@ -52,8 +52,9 @@ class _Entry:
 @dataclass
 class _Sender:
     """Messages kept of one sender. member: True if it was one when it sent the last. entries: in order of
-    arrival. counts: of all; of those with a payload, but for parts of low numbers; of these parts. share,
-    size_bytes: sums of those of the entries."""
+    arrival. counts: three numbers of messages: all; those with a payload, without the parts of a reduce that
+    have low numbers (below half of EARLY_PARTS_MAX); those parts. share, size_bytes: sums of those of the
+    entries."""
 
     member: bool
     entries: list[_Entry] = field(default_factory=list)
@@ -80,8 +81,9 @@ class _Sender:
 
 
 class EarlyBuffer:
-    """Messages that are too early for this peer, about iterations that it has not opened, in order of
-    arrival: (sender, message, payload, its memory in largest payloads)."""
+    """Buffer of messages that are too early for this peer, about iterations that it has not opened, within a
+    budget for each sender. They come out in order of arrival, each as (sender, message, payload, the
+    payload's memory in largest payloads)."""
 
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
@@ -191,8 +193,8 @@ def _newest(sender: _Sender, part: Part) -> bool:
 
 
 def _of_kind(message: FencedMessage, payload: object) -> tuple[int, int]:
-    """(index of its count in those of its sender, most of its kind) of a message with a payload; (0, _) if it
-    has none."""
+    """(index of the message's kind in `_Sender.counts`, most messages of that kind that are kept of one
+    sender); (0, EARLY_MAX) without a payload."""
     if payload is None:
         return 0, EARLY_MAX
     few = not isinstance(message, Part) or message.part >= EARLY_PARTS_MAX // 2

@@ -69,7 +69,8 @@ class LinkTable:
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
         """Record to which process of `peer` a new link leads, and through which carrier ("": none); `add`
-        enters the link itself. The count of its dials through carriers begins anew."""
+        enters the link itself. The counts of dials through carriers, of late payloads, and after a direct
+        link of broken circuits, begin anew."""
         self.incarnations[peer] = incarnation
         self.payloads_come(peer)
         _forget(self.tried_carriers, peer)
@@ -95,8 +96,10 @@ class LinkTable:
         return self.up.pop(peer, None)
 
     def payload_late(self, peer: str, payload: LatePayload, late_s: float) -> None:
-        """Note that `payload`, sent to `peer`, is not there, although it should have been there `late_s`
-        before even over a slow link (negative: it is not late). With the second a carried link is `lossy`."""
+        """Note that `payload`, which `peer` should have got (or sent, if it is a piece of a state), is not
+        there, although it should have been there `late_s` seconds before even over a slow link (negative: it
+        need not be there yet). Nothing below LATE_S, or if no carrier forwards the link. With LATE_PAYLOADS
+        different payloads the link is `lossy`."""
         if late_s >= LATE_S and peer in self.carriers:
             late = self._late.setdefault(peer, set())
             late.add(payload)

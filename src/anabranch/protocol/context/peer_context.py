@@ -50,7 +50,8 @@ class PeerContext:
     signer: Signer
 
     def use_settings(self, settings: Settings) -> None:
-        """Replace this peer's settings by those of the run that it joins."""
+        """Replace this peer's settings by those of the run that it joins; the order of its tasks and the size
+        of an activation, by which costs are estimated, follow from them."""
         self.run.use_settings(settings)
         self.tasks.put_iterations_first(bool(settings.delay.start))
         self.costs.activation_bytes = settings.activation_bytes
@@ -74,7 +75,8 @@ class PeerContext:
         return member is not None and member.incarnation == self.incarnation
 
     def knows_process(self, peer: str) -> bool:
-        """True if the log has the linked process of `peer` as a member, not an earlier or later process."""
+        """True if the log has the process of `peer` that was linked last as a member, not an earlier or later
+        process."""
         member = self.run.membership.members.get(peer)
         return member is not None and self.links.incarnations.get(peer) == member.incarnation
 

@@ -35,7 +35,7 @@ class RunCourse:
     """Number of steps and pause of a run, folded from the `Control` records of its log.
 
     steps: number of optimizer steps; 0 leaves it to the run file. held: last iteration to be opened during a
-    pause; -1 where the run is not paused.
+    pause, lowered by a `Rollback`; -1 where the run is not paused.
     """
 
     steps: int = 0
@@ -123,8 +123,9 @@ class RunView:
     # --- rounds --------------------------------------------------------------------------------
 
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
-        """Store the plan of iteration t from the log (UNSET: it has none) and drop those of later rounds.
-        Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
+        """Store the plan of iteration t, the next one, from the log (UNSET: it has none) and drop those of
+        later rounds. Returns "", or the reason why no honest leader would log this plan, which is then not
+        stored."""
         slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = sets_of(slots).problem(self.settings.rounds, t, self.settings.stages)
@@ -174,7 +175,8 @@ class RunView:
         return self.settings.cover(stage)
 
     def manifest(self, t: int) -> str:
-        """Hash of the batch of iteration t; "" on peers without the corpus, unless it is a round."""
+        """Hash of the batch of iteration t, in a round of its plan; "" if this peer does not have the corpus
+        and t is no round."""
         if self.settings.rounds.has(t):
             return plan_hash(self.plan(t))
         return "" if self.schedule is None or self.schedule.manifest is None else self.schedule.manifest(t)
@@ -192,7 +194,7 @@ class RunView:
     @property
     def deals(self) -> bool:
         """True before the first iteration of a run whose stages are assigned by measured links: until then
-        every peer measures its links to all members."""
+        every peer measures its links to all members. False while there are more than SEARCHED members."""
         waits = self.settings.deal == "links" and not self.membership.begun
         return waits and len(self.membership.members) <= SEARCHED
 
@@ -251,8 +253,8 @@ class StandbyView:
         """Term and number of the last announcement."""
 
     def announced(self, term: int, message: Spared) -> str | None:
-        """Store the standbys that the leader of `term` announced, unless a later announcement is known;
-        returns the reason if it is refused."""
+        """Store the standbys that the leader of `term` announced, unless this or a later announcement is
+        known. Returns the reason if it is refused (too many standbys, or an implausible wait), else None."""
         waits = message.waits
         if len(waits) > SEARCHED or not all(0.0 <= wait_s <= MOST_S for wait_s in waits.values()):
             return "replicas that nobody spares so"

@@ -117,8 +117,8 @@ class WorkQueue:
         heapq.heapify(self._heap)
 
     def hurry(self, t: int) -> None:
-        """Put the waiting steps ahead that were submitted in iteration `t` before all other tasks: its result
-        is applied after them."""
+        """Give the waiting tasks of rank AHEAD of iteration `t` (steps of the next round) the first place in
+        the queue: they must be done before the result of `t` is applied."""
         for job in self._heap:
             if job.rank == TaskPriority.AHEAD and job.t == t:
                 job.rank, job.index = int(TaskPriority.STEP), -1

@@ -38,7 +38,8 @@ DIRECT_S, DIRECT_MAX_S = 60.0, 960.0
 
 
 def is_pinged(silent: float) -> bool:
-    """True if a peer that has been silent for so many heartbeat intervals is pinged at this heartbeat."""
+    """True if a silent peer is pinged at this heartbeat: always at first, later at growing intervals. silent:
+    heartbeat intervals since its last message."""
     if silent <= SILENT_HEARTBEATS:
         return True
     return math.floor(math.log(silent) / GROWN) > math.floor(math.log(silent - 1.0) / GROWN)
@@ -148,7 +149,8 @@ class Connections:
 
     def _beat(self) -> None:
         """Send the pings that are due. Peers are pinged together once per heartbeat interval; in a large
-        swarm a part of them at a time."""
+        swarm a part of them at a time. Once per interval this also runs the action of `at_next_beat`, chooses
+        the watched links anew, and dials voters if that is due (`_seek`)."""
         ctx, heartbeat_s = self.ctx, self.ctx.run.settings.heartbeat_s
         whole = ctx.clock.now >= self._beat_at - 0.5 * heartbeat_s / LOOKS  # parts of it need not add up
         if whole:
@@ -166,9 +168,10 @@ class Connections:
             self._seek()
 
     def _turns(self, whole: bool) -> list[str]:
-        """Peers to ping now: all watched ones; in a large swarm only those from which nothing came for a
-        heartbeat interval, and those not pinged for MEASURED intervals (pings also measure links and carry
-        the length of the log). whole: True at the heartbeat itself, False between two."""
+        """Peers to ping now, which count as pinged from then on: all watched ones; in a large swarm, unless
+        `hurry` was called, only those from which nothing came for a heartbeat interval, and those not pinged
+        for MEASURED intervals (pings also measure links and carry the length of the log). whole: True at the
+        heartbeat itself, False between two."""
         links, ctx, everyone = self._listening(), self.ctx, self._hurries
         self._hurries = False
         if not ctx.run.near.crowded or everyone:
@@ -210,8 +213,9 @@ class Connections:
         return True
 
     def renew(self, overdue: Overdue) -> str:
-        """Ask the driver to close the link to the peer of `overdue`, which is judged bad, so that a new
-        connection is made; returns the reason."""
+        """Ask the driver to close the link to the peer of `overdue`, as the link is judged bad, and note it
+        in the event log; returns the reason. The caller reports the link as down, so that the peer is dialled
+        again."""
         reason = f"the link is bad: {overdue}; connecting anew"
         self.ctx.outbox.note("suspected", subject=overdue.peer, reason=reason, **overdue.numbers())
         self.ctx.outbox.emit(HangUp(overdue.peer, reason))
@@ -330,9 +334,10 @@ class Connections:
 
     def slow_carrier(self, peer: str, trip_s: float) -> str:
         """Reason to leave the carrier of the link to `peer`, whose latest round trip took `trip_s`; "" to
-        stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by
-        the end that dials, or once payloads have become slow, by their sender; while there is another carrier
-        through which no circuit failed yet."""
+        stay. It is left after SLOW_PINGS in a row took SLOW_S longer than those to the carrier itself, by the
+        end that dials, or once payloads have become slow, by their sender; while there is another carrier
+        through which no circuit failed yet. To be called once for each answered ping; the reason is noted in
+        the event log."""
         ctx, via = self.ctx, self.ctx.links.carriers.get(peer, "")
         known = ctx.costs.neighbours.get(peer) if via else None
         if known is not None:
@@ -372,16 +377,18 @@ class Connections:
         return payloads is not None and payloads.at > -math.inf and not payloads.slowed
 
     def _another_carrier(self, peer: str) -> bool:
-        """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet."""
+        """True if there is another carrier to `peer`, not suspected, through which no circuit failed yet. A
+        carrier must forward the present link."""
         links = self.ctx.links
         others = {way.rpartition("/")[2] for way in self.ctx.dialer.carriers.ways(peer)}
         others -= {links.carriers[peer], *links.suspects}
         return not all(links.broken_circuits[peer, other] for other in others)
 
     def leave_lossy(self) -> list[tuple[str, str]]:
-        """Peers whose carried links lose payloads, each with the reason to close the link. A link without
-        another carrier stays: through the same one a slow line would begin its payloads anew for ever. The
-        next carrier gets more time, as it may have been the line."""
+        """Peers whose carried links lose payloads, each with the reason to close the link, which the caller
+        does; from now on no link counts as `lossy`. A link without another carrier stays: through the same
+        one a slow line would begin its payloads anew for ever. The next carrier gets more time, as it may
+        have been the line."""
         why, leave = "passes heartbeats on, and payloads do not come in time", []
         for peer in sorted(self.ctx.links.lossy):
             if self._another_carrier(peer):
@@ -436,8 +443,8 @@ class Connections:
 
     def _wanted(self) -> Iterable[str]:
         """Members that this peer wants a link with, in the order of joining: members of its own and adjacent
-        stages, and voters; for a voter all members; in a large swarm neighbours and voters that are not
-        linked yet."""
+        stages, and voters; for a voter, and while stages are to be assigned by links, all members; in a large
+        swarm neighbours and voters that are not linked yet."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         if ctx.log.keeps_log(ctx.me) or ctx.run.deals:
             return members
@@ -459,8 +466,8 @@ class Connections:
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:
-        """Close idle links to members of other stages that are no neighbours, in a large swarm; called when
-        an iteration begins."""
+        """Close idle links to members of other stages that are no neighbours and exchange no work with this
+        peer, in a large swarm; called when an iteration begins."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         watched = self._listen()
         if watched is ctx.links.up:

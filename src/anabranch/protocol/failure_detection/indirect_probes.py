@@ -112,7 +112,8 @@ class IndirectProbes:
 
     def _candidates(self, subject: str, stage: int) -> tuple[list[str], list[str]]:
         """Linked members that can be asked about `subject`, as two lists: those at its stage or an adjacent
-        one (probably linked to it), and the others."""
+        one (probably linked to it) with the leader, and the others. In a large swarm only neighbours of
+        `subject` and the leader."""
         ctx, stages = self.ctx, self.ctx.run.settings.stages + 1
         near: list[str] = []
         far: list[str] = []
@@ -157,7 +158,8 @@ class IndirectProbes:
     # --- answering -----------------------------------------------------------------------------
 
     def received(self, peer: str, message: Probe | Probed) -> str | None:
-        """Handle a question (`Probe`) or answer (`Probed`) of `peer`; returns the reason if it is refused."""
+        """Handle a question (`Probe`) or answer (`Probed`) of `peer`; returns the reason if it is refused, as
+        it is of a peer that is no member, or another process than the member, else None."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if member is None or ctx.links.incarnations.get(peer, member.incarnation) != member.incarnation:

@@ -35,8 +35,9 @@ class SlowPayloads:
     at: float = -math.inf
 
     def look(self, neighbour: Neighbour, activation_bytes: int) -> float:
-        """Seconds that the last payload to `neighbour` took, if they have become slow; else 0. To be called
-        after each measurement, or now and then."""
+        """Seconds that the last payload to `neighbour` took, if the last PAYLOADS measured ones were slow;
+        else 0, also without a new measurement since the last call. To be called after each measurement, or
+        now and then."""
         out = neighbour.link.out
         usual_bps = out.bps(activation_bytes)
         if not activation_bytes or not usual_bps or out.last <= self.at:

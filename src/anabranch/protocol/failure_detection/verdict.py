@@ -38,9 +38,9 @@ class Verdict(Enum):
 
 
 class Overdue(NamedTuple):
-    """Evidence about a member that is silent for longer than its timeout. patience_s: that timeout. alone:
-    True if this peer hears no other member either, though there are some. linked: True if there is a
-    connection to the silent member."""
+    """Evidence about a member that has been silent for `silence_s` seconds. patience_s: its timeout (s).
+    account: what other members say. alone: True if this peer hears no other member either, though there are
+    some. linked: True if there is a connection to the silent member."""
 
     peer: str
     silence_s: float
@@ -63,8 +63,8 @@ class Overdue(NamedTuple):
 
     @property
     def to_all(self) -> bool:
-        """True if nobody hears the silent member: no member says that it does, and WITNESSED others with a
-        link to it said that they do not."""
+        """True if nobody hears the silent member, to which this peer has a link: no member says that it does,
+        and WITNESSED others with a link to it have not heard it for the share DOUBT of its timeout."""
         silent = [s for s in self.account.silences_s if s + ROUNDING >= DOUBT * self.patience_s]
         return self.linked and not self.account.heard and len(silent) >= WITNESSED
 

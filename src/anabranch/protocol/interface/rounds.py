@@ -76,11 +76,13 @@ class Rounds:
 
     @property
     def least(self) -> int:
-        """Fewest inner steps of a slot in a round, whatever it carries."""
+        """Fewest inner steps of a slot in a round: one more than its machine may have taken ahead
+        (`overlap`), or 1 where steps ahead are proportional."""
         return 1 if self.proportional else 1 + self.overlap
 
     def ahead(self, steps: int) -> int:
-        """Number of steps ahead of the next round that a slot takes which has `steps` in this one."""
+        """Inner steps of the next round that a machine takes ahead, while its contribution is exchanged, if
+        its slot has `steps` inner steps in this round; 0 without `overlap`."""
         return self.overlap * steps // self.inner if self.proportional else self.overlap
 
     @property

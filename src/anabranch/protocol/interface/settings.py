@@ -108,8 +108,8 @@ class Settings:
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of the largest payload between two stages: an activation; in a run with rounds, the token ids
-        of all inner steps that a slot of a round may have."""
+        """Bytes of the largest payload between two stages: an activation; in a run whose islands hold the
+        whole model, the token ids of all inner steps that a slot of a round may have."""
         if not self.rounds.inner or self.rounds.pipeline:
             return self.activation_bytes
         inner = self.microbatches // self.rounds.slots

@@ -153,7 +153,8 @@ class FetchLog(Message, frozen=True, tag=28):
 class Missing(FencedMessage, frozen=True, tag=29):
     """Leader's list of units (microbatches; at stage 0 heads and embeddings), by stage, that no replica
     claims. A peer that had sent one of them on asks its next hop for it (R6). Empty: the receiver of this
-    message repeats its own reports. In both cases its claims in that iteration name holders from then on."""
+    message repeats its own reports. In both cases the receiver's claims in that iteration have
+    `Claim.holders` from then on."""
 
     units: dict[int, tuple[Index, ...]]
 

@@ -1,4 +1,4 @@
-"""Heartbeats, indirect probes, bandwidth probes, and carriers of the flow agents' messages."""
+"""Heartbeats, indirect probes, bandwidth probes, and messages that wrap the letters of the flow agents."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ class Rate(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Allowance:
-    """Budget of one sender for one rate: `burst` messages at once, and `per_s` messages per second."""
+    """Budget of one sender: `burst` messages at once, and `per_s` more per second; of some budgets lines, or
+    bytes, instead of messages."""
 
     burst: float
     per_s: float
@@ -99,10 +100,11 @@ PAST = Allowance(4096.0, 64.0)
 class Row:
     """Properties of one message type.
 
-    handler: name of the function that handles the message (`protocol.peer.handlers.HANDLERS`). to_leader:
-    True if only the log's leader acts on it. per_connection: True if the message is void once its connection
-    broke. priority: of the payload among a connection's bulk transfers, lowest first; None: no payload.
-    asked_for: True if the payload answers the receiver's request; a sender packs one such payload at a time.
+    handler: name of the function that handles the message (`protocol.peer.handlers.HANDLERS`). sender: peers
+    that may send it. fence: check of its Fence. rate: budget to which it is charged. to_leader: True if only
+    the log's leader acts on it. per_connection: True if the message is void once its connection broke.
+    priority: of the payload among a connection's bulk transfers, lowest first; None: no payload. asked_for:
+    True if the payload answers the receiver's request; a sender packs one such payload at a time.
     """
 
     type: type[Message]

@@ -41,9 +41,10 @@ class EventLogServer:
         return peer in self.asked_at
 
     def asked(self, peer: str, message: Watch, ticket: str = "") -> str | None:
-        """Handle an observer's request for the event log; return the reason if it is refused. It is
-        disconnected if there is no seat for it, and gets an empty answer while the allowance of bytes is used
-        up. ticket: key of the ticket that it showed, by which seats are shared out."""
+        """Handle an observer's request for the event log: have the driver read the piece, which `read` sends.
+        Returns the reason if it is refused (of a member, or before the last request was answered), else None.
+        The observer is disconnected if there is no seat for it, and gets an empty answer while the allowance
+        of bytes is used up. ticket: key of the ticket that it showed, by which seats are shared out."""
         ctx = self._ctx
         if peer in ctx.run.membership.members:
             return "it takes part in the run, and does not look on"

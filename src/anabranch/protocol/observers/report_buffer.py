@@ -40,8 +40,9 @@ class ReportBuffer(Timer):
             self._next()
 
     def tick(self) -> None:
-        """Send a batch of reports to the founder if it serves and is reachable, PAUSE_S after the one before.
-        The founder takes them from voters alone: a peer that votes no longer keeps them."""
+        """Send a batch of reports to the founder if it serves and is reachable, PAUSE_S after the batch
+        before. Nothing while this peer is no voter, as the founder takes them from voters alone; the reports
+        stay."""
         ctx = self.ctx
         if not self._kept or ctx.clock.now < self._at:
             return

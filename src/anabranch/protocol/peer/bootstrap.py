@@ -89,16 +89,16 @@ def lead(
 
 
 def first_door(peer: Peer) -> tuple[str, str] | None:
-    """(id, address) of the peer that a founder coming back to its run dials first; None if the founder leads
-    the run without asking, as the log has no other voter or no address is known."""
+    """(id, address) of the peer that a founder coming back to its run dials first; None if it asks nobody:
+    the log has no other voter (then the founder leads the run), or no other member has an address."""
     leader = peer.ctx.log.leader
     return (leader, peer.joining.doors[leader]) if leader in peer.joining.doors else None
 
 
 def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
     """Saved voter state in which the founder is the only voter, for as long as the log names no voters. If
-    the log's only voter is peer `me`, the disk's name is the one in that voter's id: such a log was written
-    on this disk alone."""
+    the log's only voter is peer `me`, the name of the disk (`nonce`) becomes the one in that voter's id: such
+    a log was written on this disk alone."""
     voters = RaftLog(kept.lines).voters
     if len(voters) == 1 and peer_of(voters[0]) == me:
         kept = replace(kept, nonce=voters[0].partition("/")[2])
@@ -140,7 +140,7 @@ def _take_up(
 ) -> None:
     """Resume the run as leader from the end of the log on disk. history: replay of that log. opening: records
     that are logged first. saved: newest checkpoint, to which they roll the run back (None: the initial
-    state)."""
+    state). Raises ValueError if the log has no genesis record."""
     run = peer.ctx.run
     if history.genesis is None:
         raise ValueError("the log does not begin with a genesis record")

@@ -32,8 +32,8 @@ CONFIRMATIONS = 3
 
 @dataclass
 class Unconfirmed:
-    """Loaded state of which a replica that serves does not know that it is the run's. asked: number of
-    questions to the leader about it."""
+    """State that a serving replica has loaded, and works with only once the leader or the log confirms that
+    it is the run's. asked: number of questions to the leader about it."""
 
     state: State
     asked: int = 0
@@ -105,8 +105,8 @@ class CatchUp(Timer):
             self.begin()
 
     def _use_kept(self, t: int, fingerprint: str) -> bool:
-        """Load the state on this machine's disk, once, if it is that after iteration `t`, with this
-        fingerprint. False if it is not: also when it was tried before, and was damaged."""
+        """Begin to load the state on this machine's disk, once, if it is that after iteration `t`, with this
+        fingerprint; True then. False if it is not: also when it was tried before, and was damaged."""
         kept = self._kept
         if kept is None or not fingerprint or (kept.t, kept.fingerprint) != (t, fingerprint):
             return False
@@ -156,7 +156,8 @@ class CatchUp(Timer):
 
     def _load_frozen(self, state: State | None = None) -> None:
         """Load the stage's frozen weights: those downloaded, or those of this machine, if it has them; fetch
-        them otherwise. Once they are loaded, other peers can have them."""
+        them otherwise. Once they are loaded, other peers can have them, and this peer goes on with the
+        stage's state (`begin`). state: pieces that were downloaded; None: none were."""
         wanted, stage, self.download = self._frozen, self._ctx.run.stage, None
         self._entry.advance(Step.LOADING)
 
@@ -177,7 +178,8 @@ class CatchUp(Timer):
         self._ctx.tasks.submit(TaskPriority.STEP, LoadFrozen(0), pieces, loaded)
 
     def _fetch_frozen(self) -> None:
-        """Download the stage's frozen weights, from its replicas, the leader and the other data nodes."""
+        """Download the stage's frozen weights, from its replicas, the leader and the other data nodes, and
+        load them (`_load_frozen`)."""
         ctx, run = self._ctx, self._ctx.run
         self._entry.advance(Step.FETCHING)
         replicas, data = (run.membership.live(stage, ALL_TIMES) for stage in (run.stage, 0))
@@ -189,8 +191,9 @@ class CatchUp(Timer):
 
     def on_holders(self, message: msg.Holders) -> None:
         """Take the state that the leader names from the first of: this peer's own snapshots, the seed (t =
-        0), the holders named. Retried later if there is none; ignored unless this peer waits for the
-        answer. If a loaded state is to be confirmed, the answer is compared with that."""
+        0), the holders named. Retried later if there is none; ignored unless this peer waits for the answer.
+        If a loaded state is to be confirmed, the answer is compared with that; an answer that names no
+        holders may prove the state of a joiner false (`_proved_false`)."""
         stage, t = self._ctx.run.stage, message.t
         if self._unconfirmed is not None:
             if (message.stage, t) == (stage, self._unconfirmed.state.t):
@@ -323,8 +326,8 @@ class CatchUp(Timer):
             self.have(state.t, base, state.fingerprint)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed, and continue from it. base: of that state. The
-        stage must be built."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: hash of the log
+        entry that led to that state. The stage must be built."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(

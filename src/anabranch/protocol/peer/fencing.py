@@ -38,7 +38,8 @@ _ONLY_LEADER = "only the leader says that"
 
 @dataclass(eq=False)
 class MessageGate:
-    """Gate between links and message handlers."""
+    """Gate between links and message handlers: checks each message by its row of the message table, then
+    hands it to its handler, keeps it for a later iteration, drops it or refuses it."""
 
     shared: SharedParts
     iterations: Iterations
@@ -53,7 +54,8 @@ class MessageGate:
         self, peer: str, message: msg.Message, payload: Payload | None, share: float = 0.0
     ) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it. A sender
-        beyond its budget is banned, but for costly questions. share: as in `Received`."""
+        beyond its budget is banned, but for costly questions, which are refused. Messages of this peer to
+        itself are not charged. share: memory of the payload, in the largest payload that the link accepts."""
         ctx, kind = self._ctx, type(message)
         if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
             self._check(peer, message, payload, share)
@@ -148,7 +150,8 @@ class MessageGate:
         """Check the fence of a message about an iteration; return the reason if it is refused, else None.
 
         The message is handled if it is about the open iteration and its sender serves there, kept if that may
-        become so with log entries to come, and dropped if it is about a past iteration.
+        become so with log entries to come, and dropped if it is about a past iteration. One on an unknown
+        base is kept, and counts as refused all the same. share: as in `receive`.
         """
         ctx, fence, row = self._ctx, message.fence, ROW_OF[type(message)]
         member, current = ctx.run.membership.members.get(peer), self.iterations.current

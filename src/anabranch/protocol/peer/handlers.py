@@ -89,7 +89,9 @@ class MessageHandlers:
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
         """Help to find units whose claims the leader lacks; `message.units` has them by stage. This peer asks
         the peers to which it sent those microbatches whether they have them, and sends the microbatches again
-        if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
+        if not (R6); credits that are kept unused here go to peers that wait for some. From now on claims name
+        who has the microbatches that were sent on. If no units are lacking, this peer repeats its own
+        reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.claims.names_holders = True
         repairs = iteration.repairs
@@ -144,7 +146,8 @@ class MessageHandlers:
         refused.
 
         A joiner or carrier is told who leads, and asks there. A founder that is back takes reports from
-        voters, and the leader's answers to its requests.
+        voters, and the leader's answers to its requests. Other messages are ignored if this peer was elected
+        or is one of several voters, else refused.
         """
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):
@@ -221,10 +224,11 @@ class MessageHandlers:
 
     def _report(self, peer: str, message: msg.Report, payload: Payload | None) -> str | None:
         """Write lines to the run's event log at the founder; keep them elsewhere while the founder is away.
-        Returns the reason if they are refused: too many, too long, or of a third peer.
+        Returns the reason if they are refused: too many lines, or lines of a third peer. Too many bytes are
+        dropped, and their sender is not charged.
 
-        Only members may report; lines of a peer that is not admitted are dropped. From voters the founder
-        also accepts lines that other peers reported to them meanwhile.
+        Only members and voters may report; lines of other peers are dropped. From voters the founder also
+        accepts lines that other peers reported to them meanwhile.
         """
         ctx, founder = self._ctx, self.leadership.founder
         if not ctx.rate_limits.charge(peer, LINES, ctx.clock.now, len(message.events)):
@@ -332,8 +336,9 @@ class MessageHandlers:
     # --- observers -----------------------------------------------------------------------------
 
     def _watch(self, peer: str, message: msg.Watch, payload: Payload | None) -> str | None:
-        """Show the event log to an observer; return the reason if that is refused. A peer with any ticket may
-        read it: one that was taken for a joiner until then counts as linked no more."""
+        """Show the event log to an observer; return the reason if that is refused, as it is by any peer but
+        the founder. A peer with any ticket may read it: one that was taken for a joiner until then counts as
+        linked no more."""
         if not self.leadership.founder:
             return "the run's events are with the data node that founded it"
         refusal = self.event_log_server.asked(peer, message, self._ticket_of(peer))

@@ -112,7 +112,8 @@ class Iterations(Timer):
 
     def _opens(self, t: int) -> bool:
         """True if iteration t may be opened once its turn comes: no committed step waits to be applied, the
-        run is neither over nor paused, this peer serves in it, and every stage has a replica."""
+        run is neither over nor paused, this peer serves in it, and every stage has a replica. After the last
+        step only the closing evaluation may be opened, if there is one."""
         ctx, run = self._ctx, self._ctx.run
         if t < 1 or self._exit.stopped or self.replica.pending:
             return False
@@ -274,12 +275,10 @@ class Iterations(Timer):
 
     def vouch(self) -> None:
         """Send the leader the proof of this replica's state while its stage has a joiner, whose own proof is
-        compared with it (R14).
-
-        In a run of more than REPEATING members, which come and go all the time, the same proof is sent once
-        to a leader and then only with the repeated reports: sent after each Members record, it was a sixth of
-        all messages.
-        """
+        compared with it (R14). Nothing if this replica does not serve the next iteration, or until its proof
+        is computed. In a run of more than REPEATING members, which come and go all the time, the same proof
+        is sent once to a leader and then only with the repeated reports: sent after each Members record, it
+        was a sixth of all messages."""
         ctx, run, serving = self._ctx, self._ctx.run, self._ctx.run.membership.active_from
         to = self._state(), ctx.log.leader, ctx.log.term
         if self._vouched == to and len(run.membership.members) > REPEATING:
@@ -315,7 +314,8 @@ class Iterations(Timer):
         return msg.Applied(fence, ctx.run.stage, replica.fingerprint, timing, links)
 
     def repeat(self) -> None:
-        """Repeat all reports that the leader may have missed. All are cumulative."""
+        """Repeat all reports that the leader may have missed (claim, PREPARED, last step, proof of the state,
+        what `repeat_others` repeats), and ask again for credits to be returned. All are cumulative."""
         now = self._ctx.clock.now
         self._repeat_at = math.inf
         if self.current is not None:
@@ -333,7 +333,8 @@ class Iterations(Timer):
             self._repeat_at = now + REPEAT_S
 
     def _repeat_s(self) -> float:
-        """Seconds between repeated reports; with islands at least a heartbeat interval: rounds are long."""
+        """Seconds between repeated reports, more in a large swarm; with islands at least a heartbeat
+        interval: rounds are long."""
         run = self._ctx.run
         least_s = run.settings.heartbeat_s if run.settings.rounds.inner else 0.0
         return max(least_s, REPEAT_S * max(1.0, len(run.membership.members) / REPEATING))

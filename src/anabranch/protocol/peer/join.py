@@ -83,7 +83,8 @@ class JoinProcess(Timer):
             self._knock_at = self._ctx.clock.now + KNOCK_S
 
     def admit_self(self) -> None:
-        """Join as the leader, without a welcome from another peer."""
+        """Take this peer, which leads the log, for one that has asked to be admitted: it follows the log from
+        now on, needs no welcome, and builds its stage once the log admits it."""
         self._entry.done = True
         self._entry.advance(Step.REQUESTED)
         self._entry.repeat_at = math.inf
@@ -111,8 +112,9 @@ class JoinProcess(Timer):
         self._knock_at = math.inf
 
     def on_elsewhere(self, message: Elsewhere) -> None:
-        """Ask the leader that another peer named, dialling it if need be. If that peer knows of none, the
-        next address is tried; a peer that has joined ignores the message."""
+        """Ask the leader that another peer named in `message`, dialling it if need be. If the message names
+        nobody, or this peer itself, the next address is tried. Ignored by a peer that has joined or leads,
+        and if the named leader is the one that is asked already."""
         ctx, leader = self._ctx, message.leader
         self._asks.reset()
         if self._entry.done or ctx.log.leads or leader == ctx.log.leader:
@@ -142,7 +144,8 @@ class JoinProcess(Timer):
         return sorted((self.doors.keys() | ({self._refused_by} & ctx.links.up.keys())) - {ctx.me})
 
     def _knock(self) -> None:
-        """Ask the next of these peers who leads the run; it is dialled if need be."""
+        """Ask the next peer of `_doors_here`, in turn, who leads the run; it is dialled if need be. Nothing
+        if there is none."""
         ctx, doors = self._ctx, self._doors_here()
         self._knock_at = ctx.clock.now + KNOCK_S
         if not doors:
@@ -256,8 +259,8 @@ class JoinProcess(Timer):
         self.fetching.built(event.fingerprint, event.kept)
 
     def members_changed(self, record: Members) -> None:
-        """React to a membership record by which this peer begins to serve, or which admits this peer while it
-        leads the log: it then builds stage 0."""
+        """React to a membership record: if this peer begins to serve by it, the last step is reported as
+        applied; if the record admits this peer while it leads the log, stage 0 is built."""
         ctx = self._ctx
         if ctx.me in record.active_from:
             if self.step is Step.READY:  # else this peer lost its state and fetches it again
@@ -286,7 +289,7 @@ class JoinProcess(Timer):
 
     def report(self) -> None:
         """Report the state and its proof to the leader, once it is loaded; repeated until the log lets this
-        peer serve."""
+        peer serve. Nothing before it is loaded, or by a member that only audits."""
         if self.step is not Step.READY:
             return
         ctx, replica = self._ctx, self._iterations.replica
@@ -302,9 +305,9 @@ class JoinProcess(Timer):
         self._entry.repeat_at = ctx.clock.now + REPORT_S * ctx.rng.uniform(0.75, 1.0)
 
     def _report_applied(self) -> None:
-        """Report the step after which the loaded state is as applied. If the other replicas of the stage are
-        gone, the leader needs this report: only a step that replicas of every stage have applied is released,
-        and the next one taken (R9)."""
+        """Report to the leader, as applied, the step that led to the loaded state; nothing unless this peer
+        serves. If the other replicas of the stage are gone, the leader needs this report: only a step that
+        replicas of every stage have applied is released, and the next one taken (R9)."""
         serves = self._ctx.me in self._ctx.run.membership.active_from
         if self.step is Step.READY and serves and self._iterations.replica.t > 0:
             self._iterations.report_applied({})

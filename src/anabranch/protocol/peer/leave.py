@@ -106,7 +106,8 @@ class LeaveProcess(Timer):
             voter.give_away(leaving)
 
     def _has_successors(self, leaving: Collection[str]) -> bool:
-        """True if a peer that does not leave can be made a voter."""
+        """True if a peer that does not leave can be made a voter: the run has several voters, and a majority
+        of them is heard."""
         ctx, voter = self._ctx, self._voter
         if ctx.run.settings.voters == 1 or not majority(voter.raft.log.voters, heard(ctx, voter)):
             return False

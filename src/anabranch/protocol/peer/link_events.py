@@ -92,20 +92,22 @@ class LinkEvents(Timer):
         self.connections.link_up(peer)
         if event.via:
             how = "iroh" if event.via == "iroh" else f"carrier {event.via[:8]}"
-            self._note_way(peer, f"is linked through {how}")
+            self._note_path(peer, f"is linked through {how}")
         elif self.connections.was_carried(peer):
-            self._note_way(peer, "is linked directly")
+            self._note_path(peer, "is linked directly")
         for observer in self._on_up:
             observer(peer)
 
     def path_changed(self, event: ev.PathChanged) -> None:
-        """Note the path of iroh to a linked peer. Others are strangers, who need no ticket for a path."""
+        """Write to the event log by which path (a relay, or an address) iroh reaches a linked peer. Nothing
+        for a peer without a link: it may be a stranger, who needs no ticket for a path."""
         if event.peer in self._ctx.links.up:
             how = "by its relay" if event.path == "relay" else f"directly, at {event.path}"
-            self._note_way(event.peer, f"is reached through iroh {how}")
+            self._note_path(event.peer, f"is reached through iroh {how}")
 
-    def _note_way(self, peer: str, text: str) -> None:
-        """Note a change of the way to a peer, within its allowance (`WAYS`)."""
+    def _note_path(self, peer: str, text: str) -> None:
+        """Write to the event log how `peer` is linked from now on (`text`); nothing beyond the peer's
+        allowance (`WAYS`)."""
         if self._ctx.rate_limits.charge(peer, WAYS, self._ctx.clock.now):
             self._ctx.outbox.note("note", text=f"{peer[:8]} {text}")
 
@@ -139,8 +141,8 @@ class LinkEvents(Timer):
         return run.revoked.refusal(peer, shown.ticket if shown is not None else by_log)
 
     def close_revoked(self) -> None:
-        """Close the links to revoked peers that are no members, with a word to them; members are removed by
-        the log."""
+        """Close the links to revoked peers that are no members, and send each the reason (`Refused`); members
+        are removed by the log."""
         members = self._ctx.run.membership.members
         for peer in list(self.credentials):
             if peer not in members and (reason := self.revoked(peer)) is not None:

@@ -60,9 +60,10 @@ class LogReactions:
         self.follow(line)
 
     def follow(self, line: bytes, source: str = "") -> None:
-        """Apply the next committed line; request lines from the leader if this one does not follow; stop this
-        peer if it is the leader's and contradicts a line that was applied (`LogSources.lost_by`). source:
-        peer that sent the line, "" if this peer's own Raft node chose it."""
+        """Apply the next committed line, and have the parts react to it; ignore a line that was applied;
+        request lines from the leader if this one does not follow; stop this peer if it is the leader's and
+        contradicts a line that was applied (`LogSources.lost_by`). source: peer that sent the line, "" if
+        this peer's own Raft node chose it."""
         try:
             applied = self._log.apply(line)
         except AlreadyApplied:
@@ -190,7 +191,7 @@ class LogReactions:
 
     def _removed(self, removal: Removal) -> None:
         """Repair the work of another member that was removed, and end its flow links; unless the same record
-        admits its new process, close its link, too."""
+        admits its new process, tell it why (`Refused`) and close its link, too."""
         ctx, peer = self._ctx, removal.peer
         for iteration in self.iterations.in_flight if removal.stage >= 0 else ():
             iteration.peer_removed(peer, removal.stage, removal.reason)
@@ -205,8 +206,8 @@ class LogReactions:
             ctx.outbox.emit(ev.HangUp(peer, removal.reason))
 
     def _move(self, stage: int) -> None:
-        """Move this peer to another stage: drop its work, state and snapshots of the former one, then build
-        the new one."""
+        """Move this peer to another stage: drop its work and its state of the former one, and the copies that
+        it was to download, then build the new one. Snapshots that it holds stay."""
         ctx = self._ctx
         ctx.outbox.note("note", text=f"going over from stage {ctx.run.stage} to stage {stage}")
         self.iterations.forget(-1)

@@ -90,7 +90,8 @@ class Leadership:
 
     def _became(self, became: RoleChanged) -> None:
         """Follow a change of this voter's Raft role, or of the leader: take the lead, give it up, or believe
-        the new leader."""
+        the new leader. A founder that began to resume its run, and loses the lead before it was admitted, is
+        a stranger again."""
         ctx = self._ctx
         if became.role is Role.LEADER:
             self._won(became.term)
@@ -139,7 +140,8 @@ class Leadership:
         return coordinator
 
     def _take_over(self) -> None:
-        """Build the coordinator from the state in the log; members repeat their reports to the new leader."""
+        """Build the coordinator from the state in the log; members repeat their reports to the new leader,
+        and those that do not connect within ARRIVAL_S count as lost."""
         ctx, progress, summary, joining = self._ctx, self._progress, self._summary, self._joining
         lead, genesis, connections = self.coordinate(), self._entry.genesis, self._links.connections
         fingerprints = summary.fingerprints if progress.committed else genesis.fingerprints

@@ -22,7 +22,8 @@ class Claims:
     has the microbatches that this replica sent on."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
-        """holders: returns what `Claim.holders` says."""
+        """holders: returns, for `Claim.holders`, who has the microbatches that this replica sent on (peer of
+        the next stage -> indices)."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -44,15 +45,17 @@ class Claims:
         self.changed = self.changed or not half
 
     def evaluated(self, index: int, loss_sum: float) -> None:
-        """Add the loss sum (nats) of evaluation microbatch `index`."""
+        """Record the loss sum (nats) of evaluation microbatch `index` for the next `send`, in place of one
+        recorded before."""
         self.evaluations[index] = loss_sum
         self.changed = True
 
     def in_range(self, index: int, result: Result, sender: str = "") -> bool:
         """True if the task of microbatch `index` found no overflow (non-finite or out-of-range value).
-        Otherwise it is noted for the leader, unless it was with the same sender before. The leader skips the
-        step if another replica finds it too, and with another one's input. sender: peer that sent the last
-        input, and may be the cause ("": nobody did)."""
+        Otherwise False, and the overflow is kept for the next `send`; if the last one of this microbatch had
+        the same sender, nothing changes. The leader skips the step once another replica finds an overflow
+        too, and with the input of another sender. sender: peer that sent the last input, and may be the cause
+        ("": nobody did)."""
         if result.overflow and not self.overflowed(index, sender):
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)
@@ -63,8 +66,8 @@ class Claims:
         return not result.overflow
 
     def give_up(self, slot: int, sender: str = "") -> None:
-        """Note for the leader that the crew of a slot does not go on: a task of it failed here. A second call
-        with the same sender does nothing. sender: peer that sent the last input."""
+        """Keep for the next `send` that the crew of slot number `slot` does not go on, as a task of it failed
+        here. A second call with the same sender does nothing. sender: peer that sent the last input."""
         self.in_range(slot, Result(overflow=GIVEN_UP), sender)
 
     def overflowed(self, index: int, sender: str) -> bool:
@@ -73,9 +76,9 @@ class Claims:
 
     def send(self) -> None:
         """Send the leader all overflows, and the whole claim so far with the members of this stage that this
-        replica cannot reach (R6), also if nothing is new. No claim is sent while all of it is empty, but by a
-        data node after a `Missing`: the leader may lack the hash of the batch, without which it skips no
-        step."""
+        replica cannot reach (R6), also if nothing is new. The digests of contributions of own data go before
+        the claim. No claim is sent while all of it is empty, but by a data node after a `Missing`: the leader
+        may lack the hash of the batch, without which it skips no step."""
         self.changed = False
         for overflow in self.overflows.values():
             self.ctx.outbox.send(self.ctx.log.leader, overflow)

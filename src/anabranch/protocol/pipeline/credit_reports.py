@@ -14,9 +14,10 @@ NEWS = 4
 
 class CreditReports:
     """Ledger of the credits granted in iteration t, and the messages that report its changes. Making it
-    grants credits in advance and reports them. capacity: microbatches that this peer can hold. plan: upstream
-    peer -> units of the planned flow that come from it. expected: upstream peer -> slots that come from it,
-    in a round whose slots are all bound to machines; else None."""
+    lowers the recent use of credits (`fade`), grants credits in advance and reports them. capacity:
+    microbatches that this peer can hold. plan: upstream peer -> units of the planned flow that come from it;
+    None: there is no plan. expected: upstream peer -> slots that come from it, in a round whose slots are all
+    bound to machines; else None."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class CreditReports:
     def load_changed(self, peer: str, more: int) -> None:
         """Count a microbatch of `peer` that arrived (+1) or whose gradient is ready (-1). The new load is
         reported to the other upstream peers, which use it to choose a next hop; small changes are not, and
-        none where a round's plan chooses."""
+        none where a round's plan chooses. `peer` without a grant is not counted."""
         grants = self.ledger.grants
         if peer in grants:
             grants[peer].at_work = max(0, grants[peer].at_work + more)
@@ -86,17 +87,18 @@ class CreditReports:
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
-        """If a peer waits for its first credit, ask peers again to return one."""
+        """If a peer still waits for its first credit, and none is free, ask peers again to return one."""
         self.tell(self.ledger.insist())
 
     def lacking(self) -> None:
-        """Take unused credits back for peers that wait for one, as the leader says that the step lacks
-        units."""
+        """Withdraw unused credits that peers were asked to return, for peers that wait for one, and report to
+        the peers that get one; those that lose one are not told. Called when the leader says that the step
+        lacks units."""
         self.tell(self.ledger.withdraw())
 
     def use(self, peer: str) -> None:
-        """Count a new microbatch that was received from `peer` (`SlotLedger.receive`), and report the credits
-        and the load that changed by it."""
+        """Count a new microbatch of `peer`, whose credit `SlotLedger.receive` has used, and report the
+        credits and the load that changed by it."""
         self.tell(self.ledger.use(peer))
         self.load_changed(peer, 1)
 

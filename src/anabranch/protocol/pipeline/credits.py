@@ -25,8 +25,8 @@ FADES, FADED = 0.75, 0.5
 
 
 def fade(uses: dict[str, float]) -> None:
-    """Decay the use of credits in place (upstream peer -> number used), at the beginning of an iteration;
-    small ones are dropped."""
+    """Multiply the recent use of credits (upstream peer -> number used) by FADES in place, at the beginning
+    of an iteration; a peer whose number falls to FADED or below is dropped."""
     left = {peer: FADES * used for peer, used in uses.items() if FADES * used > FADED}
     uses.clear()
     uses.update(left)
@@ -145,8 +145,9 @@ class SlotLedger:
         return list(slots)
 
     def receive(self, peer: str) -> bool:
-        """Count a microbatch received from `peer`, and use one of its credits; False if it had none. A
-        withdrawn one counts as used and freed then, as its peer did not know."""
+        """Count a microbatch received from `peer`, and use one of its credits; False if it had none, so that
+        the microbatch is refused. False also for a credit that was withdrawn without the knowledge of `peer`:
+        that one counts as used and freed."""
         grant = self.grants.get(peer)
         if grant is None:
             return False
@@ -195,7 +196,8 @@ class SlotLedger:
         return sum(max(0, each.unused - each.own) for each in self.grants.values()) >= self.capacity // 4
 
     def _next(self) -> int | None:
-        """Position of the first request that may be served, or None."""
+        """Position in `asks` of the first request whose peer may get a further credit (`_bound`), or None;
+        whether a credit is free is not looked at."""
         return next((at for at, (_, _, peer) in enumerate(self.asks) if not self._bound(peer)), None)
 
     def release(self, peer: str) -> list[str]:
@@ -213,8 +215,9 @@ class SlotLedger:
 
     def give_back(self, peer: str, total: int) -> list[str]:
         """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
-        `peer` has returned so far; those counted before, and more than it holds unused, are ignored. []
-        without a grant."""
+        `peer` has returned so far; those counted before, and more than it holds unused, are ignored. A
+        guaranteed one that it returns may be granted to it again at once; a withdrawn one that it returns is
+        withdrawn no more. [] without a grant."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -231,8 +234,10 @@ class SlotLedger:
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
         """Handle a request of `peer` for a credit for microbatch `index`; returns the peers to tell their
-        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request is
-        told: it may not know its credits."""
+        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request,
+        or has sent nothing yet on its guaranteed credits, is told: it may not know its credits. A peer
+        without a grant gets one without guaranteed credits, and another peer may lose a guaranteed credit for
+        it."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
@@ -253,8 +258,8 @@ class SlotLedger:
 
     def _call_in(self, asker: str) -> list[str]:
         """Ask the peer with the most unused credits to return one for `asker`, if fewer are being returned
-        than requests wait; returns that peer, to be told. Done once for each asker, plus once for each credit
-        that the asker has used."""
+        than requests wait; returns a list of that peer, to be told, or []. Done once for each asker, plus
+        once for each credit that the asker has used."""
         mine = self.grants[asker]
         if self._bound(asker) or mine.calls > self.uses.get(asker, 0.0):
             return []
@@ -271,7 +276,8 @@ class SlotLedger:
         return self._take_back([richest])
 
     def insist(self) -> list[str]:
-        """Ask for credits again if a peer still waits for its first one; returns the peers to tell.
+        """Ask for credits again if a peer still waits for its first one and the pool is empty; returns the
+        peers to tell, else [].
 
         Peers that have to return a credit get another report, since a peer that is an iteration behind may
         not know that it holds any. It may stay behind for long, so another peer has to return one too.
@@ -284,8 +290,8 @@ class SlotLedger:
 
     def withdraw(self) -> list[str]:
         """Take unused credits from peers that were asked to return them, for requests that wait; to be called
-        when a step lacks units. Who sends a microbatch on such a credit is refused. Returns the peers to tell
-        their credits."""
+        when a step lacks units. Who sends a microbatch on such a credit is refused. Returns the peers that
+        got a credit, to be told; those that lost one are not."""
         notified = self._serve()
         idle = {p: min(g.called, g.unused) for p, g in self.grants.items() if g.called > 0 and g.unused > 0}
         while (at := self._next()) is not None:
@@ -407,7 +413,8 @@ class Credit:
 
     @property
     def free(self) -> int:
-        """Credits that can be used now; 0 since the link broke, until the receiver has reported again."""
+        """Credits that can be used now; 0 until the receiver's first report, and after a broken link until
+        its next one."""
         return 0 if self.stale else self.total - self.used - self.returned
 
     @property
@@ -417,8 +424,9 @@ class Credit:
         return self.total - self.released - self.returned - self.standing
 
     def told(self, slots: Slots, now: float) -> None:
-        """Take the totals that the receiver reports at time `now`. After a broken link its counts replace
-        this sender's, since microbatches on their way were lost."""
+        """Take the totals that the receiver reports at time `now`; a report older than the last one changes
+        no total. After a broken link its counts replace this sender's, since microbatches on their way were
+        lost."""
         if slots.total > self.total:
             self.granted_at = now
         if self.stale:

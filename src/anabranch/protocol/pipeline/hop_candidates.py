@@ -55,8 +55,8 @@ class HopCandidates:
         self._in_pass, self._pass, self._found = False, None, []
 
     def took(self, peer: str) -> None:
-        """Note that a microbatch is sent to `peer`. Standbys become eligible once no microbatch was sent to
-        any other replica for some time."""
+        """Note that a microbatch is sent to `peer`; nothing for a standby. Standbys become eligible once no
+        microbatch was sent to any other replica for some time."""
         if peer not in self.ctx.standby_view.waits:
             self._served_at = self.ctx.clock.now
 
@@ -96,7 +96,7 @@ class HopCandidates:
         peers, own = [peer for peer in self.peers() if self.ctx.reachable(peer)], True
         if not any(self._is_preferred(item, peer) for peer in peers):
             own = False
-            peers += [peer for peer in self.strangers() if peer not in peers]
+            peers += [peer for peer in self.beyond_neighbours() if peer not in peers]
         peers, all_at = self._preferred(item, peers)
         working, waits = self.ctx.standby_view.working(peers), self.ctx.standby_view.waits
         if len(working) == len(peers):
@@ -109,8 +109,8 @@ class HopCandidates:
         return open_to, min((at for at in until.values() if at > self.ctx.clock.now), default=all_at)
 
     def keeps_slot(self, holder: str) -> bool:
-        """True if the machine of a slot is reachable and serves the next stage in this round; where late
-        slots are dropped, it served in the round before, too."""
+        """True if `holder`, the machine of a slot, is reachable and serves the next stage in this round;
+        where late slots are dropped, it must have served there in the round before, too."""
         run = self.ctx.run
         since = self.t - 1 if run.settings.rounds.drops else self.t
         return run.membership.is_live(holder, run.next_stage(), since) and self.ctx.reachable(holder)
@@ -154,7 +154,8 @@ class HopCandidates:
 
     def _of_crew(self, slot: Slot) -> list[str]:
         """Machine of the next stage in a slot's crew, as a list of it alone; [] if it is not reachable (it is
-        dialled if it serves), left, or left and came back, and so lost what it had computed of the slot."""
+        dialled if it serves), left, or left and came back, and so lost what it had computed of the slot. []
+        of a slot without a crew."""
         if not slot.crew:
             return []
         holder = slot.crew[self.ctx.run.next_stage() - 1]
@@ -206,7 +207,7 @@ class HopCandidates:
         credits: Mapping[str, Credit],
     ) -> list[Candidate]:
         """The eligible `peers`, in their order, with the costs by which the dispatch policy chooses; [] of
-        none.
+        none. In a pass (`begin_pass`) the same list may be returned again, brought up to date.
 
         outstanding: peer -> microbatches of this sender that it has (absent: 0). credits: peer -> credits
         that it granted; without any it is a candidate, too, that has to be asked. With `return = "own"` the
@@ -250,18 +251,19 @@ class HopCandidates:
 
     def _offered_s(self, peer: str) -> float:
         """Compute seconds of one microbatch at a peer that has not reported any yet, from what was measured
-        when it joined; 0: not known. Without them the first peer to grant its credits would get all
-        microbatches of the first iteration, as nothing would speak for waiting for another one's."""
+        when it joined; 0: not known, or the peer is a data node. Without them the first peer to grant its
+        credits would get all microbatches of the first iteration, as nothing would speak for waiting for
+        another one's."""
         run, stage = self.ctx.run, self.ctx.run.next_stage()
         member = run.membership.members.get(peer)
         if not stage or member is None or not plausible(member.forward_s):
             return 0.0
         return pass_s(member, run.settings.counts[stage - 1])
 
-    def strangers(self) -> list[str]:
-        """Reachable replicas of a large next stage, for when no neighbour is reachable or all of them refused
-        a microbatch or kept some too long; some unlinked ones are dialled for later. Empty in a small
-        swarm."""
+    def beyond_neighbours(self) -> list[str]:
+        """Reachable replicas of a large next stage, neighbours or not, for when no neighbour is reachable or
+        all of them refused a microbatch or kept some too long; some unlinked ones are dialled for later.
+        Empty in a small swarm."""
         ctx = self.ctx
         if not ctx.run.near.crowded:
             return []

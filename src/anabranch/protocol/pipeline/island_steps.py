@@ -266,7 +266,7 @@ class CrewPass:
 
     def link_up(self, peer: str) -> None:
         """Send the machine after this one, if `peer` is it, the activations again whose gradients have not
-        come. One that left and is back has lost the slot."""
+        come. Nothing if that machine left the run since, and is back: it has lost the slot."""
         run = self.ctx.run
         if peer == self.downstream and run.membership.is_live(peer, run.next_stage(), self._all.t - 1):
             for number in sorted(self._sent.keys() - self._gradients.keys()):

@@ -81,7 +81,8 @@ class Iteration:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
         admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
         before is not applied yet; `settle` is called once it is. plan: upstream peer -> units of the planned
-        flow that come from it. planned: returns next hop -> units of the planned flow that go to it."""
+        flow that come from it. planned: returns next hop -> units of the planned flow that go to it.
+        computed: upstream peer -> microbatches that it computed in the last step that was taken."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -125,7 +126,7 @@ class Iteration:
 
     def link_up(self, peer: str) -> None:
         """Report credits to `peer`, whose link is (back) up, and ask it for the microbatches that are being
-        searched there."""
+        searched there; activations of inner steps whose gradients it owes are sent to it again."""
         self.credits.link_up(peer)
         self.repairs.link_up(peer)
         self.islands.link_up(peer)
@@ -150,7 +151,7 @@ class Iteration:
         None."""
         if not self.source.exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
-        if (refusal := self._stranger(peer, message.index)) is not None:
+        if (refusal := self._not_of_crew(peer, message.index)) is not None:
             return refusal
         self.credits.tell(self.credits.ledger.ask(peer, message.index, message.repair))
         return None
@@ -164,16 +165,17 @@ class Iteration:
 
     def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
         """Take an activation, use its sender's credit, and submit its forward task (at a data node: head,
-        loss and gradient); return why it is refused, or None.
+        loss and gradient), in a delayed iteration that of an evaluation window after `settle`. With
+        `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why the
+        message is refused, or None.
 
-        A repeated message is ignored. So is the activation of a peer that sent UNUSABLE_MAX unusable ones of
-        this microbatch: without an answer the peer waits longer each time before it sends another. If the
-        microbatch is here already, `peer` becomes its upstream peer and gets the gradient. An activation of a
-        sender of false inputs is given up (`Lack`).
+        A repeated message is ignored. So is one of a peer that sent UNUSABLE_MAX unusable ones of this
+        microbatch. If the microbatch is here already, `peer` becomes its upstream peer and gets the gradient,
+        and the credit is freed. An activation of a sender of false inputs is given up (`Lack`).
         """
         if payload is None:
             return "forward without its activation"
-        if (refusal := self._misfit(message) or self._stranger(peer, message.index)) is not None:
+        if (refusal := self._misfit(message) or self._not_of_crew(peer, message.index)) is not None:
             return refusal
         received = self._received_transmissions[peer, message.index]
         if message.way in received:
@@ -222,9 +224,10 @@ class Iteration:
             self._begin(unit)
         return None
 
-    def _stranger(self, peer: str, index: int) -> str | None:
-        """Reason why a peer cannot send or ask for a slot of a round of pipeline islands, or None: this peer
-        is not of the slot's crew, or the other one not its machine of the stage before."""
+    def _not_of_crew(self, peer: str, index: int) -> str | None:
+        """Reason why `peer` may not send or ask for slot `index` in a round of pipeline islands: this peer is
+        not of the slot's crew, or `peer` is not the crew's machine of the stage before. None if it may, and
+        in other iterations."""
         crew, run = self.source.slot(index).crew, self.ctx.run
         if not (crew and run.settings.rounds.pipeline):
             return None
@@ -233,7 +236,9 @@ class Iteration:
         return None if crew[run.previous_stage() - 1] == peer else f"slot {index} comes from another peer"
 
     def _misfit(self, message: Forward) -> str | None:
-        """Reason why a forward does not fit this iteration and stage, or None."""
+        """Reason why a forward does not fit this iteration and stage, or None: there is no such microbatch,
+        it is one to train and the message says otherwise (or the reverse), or its path has the wrong
+        length."""
         if message.train and not (self.training and self.source.trains(message.index)):
             return f"no microbatch {message.index} to train in iteration {self.t}"
         if not self.source.exists(message.index):
@@ -245,7 +250,8 @@ class Iteration:
         return None
 
     def _begin(self, unit: IncomingMicrobatch) -> None:
-        """Submit the forward task of a microbatch that arrived."""
+        """Submit the forward task of a microbatch that arrived; at a data node its head task, or the inner
+        steps of a crew's slot, which is refused if it did not begin here."""
         payload = unit.received
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
@@ -305,7 +311,8 @@ class Iteration:
             self._send_on(unit, loss)
 
     def _send_on(self, unit: IncomingMicrobatch, output: Payload) -> None:
-        """Send the output of a forward task to the next stage, and go on if its gradient is here already."""
+        """Send the output of a forward task to the next stage; begin the inner steps if the microbatch is a
+        crew's slot; submit the backward task if its gradient is here already."""
         unit.forward_done = True
         slot = self.source.slot(unit.index)
         if slot.crew and self.ctx.run.settings.rounds.pipeline:
@@ -319,7 +326,9 @@ class Iteration:
 
     def _is_usable(self, unit: IncomingMicrobatch, made: str, result: Result) -> bool:
         """True if the forward or head task of a microbatch gave a usable output (of kind `made`): its input
-        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is refused."""
+        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is given up (`_refuse`)
+        and counts as unusable of its sender; after an overflow it does not count, and may be kept
+        (`_in_range`)."""
         refusal = result.error or self._sealed(unit.index, ACTIVATION, made, result)
         if not refusal:
             return self._in_range(unit, result)
@@ -378,8 +387,8 @@ class Iteration:
 
     def _gradient_arrived(self, peer: str, index: int, payload: Payload | None) -> None:
         """Use the first gradient of microbatch `index` that came from `peer` of the next stage: submit the
-        backward task, once the forward is computed; without training, pass it on. payload: None without
-        training."""
+        backward task, once the forward is computed; without training, pass it on. A data node hands it to
+        `Source`. payload: None without training."""
         if self.ctx.run.stage == 0:
             self.source.gradient_arrived(index, payload)
             return
@@ -464,7 +473,8 @@ class Iteration:
             self._release_slot(unit)
 
     def _claim(self, unit: IncomingMicrobatch, name: int, result: Result) -> None:
-        """Claim a unit whose weight gradient was added with this result."""
+        """Claim the unit numbered `name` of microbatch `unit`, whose weight gradient was added with this
+        result, and begin the steps that this machine takes ahead (`_go_ahead`)."""
         if result.digest:
             self.claims.own[name] = result
         self.claims.hold(name, half=not self.ctx.run.stage and self.source.lacks_gradient(unit.index))
@@ -472,7 +482,8 @@ class Iteration:
 
     def _go_ahead(self, index: int) -> None:
         """Submit the steps of the next round that this machine takes while the contribution of a slot, which
-        is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first."""
+        is claimed now, is exchanged. They are many short tasks: sums and results of the exchange go first.
+        Nothing at a data node, or if the run takes no steps ahead."""
         slot, rounds = self.source.slot(index), self.ctx.run.settings.rounds
         for step in range(1, rounds.ahead(slot.steps) + 1 if self.ctx.run.stage and slot.steps else 1):
             task = StepAhead(self.t, index, step)
@@ -500,8 +511,8 @@ class Iteration:
 
     def _refuse(self, unit: IncomingMicrobatch, reason: str) -> None:
         """Give up a microbatch that cannot be computed: free its credit, and tell all upstream peers that
-        wait for it that it is not here; these may try elsewhere. A task of it that runs is not stopped.
-        reason: for the event log."""
+        wait for it that it is not here; these may try elsewhere. A relay also forgets that it sent the
+        microbatch on. A task of it that runs is not stopped. reason: for the event log."""
         del self.units[unit.index]
         self.islands.end(unit.index)
         if self.ctx.run.stage:  # a data node may be the source of the microbatch too, and stays so
@@ -518,9 +529,9 @@ class Iteration:
 
     def on_want(self, peer: str, message: Want) -> str | None:
         """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
-        the gradient once it is ready. A spoilt one is not here for another peer than its sender. Returns why
-        the question is refused, or None."""
-        if (refusal := self._stranger(peer, message.index)) is not None:
+        the gradient once it is ready. A spoilt one counts as not here for another peer than its sender, and
+        so does any for a peer that sent false inputs. Returns why the question is refused, or None."""
+        if (refusal := self._not_of_crew(peer, message.index)) is not None:
             return refusal
         known = self.units.get(message.index)
         if known is not None and known.spoilt and peer != known.sender:
@@ -531,8 +542,9 @@ class Iteration:
         return None
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
-        """Give up at most `message.most` microbatches of the upstream `peer` on which no task runs yet: it
-        wants to send them to another replica of this stage, which has nothing to do.
+        """Give up at most `message.most` of the microbatches that the upstream `peer` lists (`message.ways`:
+        microbatch -> number of its last transmission), whose task waits and does not run yet: it wants to
+        send them to another replica of this stage, which has nothing to do.
 
         Those without computed results go first. A microbatch in the credit of another member stays, since
         that member would not learn of it; so does one that was called back before, or the next stage would
@@ -554,8 +566,8 @@ class Iteration:
             self._let_go(unit)
 
     def _let_go(self, unit: IncomingMicrobatch) -> None:
-        """Give up a microbatch that its sender called back and on which no task runs: the sender sends it to
-        another replica."""
+        """Give up a microbatch that its sender called back and on which no task runs; a `Lack` tells the
+        sender, who sends it to another replica."""
         del self.units[unit.index]
         self.sender.let_go(unit.index)
         if unit.forward_done:
@@ -587,7 +599,8 @@ class Iteration:
     # --- time --------------------------------------------------------------------------------
 
     def deadline(self) -> float:
-        """Earliest time (s) at which an outgoing microbatch is due: to be sent, or to be inquired after."""
+        """Earliest time (s) at which an outgoing microbatch is due: to be sent, or to be inquired after;
+        infinite if none is."""
         return self.sender.deadline()
 
     def tick(self) -> None:

@@ -105,8 +105,9 @@ class Repairs:
         it up; otherwise it did not arrive (yet).
 
         In a search the next peer's answer counts, and the last such answer ends the search. A microbatch that
-        was sent is repaired if it was refused, or should have arrived long ago. transmission: number of the
-        transmission or search that is answered; an answer to an earlier one is ignored.
+        was sent is repaired if it was refused, or should have arrived long ago; one that did not arrive may
+        count as a late payload of the link. transmission: number of the transmission or search that is
+        answered; an answer to an earlier one is ignored.
         """
         item = self._sender.items.get(index)
         if item is None or item.transmission != transmission:
@@ -161,8 +162,8 @@ class Repairs:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """Give up `peer`, whose link broke or which is suspected: send the microbatches whose gradient it
-        owes, or whose claim the leader misses, to another replica, and await no answers from it in
-        searches."""
+        owes, or whose claim the leader misses, to another replica, and await no answers from it in searches.
+        Nothing if its link events do not matter (`_is_beyond`)."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 
@@ -271,7 +272,8 @@ class Repairs:
 
     def tick(self) -> None:
         """Inquire after microbatches that take much longer than usual, and repair those that are overdue
-        where another replica could compute them; end searches at peers that do not answer."""
+        where another replica could compute them: the peer that kept one too long gets none for some
+        iterations (`PeerCosts.missed`). End searches at peers that do not answer."""
         sender, now = self._sender, self.ctx.clock.now
         sender.changed()
         for item in list(sender.items.values()):

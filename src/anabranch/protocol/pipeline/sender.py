@@ -119,7 +119,8 @@ class Sender:
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
         """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
         gradients. payload: not stored here; None only in an evaluation. Returns True if it is the first one
-        for this microbatch, and the reason if it is refused, else None."""
+        for this microbatch, and the reason if it is refused, else None. A further one is not refused, and
+        ends a redo."""
         item = self.items.get(index)
         if item is None and index in self.called_back:
             return False, None
@@ -164,12 +165,14 @@ class Sender:
         self._due_at = None
 
     def let_go(self, index: int) -> None:
-        """Forget a microbatch that was called back: another peer of this stage computes it."""
+        """Forget a microbatch that was called back: another peer of this stage computes it. A gradient of it
+        that still comes is ignored instead of refused."""
         self.forget(index)
         self.called_back.add(index)
 
     def on_got(self, peer: str, index: int) -> None:
-        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`.
+        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`; nothing
+        if none is awaited.
 
         If the activation was sent twice over one link, the first one arrives first, however much later than
         expected: the acknowledgement says nothing about the second (Karn, Partridge, SIGCOMM 1987).
@@ -198,7 +201,7 @@ class Sender:
     def on_slots(self, peer: str, slots: Slots) -> None:
         """Store the credits that `peer`, of the next stage, reports, send what can be sent, and return those
         that are neither guaranteed nor used. If it began to serve during this iteration, call microbatches
-        back from other peers for it."""
+        back from other peers for it, unless it is a standby or the swarm is large."""
         comes = peer not in self.credits and peer not in self._initial_peers
         if peer not in self.credits:
             self.credits[peer] = Credit()
@@ -221,8 +224,9 @@ class Sender:
         self.forget_asks(peer)
 
     def drop_peer(self, peer: str) -> None:
-        """Forget the credits that a removed peer granted to this sender, and the requests for more. What was
-        sent to it is not sent again by that (`Repairs.peer_removed`)."""
+        """Forget the credits that a removed peer granted to this sender, and the requests for more; if it
+        serves again, it counts as new (`_call_back`). What was sent to it is not sent again by that
+        (`Repairs.peer_removed`)."""
         self.credits.pop(peer, None)
         self._initial_peers.discard(peer)
         self.forget_asks(peer)
@@ -248,7 +252,7 @@ class Sender:
 
     def _call_back(self, newcomer: str) -> None:
         """Call microbatches back for a peer that began to serve the next stage during the iteration: the
-        other peers may have all the work."""
+        other peers may have all the work. `units_to_recall` says how many of which peer."""
         sent: dict[str, list[OutgoingMicrobatch]] = {}
         for item in self.items.values():
             away = item.leg is OutgoingState.SENT and item.train and (item.redoing or not item.returned)
@@ -453,7 +457,8 @@ class Sender:
         """Note that the leader reported that it lacks something of this iteration (units by stage): where no
         usual time is known, LATE_REPORTS of them make a microbatch overdue; FIRST_REPORTS in the first step
         of a run, when the leader does not know either how long a step takes. In that step a report that
-        others lack than before begins the count anew: slow lines are no reason to compute twice (I6)."""
+        others lack than before begins the count anew: slow lines are no reason to compute twice (I6). Nothing
+        if the first step is a round."""
         if self._is_first and self._plan:
             return
         if self._is_first and lacking != self._lacking:
@@ -476,7 +481,7 @@ class Sender:
         other neighbour is in a large swarm, replicas that are none count, and some are dialled."""
         if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer):
             return True
-        return any(peer != item.peer for peer in self.hops.strangers())
+        return any(peer != item.peer for peer in self.hops.beyond_neighbours())
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -496,8 +501,9 @@ class Sender:
             self.pump()
 
     def _ask_others(self, item: OutgoingMicrobatch) -> None:
-        """Prefer other peers for a waiting microbatch than those that it asked in vain; one that has not even
-        reported its credits in this iteration gets no microbatches for a while."""
+        """Forget the requests of a waiting microbatch, and prefer other peers for it than those that it asked
+        in vain; one of these that has not even reported its credits in this iteration gets no microbatches
+        for a while."""
         asked = {peer for peer, _ in item.asked}
         for peer in asked - self.credits.keys():
             self.ctx.costs.missed(peer, self.t)

@@ -132,8 +132,8 @@ class Source:
 
     def embed(self, index: int) -> None:
         """Submit the embedding of a microbatch or evaluation window, or the beginning of a slot, for which
-        the sender has used a credit; it is sent once computed. After an error it is not, and the slot of a
-        crew is given up."""
+        the sender has used a credit; it is sent once computed. After an error or an overflow it is not: an
+        overflow is claimed, and after an error the slot of a crew is given up."""
         slot, hashed = self.slot(index), self._seals.on and self.trains(index)
         task = Embed(self.t, index, slot.first, slot.steps, slot.carried, slot.late, hashed=hashed)
         rank = TaskPriority.FORWARD if self.trains(index) else TaskPriority.EVALUATION
@@ -197,7 +197,8 @@ class Source:
 
     def split_again(self) -> None:
         """Follow the new split of an iteration that lost all data nodes that it was opened with while this
-        peer had it in flight: take over the microbatches that are assigned to this data node now."""
+        peer had it in flight: take over the microbatches that are assigned to this data node now. Nothing in
+        other iterations."""
         membership = self.ctx.run.membership
         if not (membership.is_reopened(self.t) and membership.is_split(self.t)):
             return

@@ -58,8 +58,9 @@ class UpstreamReplies:
         unit.others.clear()
 
     def adopt(self, unit: IncomingMicrobatch, upstream: str, message: Forward | Want) -> None:
-        """Make `upstream` the upstream peer of a microbatch, and send it the gradient if that is ready. A
-        former upstream peer that waits for it gets it too: the microbatch may have come over two paths."""
+        """Make `upstream` the upstream peer of a microbatch, and send it the gradient if that is ready and
+        not on its way to that peer (`_on_its_way_back`). A former upstream peer that waits for it, and still
+        serves, gets it too: the microbatch may have come over two paths."""
         waits = unit.upstream != upstream and unit.gradient_needed and not unit.returned
         if waits and self.ctx.run.membership.is_live(unit.upstream, self.ctx.run.previous_stage(), self.t):
             unit.others[unit.upstream] = unit.transmission
@@ -110,7 +111,8 @@ class UpstreamReplies:
 
     def _may_ask(self, unit: IncomingMicrobatch, peer: str) -> bool:
         """True if a peer gets the gradient of a microbatch for the asking: it sent that here, or its sender
-        is not heard any more, or the peer asked for few such (MAY_ASK)."""
+        is not heard any more, or the peer asked for few such (MAY_ASK), which is counted then; always in an
+        evaluation."""
         if not unit.train or self._sent(unit, peer) or not self._heard(unit.sender):
             return True
         asked = self._asked[peer]

@@ -74,7 +74,7 @@ class AllReduce:
 
     def open(self, iteration: Iteration) -> None:
         """Begin an iteration: forget the attempts and parts of the previous one, also parts that came early,
-        and dial the likely partners of its reduce."""
+        and dial the likely partners of its reduce in a large swarm (`look_ahead`)."""
         self.close()
         self.iteration = iteration
         self._deferred.opened()
@@ -149,8 +149,9 @@ class AllReduce:
 
     def resume(self) -> None:
         """Begin the announced attempt if no weight gradient is being added and all units that it assigns to
-        this replica are here: subtract units that other members own, cut this replica's sum into parts, and
-        send them. Nothing if there is no attempt, or it has begun."""
+        this replica are here: subtract units that other members own (and add those again that were subtracted
+        for an older attempt), cut this replica's sum into parts, and send them. Nothing if there is no
+        attempt, or it has begun."""
         message, iteration = self._announced, self.iteration
         if message is None or iteration is None or self.reduce is not None:
             return
@@ -257,8 +258,8 @@ class AllReduce:
         """Take a part of a member's sum, or a reduced part; return why it is refused, or None.
 
         A part of an attempt that has not begun here is kept until it begins; one of an older attempt, and a
-        second one, is dropped. The sender of a part is told that it came in iterations in which links are
-        timed. share: memory of the payload, in largest payloads of the run.
+        second one, is dropped. In iterations in which links are timed, the sender of a part of a sum gets an
+        acknowledgement (`Got`). share: memory of the payload, in largest payloads of the run.
         """
         if payload is None:
             return "a part of a reduce without its payload"
@@ -358,7 +359,7 @@ class AllReduce:
 
     def _summed(self, reduce: ReduceAttempt, part: int, result: Result) -> None:
         """Store a reduced part that this replica summed, and send it to the members that get it at once (not
-        yet to standbys)."""
+        yet to standbys). Ignored if the attempt is over; a failed sum is handled by `_failed`."""
         if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.reduced[part] = result.outputs[0]
@@ -440,8 +441,9 @@ class AllReduce:
         self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send `peer`, a member or helper whose link is back, the own and reduced parts that it may have
-        missed; nothing to others, or while this peer has no reduce whose parts are there."""
+        """Send `peer`, a member or helper whose link is back, the own and reduced parts, or the sum of this
+        replica's cell, that it may have missed; nothing to others, or while this peer has no reduce whose
+        parts are there."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return

@@ -112,5 +112,6 @@ class ReduceAttempt:
 
 
 def _late(lacking: list[str], expected: int) -> list[str]:
-    """The peers `lacking`, of so many that are expected to send a payload, if few are lacking still."""
+    """`lacking`, the peers whose payload has not come, if they are at most the share 1 - LATE_SHARE of the
+    `expected` payloads; else []."""
     return lacking if len(lacking) <= (1.0 - LATE_SHARE) * expected else []

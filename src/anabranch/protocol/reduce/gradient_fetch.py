@@ -65,7 +65,7 @@ class GradientFetch:
 
     def end(self) -> None:
         """Stop the fetch, if there is one, as no gradient is missing or useful any more; answers under way
-        are ignored."""
+        are ignored. Which replicas lack the gradient is forgotten, which sent a false one is not."""
         self._at = math.inf
         self._without.clear()
         self._awaited.clear()
@@ -77,8 +77,8 @@ class GradientFetch:
 
     def tick(self) -> None:
         """Ask the next replica, or give up, once the wait is over: if none that can be reached has the
-        gradient, or several rounds of requests brought nothing. Nothing before, or while no step is
-        wanted."""
+        gradient, or several rounds of requests brought nothing. Nothing before that, while no step is wanted,
+        or while the gradient's parts (`comes`) or an answer may be on their way."""
         record = self._wanted()
         if record is None or self.ctx.clock.now < self._at:
             return
@@ -125,8 +125,9 @@ class GradientFetch:
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         """Take the answer of `peer`. payload: the gradient, whose digest is checked; None if `peer` does not
-        have it. Without the right gradient the next replica is asked, and this one no more. An answer about
-        another step, or of a peer that was not asked, is ignored."""
+        have it. Without the right gradient the next replica is asked, and this one no more; who sent a false
+        one is asked last for later steps, too. An answer about another step, or of a peer that was not asked,
+        is ignored."""
         record = self._wanted()
         if record is None or (record.t, self.ctx.run.stage) != (message.t, message.stage):
             return
@@ -151,6 +152,6 @@ class GradientFetch:
         self.ctx.tasks.submit(TaskPriority.STEP, Assemble(record.t), (payload,), checked)
 
     def _ask_next(self) -> None:
-        """Ask the next replica at once. Replicas keep only the last gradients: a peer that is further behind
-        soon has asked them all, and fetches the state."""
+        """Have the next `tick` ask another replica. Replicas keep only the last gradients: a peer that is
+        further behind soon has asked them all, and fetches the state."""
         self._at = min(self._at, self.ctx.clock.now)

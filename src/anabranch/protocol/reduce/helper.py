@@ -212,6 +212,7 @@ class ReduceHelper:
         return found
 
     def _text(self, message: Attempt, kind: str, part: int, payload_hash: str) -> bytes:
-        """Text that a seal of a part signs."""
+        """Text that the seal of a part signs. kind: PART (of a member's sum) or REDUCED. payload_hash: hash
+        of the part."""
         run, name = self.ctx.run.settings.run, part_name(message.attempt.term, message.attempt.number, part)
         return seal_text(run, message.fence.base, message.stage, kind, name, payload_hash)

@@ -234,7 +234,7 @@ def account_of(
 ) -> ReduceAccount:
     """Account of an attempt whose parts this peer sums all, for the leader at this peer: what members sent,
     and the result. summing: its sums. reduced: number of parts that are summed. result: digest and sums of
-    squares of the gradient; None: not known yet."""
+    squares of the gradient; None: not known yet. The account has no moments."""
     lacking = {message.members[position]: count for position, count in summing.lacking().items()}
     unusable = {message.members[position] for position in summing.unusable}
     return ReduceAccount(lacking, unusable, reduced == len(message.sums), result)

@@ -50,7 +50,8 @@ class StepApply(Timer):
 
     def commit(self, record: Commit, base: str) -> None:
         """Store a committed step, and apply it as soon as it is its turn; one that is applied already is
-        ignored. base: hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
+        ignored. Of the step whose turn it is, standbys get the reduced parts now. base: hash of its log
+        entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
             if record.t == self.t + 1:
@@ -152,14 +153,14 @@ class StepApply(Timer):
             self._take(self._apply_task(record))
 
     def start_anew(self) -> None:
-        """Give up the state, as it proved false, and have another fetched (`on_behind`). Pending steps
-        stay."""
+        """Give up the state, as it proved false, and the open iteration's reduce; have another state fetched
+        (`on_behind`). Pending steps stay."""
         self._applying = False
         self._give_up(self.t)
 
     def _give_up(self, step: int) -> None:
-        """Stop applying steps one by one, and have a whole state fetched (`on_behind`): the gradient of
-        `step` is not to be had, or the state is false. Pending steps stay."""
+        """Stop applying steps one by one, drop the open iteration's reduce, and have a whole state fetched
+        (`on_behind`): the gradient of `step` is not to be had, or the state is false. Pending steps stay."""
         self.lacking.end()
         self.t = -1  # nothing is applied until the state is here
         self.all_reduce.close()

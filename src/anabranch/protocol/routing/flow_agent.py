@@ -48,16 +48,17 @@ _FOREIGN = "a letter of another policy than the run's"
 
 class FlowAgentDriver(Timer):
     """Driver of the flow agent and of bandwidth probes at one peer. agent: None before this peer serves, or
-    if the policy has no agents. neighbours: (peer, side) -> message counts of each flow link that is up.
-    told: number of events given to the agent. A letter is a message between the agents at both ends of a flow
-    link."""
+    if the policy has no agents. neighbours: (peer, side) -> cost and counts of units of each flow link that
+    is up. told: number of events given to the agent. A letter is a message between the agents at both ends of
+    a flow link."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
         self.restart()
 
     def restart(self) -> None:
-        """Drop the agent and its flow, because this peer serves another stage from now on."""
+        """Drop the agent, its flow and what bandwidth probes found, because this peer serves another stage
+        from now on."""
         self.probes = BandwidthProbes(self.ctx)
         self.agent: Agent | None = None
         self.neighbours: dict[tuple[str, Side], LinkHistory] = {}
@@ -83,7 +84,7 @@ class FlowAgentDriver(Timer):
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
         """Number of units of the standing flow (units with a whole reserved path) that come from each of the
-        peers `upstream`; peers from which none come are left out."""
+        peers `upstream`; peers from which none come are left out. Empty without an agent."""
         if self.agent is None:
             return {}
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
@@ -115,8 +116,10 @@ class FlowAgentDriver(Timer):
             self._give(ev.Wake())
 
     def measured(self, peer: str) -> None:
-        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent, which the first
-        neighbours start, of a new neighbour, or of changed link costs or places of this relay."""
+        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent of a new
+        neighbour, of a changed link cost, or of changed places of this relay. The agent is started with the
+        first neighbour of another stage, once a bandwidth is known or BEGIN_S later. Nothing of links while
+        the next iteration is a round."""
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()
@@ -160,7 +163,8 @@ class FlowAgentDriver(Timer):
 
     def received(self, peer: str, message: Route | Bargain | Burst | GotBurst) -> str | None:
         """Handle a letter of a neighbour's agent, a bandwidth probe (answered at once) or the answer to one;
-        returns the reason if it is refused."""
+        returns the reason if it is refused, else None. A letter is ignored while this peer has no agent, or
+        no flow link to `peer`."""
         match message:
             case Bargain():
                 return self._bargained(peer, message)

@@ -46,7 +46,8 @@ class PlanShare:
         return len(split_indices(min([ctx.run.settings.microbatches, *room]), data_nodes)[ctx.me])
 
     def changed_places(self) -> int | None:
-        """Places of this relay if an input of that number has changed since the last call, else None."""
+        """Places of this relay if the members, standbys or compute times from which they follow have changed
+        since the last call, else None. The number itself may be the same."""
         run, costs, spared = self._ctx.run, self._ctx.costs, self._ctx.standby_view.waits
         version = run.membership.version_of(run.stage)
         seen = (run.settings, run.membership, version, costs.changes, spared)
@@ -66,15 +67,15 @@ class PlanShare:
         batch, which is divided over the stage's replicas by their compute times.
 
         Times measured in this run are used, or those offered at the join until all replicas have worked. A
-        relay has as many places as slots (microbatches that it can hold) if no times are known, and none if
-        it is a standby.
+        relay has as many places as slots (microbatches that it can hold) if no times are known, or under
+        policy `gwtf`; under other policies a standby has none.
         """
         working = self._working()
         return self._places(working, self._measured_s(working))
 
     def _places(self, working: Sequence[str], measured: dict[str, float] | None) -> int:
-        """The same; working: replicas that are no standbys. measured: compute seconds of a pass at each of
-        them, None unless all are known."""
+        """Places of this relay, by the rule of `places`. working: replicas of its stage that are no standbys.
+        measured: compute seconds of a pass at each of them, None unless all are known."""
         run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
         members = run.membership.members
         basis = (run.settings, run.membership, run.membership.version_of(run.stage), spared)

@@ -251,7 +251,7 @@ class Download:
 
     def _put_aside(self, source: Source, status: SourceStatus, tries: int | None = None) -> None:
         """Stop to download from a source, for the reason in `status`; the pieces that it owes are requested
-        from others. tries: times that it may still be asked."""
+        from others. tries: times that it may still be asked (None: as before)."""
         source.status, source.due = status, math.inf
         owed, source.asked = source.asked, set()
         elsewhere = {piece for other in self.sources.values() for piece in other.asked}
@@ -415,7 +415,8 @@ class Download:
 
     def _overdue(self, source: Source) -> None:
         """Give up waiting for a source that did not answer in time; its outstanding pieces are requested from
-        it once more or from others. Where its link is up, a carrier may drop them."""
+        it once more or from others. Where its link is up, the first of them counts as late
+        (`LinkTable.payload_late`): a carrier may drop them."""
         self._reason = f"{source.peer[:8]} did not answer"
         reachable = self.ctx.reachable(source.peer)
         if reachable and source.asked:

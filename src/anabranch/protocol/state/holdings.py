@@ -23,7 +23,8 @@ class Holdings:
         return self._who.get((stage, t, digest), ())
 
     def told(self, peer: str, held: Held) -> None:
-        """Replace a peer's report by a new one, which lists everything that it holds."""
+        """Replace the report of `peer` by a new one, which lists everything that it holds. held: (stage,
+        iteration) -> fingerprint."""
         before = self._of.get(peer, {})
         self._of[peer] = held
         for (stage, t), digest in before.items():

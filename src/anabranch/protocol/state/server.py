@@ -77,8 +77,10 @@ class StateServer:
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
         """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
-        that it is not here. The request of a peer that may not have states of the stage (`_needs`) is kept
-        until the members change: the log entry that admits it may not be here yet."""
+        that it is not here. A request for the state after the next step is answered once that step is
+        applied. The request of a peer that may not have states of the stage (`_needs`) is kept until the
+        members change, as the log entry that admits it may not be here yet; beyond EARLY_KEPT such peers it
+        is dropped."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message
@@ -123,7 +125,8 @@ class StateServer:
         self._sound_t = max(self._sound_t, t)
 
     def applied(self, t: int) -> None:
-        """Offer the state after step t, which was just applied, to the peers that asked for it early."""
+        """Offer the state after step t, which was just applied, to the peers that asked for it early. Early
+        requests for other steps are dropped: their senders ask again."""
         asked, self._ahead = self._ahead.pop(t, set()), {}
         if asked:
             self._waiting.setdefault((self.ctx.run.stage, t), set()).update(asked)
@@ -164,7 +167,7 @@ class StateServer:
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
         """Offer a state read from disk (None: it could not be read) to the peers that wait for it. asked_t:
         iteration that they asked for (-1: the newest). A state of steps that were rolled back meanwhile is
-        none."""
+        none. Then the requests are answered that came while the disk was read."""
         if state is not None and state.t > self._sound_t:
             state = None
         if state is not None:

@@ -41,12 +41,14 @@ class Snapshots(Timer):
     # --- own state ----------------------------------------------------------------------------
 
     def applied(self, t: int) -> None:
-        """Copy the state after step t, which was just applied, if a snapshot is due."""
+        """Copy the state after step t, which was just applied, if a snapshot is due; it is held and reported
+        to the leader once the copy is made."""
         if self.ctx.run.settings.snapshots_at(t):
             self.states.snapshot(self._pin_own)
 
     def loaded(self, state: State) -> None:
-        """Keep a downloaded state, which this replica now uses, if its iteration is a snapshot iteration."""
+        """Hold a downloaded state, which this replica now uses, as a snapshot, and report it to the leader,
+        if its iteration is a snapshot iteration."""
         if self.ctx.run.settings.snapshots_at(state.t):
             self._pin_own(state)
 
@@ -55,8 +57,8 @@ class Snapshots(Timer):
         self.report()
 
     def _pin(self, state: State) -> None:
-        """Hold a snapshot; drop older ones of its stage: what others report never makes this peer hold more
-        and more."""
+        """Hold a snapshot. Of its stage only the newest KEPT_PER_STAGE and the last complete one stay: what
+        others report never makes this peer hold more and more."""
         self.states.pinned[state.stage, state.t] = state
         for key in sorted(key for key in self.states.pinned if key[0] == state.stage)[:-KEPT_PER_STAGE]:
             if key[1] != self.complete_t:

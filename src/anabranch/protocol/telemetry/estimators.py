@@ -301,7 +301,7 @@ class LinkCost:
 
         mine_s, theirs_s: compute seconds per microbatch at this peer and at j; unknown or implausible ones
         count as 0. A direction without a measured bandwidth takes that of the other direction; a link without
-        any takes `like_bps` (bits per second).
+        any takes `like_bps` (bits per second), and without that its transfers take no time.
         """
         latency_s = (self.latency.round_trip_s() or 0.0) / 2.0
         reported = _known(self.back_bps)

@@ -45,8 +45,8 @@ class LinkMeasurements:
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
         """Enter a report of `peer` about its links: receiver -> (round trip in s, bits per second sent to it;
-        0: not known). Its earlier reports about other receivers still count, since it may have changed stages
-        and come back."""
+        0: not known). Implausible numbers, and receivers that are no members, are left out. Its earlier
+        reports about other receivers still count, since it may have changed stages and come back."""
         latencies, rates = self._latency_s.setdefault(peer, {}), self._bandwidth_bps.setdefault(peer, {})
         for other, (trip_s, bandwidth_bps) in links.items():
             if not self._knows(other):
@@ -57,8 +57,8 @@ class LinkMeasurements:
                 rates[other] = bandwidth_bps
 
     def gone(self, peer: str) -> None:
-        """Note that `peer` was removed from the run; its measurements are kept until GONE_KEPT further peers
-        were removed, in case it rejoins."""
+        """Note that `peer` was removed from the run; its measurements are kept, in case it rejoins, until
+        GONE_KEPT further peers were removed; if it is a member by then, they stay."""
         self._gone.pop(peer, None)
         self._gone[peer] = None
         while len(self._gone) > GONE_KEPT:
@@ -92,7 +92,9 @@ class LinkMeasurements:
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], LinkEstimate] | None:
         """Make the function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer ->
-        region); None while not one latency or not one bandwidth between them is measured."""
+        region); None while not one latency or not one bandwidth between them is measured. An unmeasured link
+        is not taken to be quicker than the quickest that its sender has, if two or more of these are
+        measured."""
         latencies, rates = _among(self._latency_s, regions), _among(self._bandwidth_bps, regions)
         if not latencies or not rates:
             return None
@@ -130,12 +132,10 @@ def _estimator(
     regions: Mapping[str, str],
     same_region: Callable[[list[float]], float],
 ) -> Callable[[str, str], float]:
-    """Make the function (sender, receiver) -> measured value of the link, or else an estimate from measured
-    links.
-
-    table: (sender, receiver) -> measured value. regions: peer -> region. same_region: function that picks,
-    from all measured values, the estimate for two peers of one region in which no link is measured.
-    """
+    """Make the function (sender, receiver) -> measured value of the link, or of its other direction; else the
+    median of the links between these two regions; else, for peers of one region, the choice of `same_region`
+    from all measured values; else their median. table: (sender, receiver) -> measured value, at least one;
+    values far from the median are clamped (FAR). regions: peer -> region ("": not known)."""
     usual = median(table.values())
     table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}
     by_regions: dict[tuple[str, ...], list[float]] = defaultdict(list)

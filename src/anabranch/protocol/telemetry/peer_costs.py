@@ -106,8 +106,9 @@ class Neighbour:
         return self._queued_bytes
 
     def most_s(self, ahead_bytes: float, size_bytes: int) -> float:
-        """Longest plausible time (s) until `ahead_bytes` in transit have arrived, at the bandwidth of
-        payloads of `size_bytes`."""
+        """Longest plausible time (s) until `ahead_bytes` in transit have arrived: at a quarter (SLOWER) of
+        the bandwidth measured for payloads of `size_bytes` (at least CRAWL_BPS), or before a measurement of
+        LEAST_BPS, or less after `lost_payloads`."""
         measured_bps = self.link.out_bps(size_bytes)
         usual_bps = self._least_bps if measured_bps is None else max(measured_bps, CRAWL_BPS)
         return 8.0 * ahead_bytes / (usual_bps / SLOWER)
@@ -281,8 +282,9 @@ class PeerCosts:
         return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
 
     def coming_s(self, peer: str, size_bytes: float) -> float:
-        """Longest plausible time (s) until `size_bytes` from `peer` have arrived, by the bandwidth that
-        `peer` reported, else by the lowest that any neighbour reported."""
+        """Longest plausible time (s) until `size_bytes` from `peer` have arrived, at a quarter (SLOWER) of
+        the bandwidth that `peer` reported, else of the lowest that any neighbour reported, or at LEAST_BPS if
+        none did. Reports far below the median (THINNER) are not believed."""
         return self._coming_s(peer, size_bytes, self._reported_bps())
 
     def soonest(self, peers: Collection[str], size_bytes: float) -> str:
@@ -304,7 +306,8 @@ class PeerCosts:
         return 8.0 * size_bytes / (max(reported_bps, slowest_bps) / SLOWER)
 
     def reduce_s(self, size_bytes: float) -> float:
-        """Estimated time (s) of an all-reduce in which this peer sends `size_bytes`."""
+        """Estimated time (s) of an all-reduce in which this peer sends `size_bytes`, at the median bandwidth
+        of its links, or before a measurement at LEAST_BPS."""
         return 8.0 * size_bytes / max(self._bandwidths.median() or LEAST_BPS, CRAWL_BPS)
 
     def _own_pass_s(self) -> float:
@@ -314,7 +317,8 @@ class PeerCosts:
 
     def pass_s(self, peer: str, me: str) -> float:
         """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless it reported times of
-        both. If `peer` is `me`, this peer itself: its own measured times."""
+        both. If `peer` is `me`, this peer itself: mean of its own measured times, or the one that is
+        known."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)
