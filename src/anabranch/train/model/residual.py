@@ -263,7 +263,8 @@ class StreamModel(ABC):
         """x, normalised by the norm `name`."""
 
     def _ends(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Shapes of embedding and final norm, with those of an untied head and of a free block."""
+        """Names and shapes of all parameters of stage 0: `shapes`, of embedding and final norm, to which an
+        untied head and a free block are added."""
         if not self.config.tied:
             shapes[self.end_names[2]] = (self.config.vocab_size, self.config.dim)
         free = self.config.free_block

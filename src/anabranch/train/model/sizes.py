@@ -232,13 +232,13 @@ def fixed_elements(config: ModelConfig) -> int:
 
 
 def id_digit_bits(itemsize: int) -> int:
-    """Bits of a whole number that a float of `itemsize` bytes (2: bf16, 4: fp32, 8: fp64) holds exactly: of
-    one column of a token id at the cuts of a subspace model."""
+    """Bits of a token id in one of its columns at the cuts of a subspace model: those of a whole number that
+    a float of `itemsize` bytes (2: bf16, 4: fp32, 8: fp64) holds exactly."""
     return {2: 8, 4: 24, 8: 53}[itemsize]
 
 
 def id_columns(vocab_size: int, itemsize: int) -> int:
-    """Elements of `itemsize` bytes in which a token id is held exactly."""
+    """Number of floats of `itemsize` bytes that hold a token id of this vocabulary exactly."""
     return -(-max(1, (vocab_size - 1).bit_length()) // id_digit_bits(itemsize))
 
 

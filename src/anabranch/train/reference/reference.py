@@ -114,7 +114,8 @@ class StepRecord:
 
 
 class PrivateRounds(Protocol):
-    """Contributions and data at hand of the rounds of a run on private data."""
+    """Contributions and private corpora of past rounds that are at hand where a run on private data is
+    replayed."""
 
     def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
         """(Slot, inner step) -> token ids (rows, sequence + 1), of the private corpus that a slot had in
@@ -138,7 +139,8 @@ class _Passed:
 
 
 class Reference:
-    """Training of the whole model: `step(share(t, indices))` for t = 1, 2, ..."""
+    """Training of the whole model: `step(share(t, indices))` for t = 1, 2, ... Before a round, `slots` and
+    `late` are set."""
 
     def __init__(
         self,
@@ -187,8 +189,8 @@ class Reference:
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
-        """Continue from the snapshots of stages 0 to S. Raises SnapshotError if one is damaged or of another
-        run's shape."""
+        """Continue from the snapshots of stages 0 to S, one of each, in order. Raises SnapshotError if one is
+        damaged or of another run's shape, and ValueError for another number of them."""
         self.states[:] = [
             parse_snapshot(
                 data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
@@ -215,12 +217,13 @@ class Reference:
         return self._rounds.has(t)
 
     def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
-        """Order in which iteration t's microbatches are added: order(t), or a round's slots that count."""
+        """Microbatches of iteration t in the order in which they are added, order(t); in a round the numbers
+        of the slots that count (`slots`), ascending."""
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
-        """Compute and sum the contributions of these microbatches of t, in the given order; the sums of an
-        earlier share are overwritten."""
+        """Compute and sum the contributions of these microbatches of t (in a round: of these slots), in the
+        given order. An overflow is recorded in the share. The sums of an earlier share are overwritten."""
         for accumulator in self._accumulators:
             accumulator.clear()
         self._private_digests.clear()
@@ -233,8 +236,9 @@ class Reference:
         return share
 
     def remember_late(self, t: int, slots: Iterable[int]) -> None:
-        """Compute and keep the carried states of slots whose contributions to round t came too late to count:
-        their next round begins from these states."""
+        """Compute and keep the carried states of `slots` (keys of `late`), whose contributions to round t
+        came too late to count: their next round begins from these states. A slot whose private data are not
+        here is passed over."""
         for slot in slots:
             if self.knows(t, slot, self.late[slot]):
                 self._contributions_of(t, slot, self.late[slot], set())
@@ -324,7 +328,8 @@ class Reference:
         )
 
     def skip(self, share: Share) -> StepRecord:
-        """Let iteration share.t pass without a step, as a logged skip does."""
+        """Let iteration share.t pass without a step, as a logged skip does: no weights change. Returns a
+        record with the share's losses."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
             self._stepped(state, share.t, ahead, None)
@@ -413,7 +418,8 @@ class Reference:
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add a slot's contributions to round t; returns what `_contribute` does."""
+        """Add a slot's contributions to the sums of round t; returns its loss sum (nats; 0 with an overflow)
+        and its overflows."""
         found: set[Witness] = set()
         if self._private is not None:
             return self._contribute_privately(self._private, t, slot, found), frozenset(found)

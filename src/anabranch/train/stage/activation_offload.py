@@ -52,7 +52,8 @@ class OffloadedActivations:
         return torch.autograd.graph.saved_tensors_hooks(self._save, self._restore)
 
     def move_to_host(self) -> int:
-        """Move all saved tensors to host memory; returns their bytes. The backward may follow at any time."""
+        """Move the storages of the saved tensors, but the resident ones, to host memory; returns their bytes.
+        Called once, after the forward. The backward may follow at any time: it brings them back itself."""
         storages = list(self._storages.values())
         self._storages.clear()
         sources = [storage.content for storage in storages]  # freed only when the copies are complete

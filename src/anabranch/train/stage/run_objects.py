@@ -67,8 +67,8 @@ def token_ids(
 
 
 def loss_weight(batches: Batches, microbatches: int, t: int, index: int) -> float:
-    """Factor of the loss of microbatch `index`, by which the mean over all positions is the mean over those
-    that count; from index `microbatches` on, of held-out windows."""
+    """Factor of the loss of microbatch `index` (from `microbatches` on: of a held-out window), with which the
+    mean over all positions is the mean over those whose target counts."""
     return batches.weight(t) if index < microbatches else batches.window_weight(index - microbatches)
 
 
@@ -107,8 +107,8 @@ def share_out(spec: StageSpec, devices: Sequence[torch.device]) -> dict[int, tor
 
 
 def placement(model: Model, layout: Layout, at: Mapping[int, torch.device]) -> Placement:
-    """Placement of a stage's vectors in `layout`, of trained or of frozen weights. at: device of each block,
-    the first one also that of all other tensors."""
+    """Placement on several devices of a stage's vectors in `layout`, of trained or of frozen weights. at:
+    device of each block, not empty; the first block's device has all tensors that belong to no block."""
     models = (model, model.base) if isinstance(model, LoraModel) else (model,)
     names = {name: at[block] for block in at for one in models for name in one.block_shapes(block)}
     return Placement(layout, names, next(iter(at.values())))
