@@ -44,8 +44,8 @@ class Overflow(ArithmeticError):
 
 
 class Accumulator(Protocol):
-    """Sum of a stage's contributions over the microbatches that a replica serves. `flat` has the stage's
-    `Layout`. A refused contribution (Overflow) leaves it unchanged."""
+    """Sum of a stage's contributions over the microbatches that a replica serves. `flat` is the sum, in the
+    stage's `Layout`. A refused contribution (Overflow) leaves it unchanged."""
 
     flat: Tensor
 
@@ -172,8 +172,9 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
-    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`. align: where there are
-    enough elements, parts begin at multiples of it."""
+    """Copy of a flat vector on the CPU, cut into `parts` contiguous parts of about equal length
+    (`part_bounds`). align: number of elements; where `flat` has enough, each part begins at a multiple of
+    it."""
     copy = flat.to("cpu", copy=True)
     groups = -(-len(copy) // align)
     if groups < parts:
@@ -202,7 +203,8 @@ def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def reduced(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Finished sum in the master dtype; an integer sum is in units of 2⁻⁴⁸."""
+    """Finished sum, of integers in units of 2⁻⁴⁸ or of floats, as new values of `dtype` (the master
+    dtype)."""
     return sum_part((total,), dtype)
 
 

@@ -48,5 +48,5 @@ def global_norm(squares: Iterable[float]) -> float:
 
 
 def clip_factor(norm: float, clip: float) -> float:
-    """Factor of the gradient that limits its norm to `clip` (0: no clipping)."""
+    """Factor (at most 1) of the gradient that limits its norm to `clip` (0: no clipping, the factor is 1)."""
     return min(1.0, clip / (norm + CLIP_EPSILON)) if clip > 0 else 1.0

@@ -105,8 +105,8 @@ class WholeWorker(RoundsWorker):
         frozen: FrozenStore | None = None,
         own: OwnData | None = None,
     ) -> None:
-        """own: data of this machine for its slots, in a run whose data are private. The others are arguments
-        of `Worker`, and errors are the same."""
+        """own: this machine's private data for its slots, in a run whose data are private. Other arguments
+        and errors are those of `Worker`."""
         super().__init__(run, model, stage, batches, initial, resident, frozen)
         self._own = own
 
@@ -153,7 +153,8 @@ class WholeWorker(RoundsWorker):
 
     def _tokens_of(self, task: tasks.Forward, payload: Tensor) -> Tensor:
         """Token ids of a slot's inner steps, steps ahead included: the received ones, or this machine's own
-        where the run's data are private. Raises Refused."""
+        where the run's data are private. Raises Refused if the payload holds no such ids, or the machine has
+        no data of its own."""
         steps = taken(self._run, task.steps)
         if not self._run.data.private:
             return self._checked(payload, steps * inner_microbatches(self._run) * self._run.batch.rows)
@@ -182,8 +183,8 @@ class WholeWorker(RoundsWorker):
         return Result()
 
     def _go_ahead(self, slot: int, last: int) -> None:
-        """Take steps ahead of a slot up to number `last`; after all of them its state is kept for the next
-        round."""
+        """Take the steps ahead that an island of `_ahead_of` lacks, up to number `last` (1, 2, ...). After
+        all of them, or an overflow, the slot's state is kept for the next round and its island is dropped."""
         island, ids = self._ahead_of[slot]
         go_ahead(self._run, self.model, island, ids, last)
         if not island.lacks:
@@ -191,7 +192,8 @@ class WholeWorker(RoundsWorker):
             self._slot_states.keep(slot, island.carry())
 
     def _finish(self) -> None:
-        """Take all steps ahead that are lacking: the state changes now, and their slots go on from them."""
+        """Take all steps ahead that islands lack, before the round's outer step changes the state from which
+        they began."""
         for slot, (island, _) in sorted(self._ahead_of.items()):
             self._go_ahead(slot, island.ahead)
 
