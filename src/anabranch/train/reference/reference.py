@@ -118,8 +118,8 @@ class PrivateRounds(Protocol):
     replayed."""
 
     def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
-        """(Slot, inner step) -> token ids (rows, sequence + 1), of the private corpus that a slot had in
-        round t; None if that is not here."""
+        """Function (slot, inner step) -> token ids (microbatches · rows, sequence + 1) from the private
+        corpus that the slot had in round t; None if that corpus is not here."""
         ...
 
     def contribution(self, t: int, slot: int) -> Tensor | None:

@@ -44,11 +44,13 @@ class OwnData(Protocol):
     """Data of this machine alone, and its record of what it contributed on them."""
 
     def step_rows(self, slot: int, step: int) -> Ids:
-        """Token ids (rows, sequence + 1) of inner step `step` (1, 2, ...) of a slot."""
+        """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
+        a slot."""
         ...
 
     def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
-        """Keep a slot's contribution to round t (flat) for the run's verification."""
+        """Write a slot's contribution to round t (`change`, flat) and its digest to this machine's files, for
+        the run's verification."""
         ...
 
 
