@@ -74,7 +74,8 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Counts of the training or held-out part of a corpus; `text_bytes`: UTF-8 bytes without separators."""
+    """Counts of the training or held-out part of a corpus. tokens: separators included. text_bytes: UTF-8
+    bytes without separators."""
 
     documents: int
     tokens: int

@@ -75,8 +75,8 @@ def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Sample of plain text: a document, or a window if the task has one document. nats: at most 0.
-    size_bytes, words: of its UTF-8, and between white space; 0 for a window."""
+    """Sample of plain text: a document, or a window if the task has one document. nats: log-likelihood, at
+    most 0. size_bytes: of its UTF-8. words: number of words between white space. Both are 0 for a window."""
 
     nats: float
     tokens: int

@@ -200,7 +200,7 @@ def _validate_family(config: ModelConfig) -> None:
 
 
 def block_parameters(config: ModelConfig) -> int:
-    """Parameters of one block; of a registered model the most of any."""
+    """Number of parameters of one block; of a registered model that of the block with the most."""
     if config.architecture not in ARCHITECTURES:
         return registry.counts_of(config).block
     if config.architecture in FAMILY:
@@ -214,7 +214,8 @@ def block_parameters(config: ModelConfig) -> int:
 
 
 def end_parameters(config: ModelConfig) -> int:
-    """Parameters of stage 0: embedding (and learned positions), free block, final norm, head."""
+    """Number of parameters of stage 0: embedding (and learned positions), free block, final norm, head (an
+    untied one)."""
     if config.architecture not in ARCHITECTURES:
         return registry.counts_of(config).end
     head = 0 if config.tied else config.vocab_size * config.dim

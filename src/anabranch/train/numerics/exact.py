@@ -70,9 +70,9 @@ class Accumulator(Protocol):
 
 
 class ExactAccumulator:
-    """Exact gradient sums: int64 in units of 2⁻⁴⁸. `contributions[name]` is how many may be added to a tensor
-    in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave int64 even if
-    every contribution is added twice."""
+    """Exact gradient sums: int64 in units of 2⁻⁴⁸, on `device`. `contributions[name]` is how many may be
+    added to a tensor in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave
+    int64 even if every contribution is added twice. dtype: type in which contributions are scaled."""
 
     def __init__(
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where

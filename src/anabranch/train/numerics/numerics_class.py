@@ -28,7 +28,8 @@ def set_environment(threads: int) -> None:
 
 
 def configure(threads: int) -> None:
-    """Make this process reproducible: environment, thread count, deterministic kernels, full precision."""
+    """Make this process reproducible: environment, thread count, deterministic kernels, full precision. It
+    imports torch, so it must be called before anything else does. threads: of torch's operations."""
     set_environment(threads)
     import torch
 

@@ -33,7 +33,7 @@ from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
-from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.delayed import advance_state, ahead_of, snapshot_form
 from anabranch.train.stage.inner_steps import (
     Contribution,
     Island,
@@ -45,7 +45,7 @@ from anabranch.train.stage.inner_steps import (
     outer_step,
     private_tokens,
     slot_tokens,
-    taken,
+    steps_with_tokens,
 )
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
@@ -296,7 +296,7 @@ class Reference:
         """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
         Before the first round and after the last one the first moment and the outer momentum are exchanged.
         ahead: `ahead_of` the state before t's step."""
-        moved(self._delay, state, t, ahead, taken)
+        advance_state(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)
         elif self._rounds.has(t) and t == self._rounds.last:
@@ -454,7 +454,7 @@ class Reference:
 
     def _tokens_of(self, t: int, slot: int, plan: Slot) -> Tensor:
         """Token ids of a slot's inner steps in round t, of the run's corpus or a private one."""
-        steps = taken(self._run, plan.steps)
+        steps = steps_with_tokens(self._run, plan.steps)
         rows = None if self._private is None else self._private.step_rows(t, slot)
         if rows is None:
             return slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
@@ -494,7 +494,8 @@ class Reference:
         return made
 
     def _island(self, stage: int, t: int, slot: int, plan: Slot) -> Island:
-        """Island of a slot at one stage before its inner steps of round t."""
+        """New island of a slot at one stage, before its inner steps of round t. Raises ValueError if the
+        state that the slot carries by its `plan` was not replayed here, and Overflow as `Island` does."""
         carried = self._slot_states[stage].find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")

@@ -38,9 +38,9 @@ class _Saved:
 
 
 class OffloadedActivations:
-    """Saved tensors of one forward pass, each storage once. Run the forward within `hooks()`, then call
-    `move_to_host()`. `resident`: tensors whose storage is never moved: weights and constants, which are on
-    the device anyway, and the input that the stage keeps."""
+    """Offload of the tensors that autograd saves in one forward pass, each storage once. Run the forward
+    within `hooks()`, then call `move_to_host()`. `resident`: tensors whose storage is never moved: weights
+    and constants, which are on the device anyway, and the input that the stage keeps."""
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
         self._resident = {tensor.untyped_storage().data_ptr() for tensor in resident}

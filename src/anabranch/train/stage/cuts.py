@@ -39,7 +39,8 @@ class Place:
 
 
 class Cuts:
-    """Codecs at the cuts of one run. kind: ACTIVATION or GRADIENT, in all methods."""
+    """Encoder and decoder, by the run file's codecs, of the activations and input gradients that cross the
+    cuts of one run. kind: ACTIVATION or GRADIENT, in all methods."""
 
     def __init__(self, run: RunConfig, model: ModelConfig) -> None:
         wire, batch = run.wire, run.batch  # without a stage for relays there is no cut: nothing is sent

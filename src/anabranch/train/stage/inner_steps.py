@@ -38,7 +38,7 @@ from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
-def taken(run: RunConfig, steps: int) -> int:
+def steps_with_tokens(run: RunConfig, steps: int) -> int:
     """Number of inner steps that a slot needs tokens for in a round: its `steps`, and those of the next round
     that its machine takes while the contribution is exchanged (`round.overlap`)."""
     return steps + rounds_of(run).ahead(steps)
@@ -105,10 +105,10 @@ def contribution(
     late: bool = False,
 ) -> Contribution:
     """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
-    `taken(run, steps)` steps). It is steps · (weights before - weights after), of which some values are sent,
-    rounded as the run file says. carried: state of the slot after the round before; None if it begins anew.
-    late: True if the contribution to that round was late; what was sent of it is added to this one. `state`
-    stays as it is. Raises Overflow if a loss, a gradient or the change is not finite."""
+    `steps_with_tokens(run, steps)` steps). It is steps · (weights before - weights after), of which some
+    values are sent, rounded as the run file says. carried: state of the slot after the round before; None if
+    it begins anew. late: True if the contribution to that round was late; what was sent of it is added to
+    this one. `state` stays as it is. Raises Overflow if a loss, a gradient or the change is not finite."""
     return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
 
 
@@ -200,7 +200,7 @@ class Island:
         self._ahead_losses: list[float] = []
 
     def leaves(self) -> dict[str, Tensor]:
-        """Present weights in the compute dtype, as leaves that require gradients; void after a step."""
+        """Present weights by name in the compute dtype, as autograd leaves; to be made anew after a step."""
         weights = working_weights(self.local, DTYPES[self._run.compute.dtype])
         return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
@@ -361,8 +361,9 @@ def add_embedding_gradient(model: Model, layout: Layout, ids: Tensor, dx: Tensor
 def begin_rounds(run: RunConfig, state: StageState) -> None:
     """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
-    It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction would have led.
-    Moments that are agreed on ("agree") stay in the state; their counter is that of optimizer steps then.
+    It begins at zero, or (`round.first_moment = "estimate"`) at the value that many rounds in the direction
+    of Adam's last step would give it. Moments that are agreed on ("agree") stay in the state, scaled to the
+    counter of optimizer steps in place of Adam's.
     """
     if run.round.first_moment == "agree":
         rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, state.adam_step, rounds_of(run).start)

@@ -91,7 +91,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained parameters of the largest block, of stage 0 and of the whole model."""
+    """Numbers of trained parameters: of the largest block, of stage 0 (`end`) and of the whole model."""
 
     block: int
     end: int

@@ -57,7 +57,8 @@ class Batches(Protocol):
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) (rows, sequence) of microbatch `index`, or window `index - microbatches`."""
+    """(inputs, targets), each (rows, sequence) and on `device`, of microbatch `index` of iteration t, or from
+    index `microbatches` (those of a batch) on of held-out window `index - microbatches`."""
     if index < microbatches:
         ids, targets = batches.microbatch(t, index)
     else:

@@ -31,7 +31,8 @@ class _Pass:
 
 
 class WholeModel(Stage):
-    """Passes of a whole model. ids, targets: (rows, sequence)."""
+    """Passes of a whole model, from token ids to the loss and back. ids, targets: (rows, sequence). Methods
+    raise Overflow as those of `Stage`."""
 
     def __init__(
         self, model: Model, spec: StageSpec, weights: Mapping[str, Tensor], accumulator: Accumulator

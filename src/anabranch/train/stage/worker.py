@@ -32,7 +32,7 @@ from anabranch.train.numerics.moments import moments
 from anabranch.train.numerics.numerics_class import devices_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
-from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.delayed import advance_state, ahead_of, snapshot_form
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
@@ -339,7 +339,7 @@ class Worker:
         if task.keep:
             self._audits.keep(self.state)
         self._take_step(task.t, self._gradients[task.t], scalars)
-        moved(self._delay, self.state, task.t, self._ahead, scalars)
+        advance_state(self._delay, self.state, task.t, self._ahead, scalars)
         self._go_on()
         dropped = task.t - tasks.KEPT_GRADIENTS
         self._gradients = {t: gradient for t, gradient in self._gradients.items() if t > dropped}
@@ -370,7 +370,7 @@ class Worker:
         self._expect_next(task.t)
         self._gradients.pop(task.t, None)
         self._digests.pop(task.t, None)
-        moved(self._delay, self.state, task.t, self._ahead, None)
+        advance_state(self._delay, self.state, task.t, self._ahead, None)
         if self._delay.start:
             self._go_on()
         else:

@@ -29,8 +29,8 @@ from anabranch.train.stage.inner_steps import (
     go_ahead,
     private_tokens,
     slot_tokens,
+    steps_with_tokens,
     take_steps,
-    taken,
 )
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import Batches, Ids
@@ -62,7 +62,7 @@ class TokenSource(SumsOfRounds):
             return outputs(ANSWER)
         if task.steps:
             assert self._batches is not None
-            steps = taken(self._run, task.steps)
+            steps = steps_with_tokens(self._run, task.steps)
             tokens = slot_tokens(self._batches, self._run, task.index, task.first, steps)
             return outputs(packed_ids(tokens, self.model.config.vocab_size))
         ids, targets = self._ids(task.t, task.index)
@@ -157,7 +157,7 @@ class WholeWorker(RoundsWorker):
         """Token ids of a slot's inner steps, steps ahead included: the received ones, or this machine's own
         where the run's data are private. Raises Refused if the payload holds no such ids, or the machine has
         no data of its own."""
-        steps = taken(self._run, task.steps)
+        steps = steps_with_tokens(self._run, task.steps)
         if not self._run.data.private:
             return self._checked(payload, steps * inner_microbatches(self._run) * self._run.batch.rows)
         if self._own is None:
