@@ -98,8 +98,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is none or of another version, or for a link to a file
-        or a special file in it."""
+        """Open a run directory after a check of its version and files; takes no lock. Raises UserError if it
+        is none or of another version, or for a link to a file or a special file in it."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():

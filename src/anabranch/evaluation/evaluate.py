@@ -36,8 +36,8 @@ VERSION = 1
 class Evaluation:
     """Result of a task. model, step: path that was loaded and the step of its weights. task, kind: path and
     kind of the file (`task_file`). fingerprint: BLAKE3 of the task's file. items: number of lines taken.
-    samples: of the standard errors, "items", "documents" or "windows". scored: each item's continuations, in
-    the order of the file; of a text its windows."""
+    samples: over what standard errors are taken, "items", "documents" or "windows". scored: each item's
+    continuations, in the order of the file; of a text its windows."""
 
     model: str
     step: int

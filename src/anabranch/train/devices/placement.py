@@ -62,7 +62,7 @@ class Placement:
             self._bounds.append((bounds[0][0], bounds[-1][1], device))
 
     def put(self, vector: Tensor) -> Tensor:
-        """Copy of a flat vector of the stage on its devices."""
+        """Copy of a flat vector of the stage, laid over its devices (a `SplitVector`)."""
         return self._made(lambda base, end, device: vector[base:end].to(device, copy=True))
 
     def zeros(self, dtype: torch.dtype) -> Tensor:

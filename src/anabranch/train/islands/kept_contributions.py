@@ -42,8 +42,9 @@ _NAME = re.compile(r"round-(\d{6,})-slot-(\d{3,})-[0-9a-f]{16}\.contribution")
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Header of a file: whose contribution it is. digest: `contribution_digest`. corpus: fingerprint of the
-    private corpus. elements, dtype: of the values."""
+    """Header of a contribution's file. run, t, slot: run, round and slot of the contribution. peer: who
+    computed it. corpus: fingerprint of the private corpus on which it was computed. digest:
+    `contribution_digest` of the values. elements, dtype: number and type of the values."""
 
     run: str
     t: int

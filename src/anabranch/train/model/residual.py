@@ -57,7 +57,8 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Reason to refuse a received x, finite and of the right shape, as a clause; "" if accepted."""
+        """Clause with the reason to refuse a received x that is finite and of the right shape, because its
+        token ids are none of the vocabulary; "" if they are, and in models without token ids in x."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:

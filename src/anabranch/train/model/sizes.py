@@ -110,7 +110,8 @@ MOST_POSITIONS = 1 << 28
 
 
 def named_size(name: str) -> ModelConfig:
-    """Shape called `name`, with the vocabulary of the published model. Raises ConfigError if unknown."""
+    """Predefined shape called `name`, with the vocabulary of the published model. Raises ConfigError if there
+    is none of that name."""
     if name not in _SIZES:
         raise ConfigError(f"model.size: there is no size {name!r}; choose one of {', '.join(_SIZES)}")
     return _SIZES[name]
@@ -228,7 +229,7 @@ def end_parameters(config: ModelConfig) -> int:
 
 
 def fixed_elements(config: ModelConfig) -> int:
-    """Elements of the constants of a subspace model at every stage; 0 for other models."""
+    """Number of elements of a subspace model's constants, which every stage holds; 0 for other models."""
     return (config.vocab_size + config.subspace) * config.dim if config.subspace else 0
 
 

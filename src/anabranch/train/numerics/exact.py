@@ -221,8 +221,9 @@ def digest(layout: Layout, gradient: Tensor) -> str:
 
 
 def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
-    """Sum of squares of every tensor, correctly rounded from fp64 sums over fixed blocks. It depends on the
-    values alone, not on the number of threads (as a plain sum would) or the partition."""
+    """Name -> sum of squares of each tensor of a flat gradient, correctly rounded from fp64 sums over fixed
+    blocks. It depends on the values alone, not on the number of threads (as a plain sum would) or the
+    partition. Infinite if it overflows."""
     return {name: sum_of_squares(layout.flat(gradient, name)) for name in layout.names}
 
 

@@ -237,7 +237,8 @@ def _few_rounds(run: RunConfig) -> list[str]:
 
 
 def epochs_sentence(tokens_seen: float, corpus_tokens: int) -> str:
-    """Sentence about how often the run reads its corpus, with a warning where that is too often."""
+    """Sentence about how often the run reads its corpus, with a warning where that is too often. tokens_seen:
+    tokens that the whole run trains on. corpus_tokens: tokens of the training part."""
     epochs = tokens_seen / max(1, corpus_tokens)
     shown = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
     text = f"the run reads {_count(tokens_seen)} tokens, {shown} epochs"

@@ -82,7 +82,8 @@ class Share:
     """Overflows by microbatch; the sums of such a microbatch are void."""
 
     def merge(self, other: Share) -> None:
-        """Add another share of the same iteration in place. ValueError if microbatches repeat."""
+        """Add another share of the same iteration to this one, in place. Raises ValueError, and changes
+        nothing, if a microbatch is in both."""
         if repeated := self.losses.keys() & other.losses.keys():
             raise ValueError(f"microbatches {sorted(repeated)} are in both shares")
         for mine, theirs in zip(self.sums, other.sums, strict=True):
@@ -201,7 +202,7 @@ class Reference:
 
     @property
     def t(self) -> int:
-        """The last iteration whose step was taken or skipped."""
+        """Number of the last iteration whose step was taken or skipped; 0 before the first."""
         return self.states[0].t
 
     def fingerprints(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class IslandStage:
     finite, after which the island is void, and OutOfOrder, which changes nothing."""
 
     def __init__(self, model: Model, spec: StageSpec, island: Island, count: int, tokens: int) -> None:
-        """tokens: of an inner step; its loss sum is divided by them."""
+        """tokens: number of tokens of an inner step, by which its loss sum is divided before the backward."""
         self._model, self._island, self._spec = model, island, spec
         self._count, self._scale = count, 1.0 / tokens
         self._forwards: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -55,7 +55,8 @@ class IslandStage:
         return x
 
     def forward(self, number: int, x: Tensor, keep: bool = True) -> Tensor:
-        """x -> y, keeping the graph under `number`, or without `keep` x alone. Relay stages."""
+        """x -> y, keeping the graph of microbatch `number`, or without `keep` only x, from which `backward`
+        computes the graph again. Relay stages."""
         if not self._backwards <= number < self._count or number in self._forwards:
             raise OutOfOrder(f"a forward pass of microbatch {number} is not awaited")
         begin, y = self._passed(x)
@@ -95,7 +96,8 @@ class IslandStage:
         return dx
 
     def embedding_gradient(self, number: int, ids: Tensor, dx: Tensor) -> None:
-        """Add the gradient of the embedding of `ids`, dx being that of `embed`'s output. Stage 0."""
+        """Add the gradient of the embedding of microbatch `number`'s token ids to the island's, dx being the
+        gradient of `embed`'s output. Stage 0, after the head of the same microbatch."""
         self._expect_backward(number, number < self._heads)
         add_embedding_gradient(self._model, self._island.local.layout, ids, dx, self._rows)
         self._backwards += 1

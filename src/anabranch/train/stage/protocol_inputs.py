@@ -127,7 +127,8 @@ def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
 
 
 def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
-    """Bytes of one parameter's sum, and of its reduced gradient, on the wire."""
+    """(Bytes of one parameter's gradient sum, bytes of its reduced gradient) on the wire in a synchronous
+    reduce."""
     if run.wire.reduce == "coarse":
         return coarse_bytes(run.batch.microbatches)
     master = _widths(run)[1]
@@ -135,7 +136,7 @@ def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
 
 
 def _widths(run: RunConfig) -> tuple[int, int]:
-    """Bytes of an element in the compute dtype and in the master dtype."""
+    """(Bytes of an element in the compute dtype, bytes of one in the master dtype)."""
     dtype = DTYPES[run.compute.dtype]
     return dtype.itemsize, master_dtype(dtype).itemsize
 

@@ -100,8 +100,8 @@ def check_devices(run: RunConfig, specs: Sequence[StageSpec], devices: int) -> N
 
 
 def share_out(spec: StageSpec, devices: Sequence[torch.device]) -> dict[int, torch.device]:
-    """Device of each block of a stage that lies on several devices, in proportion to their memory; empty for
-    a stage on one, and for one without blocks, which is on the first."""
+    """Block -> device, for a stage that lies on several devices; each gets contiguous blocks in proportion to
+    its memory. Empty if there is one device, and for a stage without blocks, which is on the first."""
     if len(devices) == 1 or not spec.blocks:
         return {}
     return shared_out(spec.blocks, devices, [size_of(device) for device in devices])
@@ -121,7 +121,8 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def working_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights in the compute dtype: views of the state's, or copies in a narrower type."""
+    """Weights by name in the type `dtype` (the compute dtype): views of the state's, which a step changes, or
+    copies if the type is another."""
     return dict(state.layout.views(state.weights.to(dtype)))
 
 
@@ -140,8 +141,9 @@ def initial_state(
     initial: Mapping[str, Tensor] | None,
     device: Where,
 ) -> StageState:
-    """State of a stage before the first step, from the tensors `initial` or, if None, from the run's seed.
-    Raises ValueError if a tensor is missing or has another shape."""
+    """State of a stage before the first step, on `device`, from the tensors `initial` by name (others than
+    those of `layout` are ignored) or, if None, from the run's seed. Raises ValueError if a tensor is missing
+    or has another shape."""
     master = master_dtype(DTYPES[run.compute.dtype])
     if initial is None:
         flat = initial_weights(model, layout, run.run.seed, master, run.model.initial_std)
@@ -171,7 +173,8 @@ def contributions(run: RunConfig, model: Model, name: str) -> int:
 
 
 def is_coarse(run: RunConfig) -> bool:
-    """True if contributions to the sums are rounded to units that depend on the state."""
+    """True if the run has coarse sums (`wire.reduce`): contributions to them are rounded to units that depend
+    on the state."""
     return run.wire.reduce == "coarse"
 
 

@@ -32,8 +32,9 @@ InnerTask = InnerPass | tasks.InnerStep
 
 @dataclass(frozen=True)
 class _OpenSlot:
-    """Slot that was begun here and has not ended. first: its inner steps before this round, as in
-    `records.Slot`; steps: those that it takes in this round."""
+    """Slot that was begun here and has not ended. first: number of inner steps that it took in earlier
+    rounds, as in `records.Slot`. steps: number that it takes in this round. stage: passes of its inner
+    steps."""
 
     first: int
     steps: int

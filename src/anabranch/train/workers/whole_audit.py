@@ -60,7 +60,8 @@ class AuditedWholeSteps(AuditedSteps):
         self._audit: _Audit | None = None
 
     def keep(self, state: StageState) -> None:
-        """Keep a copy of `state`, before its next iteration."""
+        """Keep a copy, in host memory, of what an audit of iteration state.t + 1 needs of `state`, before
+        that iteration changes it."""
         vectors, t = [state.weights], state.t + 1
         vectors += [state.exp_avg, state.exp_avg_sq] if self._rounds.has(t) else []
         copies = [vector.to("cpu", copy=True) for vector in vectors]

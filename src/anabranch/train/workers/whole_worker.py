@@ -41,7 +41,7 @@ from anabranch.train.workers.whole_audit import AuditedWholeSteps
 
 
 class OwnData(Protocol):
-    """Data of this machine alone, and its record of what it contributed on them."""
+    """Private data of this machine, and its files of the contributions that it computed on them."""
 
     def step_rows(self, slot: int, step: int) -> Ids:
         """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
@@ -239,7 +239,8 @@ class WholeWorker(RoundsWorker):
         return ids[:, :-1], ids[:, 1:].contiguous()
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
-        """Received token ids (rows, sequence + 1) on the device. Raises Refused (shape, type, vocabulary)."""
+        """Token ids (rows, sequence + 1) in a received payload, on the device. rows: number that must have
+        come. Raises Refused for another shape or type, or an id outside the vocabulary."""
         vocabulary = self.model.config.vocab_size
         shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
         if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:
