@@ -117,8 +117,9 @@ class StandingFlow:
     def answered(
         self, link: OutLink, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float
     ) -> bool:
-        """Apply the next hop's answer about the units that this node wants, as far as it follows the newest
-        request for each; True if it changed."""
+        """Apply the next hop's answer about the units that this node wants to pass through it. A unit counts
+        only if the next hop knew the newest request for it. True if this changed which units are whole or
+        stale. A unit that is whole no longer gets a time limit."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.
