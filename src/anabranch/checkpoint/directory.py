@@ -98,8 +98,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is none or of another version, or for a link to a file
-        or a special file in it."""
+        """Open a run directory after a check of its version and files; takes no lock. Raises UserError if it
+        is none or of another version, or for a link to a file or a special file in it."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -165,7 +165,7 @@ class RunDirectory:
         return path
 
     def checkpoint_path(self, t: int) -> Path:
-        """Folder of the checkpoint after step t."""
+        """Path of the folder of the checkpoint after step t, whether there is one or not."""
         return self.checkpoints_path / f"step-{t:06}"
 
     def checkpoints(self) -> list[int]:
@@ -219,8 +219,9 @@ class RunDirectory:
         return final
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
-        """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
-        `keep` (0: all); returns the deleted steps. Later ones (damaged, rolled back) stay."""
+        """Delete unfinished checkpoints, and all but the last `keep` (0: all) of the checkpoints of steps up
+        to `newest` (None: of every step); returns the steps whose checkpoint was deleted, ascending. Later
+        checkpoints, which may be damaged or rolled back, stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]

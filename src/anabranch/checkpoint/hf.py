@@ -144,7 +144,7 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
 
 
 def check_unused(out: Path) -> None:
-    """Raise UserError if something is at `out` that is not an empty folder."""
+    """Raise UserError if something is at the path `out` that is not an empty folder; nothing is created."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
 

@@ -20,7 +20,8 @@ _PREFIX = "base_model.model."
 def export_peft(adapters: Mapping[str, Tensor], model: LoraModel, base: str, out: Path) -> None:
     """Write a folder that `PeftModel.from_pretrained` loads. `adapters` are the trained tensors by name.
     base: name or path of the model that they belong to. `out` must not exist or must be empty. Raises
-    UserError if it is in use, ValueError for the tensors."""
+    UserError if it is in use, and ValueError if names or shapes of the tensors are not those of the model's
+    adapters."""
     shapes = {
         name: shape
         for block in range(model.config.blocks)

@@ -54,8 +54,9 @@ class ProofFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def write_proof(run_dir: Path, run_id: str, finding: Mapping[str, Any]) -> Path | None:
-    """Write a finding (the fields of an `audit` note with verdict "different") to a new proof file. Returns
-    its path, or None if there are PROOFS_MAX files already. Raises OSError."""
+    """Write an auditor's finding to a new proof file in the run directory; no earlier file is replaced.
+    finding: fields of the event log's `audit` note with verdict "different". Returns the file's path, or
+    None, with nothing written, if there are PROOFS_MAX files already. Raises OSError."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
     if sum(1 for _ in folder.iterdir()) >= PROOFS_MAX:

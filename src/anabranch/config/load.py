@@ -23,7 +23,8 @@ else:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Values of a TOML document. Raises ValueError (also for too long an integer), RecursionError."""
+    """Values of a TOML document, by key. Raises ValueError if it is not TOML or has an integer of too many
+    digits, and RecursionError if it is nested too deeply."""
     values: dict[str, Any] = tomllib.loads(text)
     return values
 

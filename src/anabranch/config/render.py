@@ -41,7 +41,8 @@ def _toml(value: Any) -> str:
 
 @functools.cache
 def docstrings() -> dict[str, str]:
-    """Docstrings in the source of `schema.py`, each on one line, by "Class" and "Class.field"."""
+    """Sentences of the run file's comments: docstrings in the source of `schema.py`, each on one line, by
+    "Class" and "Class.field"."""
     found: dict[str, str] = {}
     for node in ast.parse(inspect.getsource(schema)).body:
         if not isinstance(node, ast.ClassDef):

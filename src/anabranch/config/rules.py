@@ -138,8 +138,9 @@ def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
 
 
 def _alternative(stage: int, microbatches: int, fitting: int) -> str:
-    """End of the message of `check_fleet_holds`: remedies other than a larger memory budget. stage: that of
-    the node (0: data node). microbatches: of a batch. fitting: those within one node's budget."""
+    """Clause at the end of the message of `check_fleet_holds`, with remedies other than a larger memory
+    budget. stage: that of the node (0: data node). microbatches: number in a batch. fitting: number of
+    microbatches whose tensors fit into one node's budget."""
     if fitting == 0:
         return " or lower batch.rows"
     key = "replicas of that stage (fleet.relays)" if stage else "fleet.data_nodes"

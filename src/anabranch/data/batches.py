@@ -216,7 +216,8 @@ class Batches:
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """Factor of the losses of held-out microbatch `window`, as in `weight`."""
+        """Factor of the loss of held-out microbatch `window`: all its positions over those whose target
+        counts; 1 if all do."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -256,11 +257,13 @@ class Batches:
         return self._cut([(self._held_out, window) for window in windows])
 
     def evaluation_bytes(self, window: int) -> int:
-        """UTF-8 bytes that the targets of `evaluation_window(window)` stand for; separators have none."""
+        """Number of UTF-8 bytes that those targets of `evaluation_window(window)` stand for that count;
+        separators have none."""
         return self._bytes(self.evaluation_window(window)[1])
 
     def iteration_bytes(self, t: int) -> int:
-        """Number of UTF-8 bytes that the targets of iteration `t` stand for."""
+        """Number of UTF-8 bytes that those targets of iteration `t` stand for that count; reads the whole
+        batch."""
         return sum(self._bytes(self.microbatch(t, index)[1]) for index in range(self._batch.microbatches))
 
     def _bytes(self, targets: Ids) -> int:
@@ -288,7 +291,8 @@ class Batches:
         return Permutation(windows, key)
 
     def _train(self, number: int) -> tuple[Windows, int]:
-        """Source (`Windows`) of the training window `number` of all, and its number within the source."""
+        """(Sequences of the source, number within that source) of training window `number`, which counts the
+        windows of all sources, one source after the other."""
         source = next(each for each in reversed(self._sources) if number >= each.first)
         return source.windows, number - source.first
 

@@ -25,7 +25,8 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assi
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of a conversation. counts: trained on. marker: one token where the tokenizer has it."""
+    """Part of a conversation's text. counts: True if its tokens count as targets of the loss. marker: True if
+    it is encoded as the one token of that spelling, where the tokenizer has such a token."""
 
     text: str
     counts: bool = False

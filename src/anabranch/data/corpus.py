@@ -74,7 +74,8 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Counts of the training or held-out part of a corpus; `text_bytes`: UTF-8 bytes without separators."""
+    """Counts of the training or held-out part of a corpus. tokens: separators included. text_bytes: UTF-8
+    bytes without separators."""
 
     documents: int
     tokens: int
@@ -306,8 +307,8 @@ def open_corpus(directory: Path) -> Corpus:
 
 def write_part(corpus: Corpus, part: int, parts: int, directory: Path) -> Corpus:
     """Write part `part` (0, 1, ...) of `parts` equal ones of a corpus of running text into `directory`, as a
-    corpus of its own: a stretch of its training tokens, and of its held-out ones. Counts of documents and
-    bytes of text are the whole corpus's, divided."""
+    corpus of its own, and open it: a stretch of its training tokens, and of its held-out ones. Counts of
+    documents and bytes of text are the whole corpus's, divided. Masks and ends are not written."""
     directory.mkdir(parents=True, exist_ok=True)
     counts = []
     for name, tokens, whole in (
@@ -356,8 +357,9 @@ def _check_file(path: Path, file: CorpusFile) -> None:
 
 
 class _PartWriter:
-    """Writer of the files of one part of a corpus: tokenizes documents in groups, and appends their ids and,
-    if these files are given, masks and ends."""
+    """Writer of the files of one part (training or held-out) of a corpus: tokenizes the added documents in
+    groups, and appends their ids and, if these files are given, masks and ends. `finish` writes the last
+    group and returns the part's counts."""
 
     def __init__(
         self,

@@ -30,7 +30,8 @@ KEPT, KEY = 8, re.compile("[0-9a-f]{64}")
 
 
 class CorpusCache:
-    """Corpora in `folder`, by key. A cache that cannot be read or written costs time, and nothing else."""
+    """Tokenized corpora in `folder`, by key (`content_key`). Methods raise nothing if the folder cannot be
+    read or written: the corpus is tokenized again then."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

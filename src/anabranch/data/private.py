@@ -40,12 +40,14 @@ class PrivateData:
         self._permutation = lru_cache(maxsize=8)(self._make_permutation)
 
     def step_rows(self, slot: int, step: int) -> Ids:
-        """Token ids (rows, sequence + 1) of inner step `step` (1, 2, ...) of a slot."""
+        """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
+        a slot."""
         first = (step - 1) * self.rows
         return np.stack([self._windows.ids(self.window(slot, first + row)) for row in range(self.rows)])
 
     def window(self, slot: int, sample: int) -> int:
-        """Number of the window that is sample `sample` (0, 1, ...) of a slot."""
+        """Number of the corpus window that the slot reads as its sample `sample` (0, 1, ..., over all inner
+        steps)."""
         epoch, position = divmod(sample, self.windows)
         return self._permutation(slot, epoch)(position)
 

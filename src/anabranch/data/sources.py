@@ -295,8 +295,8 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of a column of Arrow tables. open_table: gives a file's column names and record batches. The
-    iteration raises ConfigError for an unreadable file."""
+    """Documents of the rows of Arrow tables, one file after the other. open_table: file -> its column names
+    and its record batches. The iteration raises ConfigError for an unreadable file."""
 
     def documents() -> Iterator[Document]:
         position = 0
@@ -319,7 +319,8 @@ def _table_documents(
 
 
 def _hub(section: DataSection) -> Documents:
-    """Documents of a dataset that is streamed; positions count records. The iteration raises ConfigError."""
+    """Documents of a dataset that is streamed; positions count records. The iteration raises ConfigError if
+    the dataset or a record cannot be used."""
 
     def documents() -> Iterator[Document]:
         for number, record in enumerate(stream(section), start=1):

@@ -36,8 +36,8 @@ VERSION = 1
 class Evaluation:
     """Result of a task. model, step: path that was loaded and the step of its weights. task, kind: path and
     kind of the file (`task_file`). fingerprint: BLAKE3 of the task's file. items: number of lines taken.
-    samples: of the standard errors, "items", "documents" or "windows". scored: each item's continuations, in
-    the order of the file; of a text its windows."""
+    samples: over what standard errors are taken, "items", "documents" or "windows". scored: each item's
+    continuations, in the order of the file; of a text its windows."""
 
     model: str
     step: int
@@ -59,7 +59,7 @@ class Evaluation:
         return {"version": VERSION, **{name: getattr(self, name) for name in names}, "scores": scores}
 
     def lines(self) -> list[str]:
-        """Result in words, a score a line."""
+        """Lines of text for a terminal: one that names task, model and step, then one for each score."""
         count = f"{self.items} {'texts' if self.kind == 'text' else 'items'}"
         found = [f"{self.task}: {count}, {self.model} after step {self.step}"]
         for name, score in self.scores.items():
@@ -130,7 +130,8 @@ def _check_vocabulary(model: EvaluatedModel, windows: list[list[Window]]) -> Non
 
 
 def _scored(model: EvaluatedModel, task: Task, windows: list[list[Window]]) -> list[list[Scored]]:
-    """Each item's windows with their likelihoods. Raises UserError if one is not finite."""
+    """Results of all windows, in the order of `windows`: for each item, for each of its windows. Computes
+    them with a progress bar. Raises UserError if a likelihood is not finite."""
     flat = list(chain(*windows))
     found: dict[int, Likelihood] = {}
     with progress("scoring", sum(len(window.ids) for window in flat), unit="tokens") as advance:

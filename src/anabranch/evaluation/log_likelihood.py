@@ -38,8 +38,9 @@ class Likelihood:
 def log_likelihoods(
     model: Model, weights: PlainWeights, device: torch.device, windows: Sequence[Window]
 ) -> Iterator[tuple[int, Likelihood]]:
-    """(number of the window, its likelihood) for each window, longest first. A window has at most
-    `max_sequence` + 1 tokens. Shorter rows of a batch are padded at the end."""
+    """Yield (index in `windows`, likelihood) for each window, longest first, a batch at a time. A window has
+    at most `max_sequence` + 1 tokens. Shorter rows of a batch are padded at the end, which changes no
+    result."""
     order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
     while order:
         length = _padded(len(windows[order[0]].ids) - 1, model.config.max_sequence)
@@ -54,13 +55,15 @@ def log_likelihoods(
 
 
 def _padded(length: int, most: int) -> int:
-    """Length of a batch's rows: a few lengths are used, each of which has a mask; at most a quarter more."""
+    """Length (tokens) to which the rows of a batch are padded: `length` or up to a quarter more (16 for short
+    ones), at most `most`. Few lengths occur, as each needs a mask."""
     step = max(16, 1 << (length.bit_length() - 3)) if length > 4 else 16
     return min(most, -(-length // step) * step)
 
 
 def _likelihood(logits: Tensor, window: Window) -> Likelihood:
-    """Likelihood of a window. logits: (sequence, vocabulary)."""
+    """Likelihood of a window's scored tokens. logits: (sequence, vocabulary), for the tokens but the last;
+    any padding behind them is ignored."""
     end = len(window.ids) - 1
     begin, nats, greedy = end - window.scored, 0.0, True
     for first in range(begin, end, POSITIONS):

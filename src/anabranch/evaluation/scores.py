@@ -26,7 +26,8 @@ class Scored:
 
 @dataclass(frozen=True)
 class Score:
-    """Value with its standard error; None where fewer than two samples, or an overflow, leave it unknown."""
+    """Score with its standard error. value: None if it overflows. standard_error: None with fewer than two
+    samples, or if the value overflows. meaning: text for people."""
 
     value: float | None
     standard_error: float | None
@@ -34,7 +35,9 @@ class Score:
 
 
 def choice_scores(items: Sequence[Item], scored: Sequence[Sequence[Scored]]) -> dict[str, Score]:
-    """Scores of multiple choice: the share of items whose right choice is the most likely."""
+    """Scores of multiple choice by name: the share of items whose right choice has the highest log-likelihood
+    (as a whole, per character, per token), and the share that drawing a choice would get. scored: for each
+    item its choices, in their order. There must be an item."""
 
     def accuracy(meaning: str, weights: Sequence[Sequence[float]]) -> Score:
         right = []
@@ -58,7 +61,9 @@ def choice_scores(items: Sequence[Item], scored: Sequence[Sequence[Scored]]) -> 
 
 
 def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
-    """Scores of targets after their contexts, as for LAMBADA."""
+    """Scores of targets after their contexts, as for LAMBADA, by name: share of targets that are the
+    likeliest tokens throughout, perplexity, nats per token. scored: one target of each item; there must be
+    one."""
     mean = _mean([-each.nats for each in scored], "")
     rate = _ratio([-each.nats for each in scored], [each.tokens for each in scored])
     return {
@@ -70,8 +75,8 @@ def cloze_scores(scored: Sequence[Scored]) -> dict[str, Score]:
 
 @dataclass(frozen=True)
 class TextSample:
-    """Sample of plain text: a document, or a window if the task has one document. nats: at most 0.
-    size_bytes, words: of its UTF-8, and between white space; 0 for a window."""
+    """Sample of plain text: a document, or a window if the task has one document. nats: log-likelihood, at
+    most 0. size_bytes: of its UTF-8. words: number of words between white space. Both are 0 for a window."""
 
     nats: float
     tokens: int
@@ -80,9 +85,10 @@ class TextSample:
 
 
 def text_scores(samples: Sequence[TextSample], whole: TextSample) -> dict[str, Score]:
-    """Scores of plain text, with standard errors over `samples` (None if there is only one; there must be
-    one). Values are those of the samples together, but per byte and word of `whole`, with the relative error
-    of those per token, if samples are windows. whole: the text as one sample."""
+    """Scores of plain text by name: per token, byte and word. samples: documents, or the windows of a single
+    one; there must be one. whole: all text as one sample. Values are those of the samples together, with
+    standard errors over the samples (None if there is only one). Windows have no bytes and words: then scores
+    per byte and word are those of `whole`, with the relative error of the score per token."""
     nats = [-each.nats for each in samples]
     value, error = _ratio(nats, [each.tokens for each in samples])
     of_documents = all(each.size_bytes for each in samples)

@@ -34,8 +34,8 @@ FORMAT = "see docs/how-to/evaluate-a-model.md for the format"
 @dataclass(frozen=True)
 class Item:
     """Line of a task. where: file and line, for messages. continuations: texts that are scored after
-    `context`: the choices, the target, or the plain text. delimiter: text between. answer: number of the
-    right choice, from 0. is_text: True for plain text."""
+    `context`: the choices, the target, or the plain text. delimiter: text between `context` and each of them.
+    answer: number of the right choice, from 0. is_text: True for plain text."""
 
     where: str
     context: str
@@ -47,7 +47,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """Task as its file has it. kind: of KEYS. fingerprint: BLAKE3 of the whole file."""
+    """Task as its file has it. kind: "choice", "cloze" or "text", of all its items. fingerprint: BLAKE3 of
+    the whole file, lines that were not taken included."""
 
     path: Path
     kind: str

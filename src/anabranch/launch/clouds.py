@@ -1,7 +1,8 @@
 """Task files for SkyPilot (managed jobs) and dstack, and a compose file for one machine.
 
 https://docs.skypilot.co/en/latest/reference/yaml-spec.html and .../examples/managed-jobs.html, read for 0.14;
-https://dstack.ai/docs/reference/dstack.yml/task, read for 0.22; the compose specification, https://compose-spec.io.
+https://dstack.ai/docs/reference/dstack.yml/task, read for 0.22; the compose specification,
+https://compose-spec.io.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ OWN_ADDRESS = "\"$(hostname -i | cut -d' ' -f1)\""
 
 
 def skypilot(fleet: Fleet) -> str:
-    """Task files of managed jobs, a document for each group: a preempted machine is replaced."""
+    """Task files of SkyPilot's managed jobs as one text, a YAML document for each group of peers; its comment
+    tells how to launch it. A preempted machine is replaced. The ticket is not in it."""
     return "---\n".join(_sky_task(fleet, group) for group in fleet.groups)
 
 
@@ -50,7 +52,8 @@ def _sky_task(fleet: Fleet, group: Group) -> str:
 
 
 def dstack(fleet: Fleet) -> str:
-    """Configurations of dstack tasks, a document for each group: an interrupted one is tried again."""
+    """Configurations of dstack tasks as one text, a YAML document for each group of peers; its comment tells
+    how to apply it. An interrupted task is tried again. The ticket is not in it."""
     return "---\n".join(_dstack_task(fleet, group) for group in fleet.groups)
 
 
@@ -79,7 +82,8 @@ def _dstack_task(fleet: Fleet, group: Group) -> str:
 
 
 def compose(fleet: Fleet) -> str:
-    """Compose file with a service for each group."""
+    """Text of a compose file with a service for each group of peers, which start again after a failure. The
+    ticket is not in it: compose takes it from the environment."""
     services = {}
     for group in fleet.groups:
         command = "exec " + " ".join(fleet.join_words(group, OWN_ADDRESS))

@@ -51,7 +51,8 @@ class Fleet:
 
     @property
     def stop_s(self) -> int:
-        """Seconds between SIGTERM and SIGKILL of an engine that stops a peer."""
+        """Seconds that an engine must wait between SIGTERM and SIGKILL when it stops a peer: the time in
+        which the peer may leave, and some more."""
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
@@ -75,8 +76,8 @@ class Fleet:
 
 
 def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Group, ...]:
-    """The one group of a fleet of `count` like peers. Raises UserError for a number that cannot be meant, and
-    as `checked_region` does."""
+    """The one group of a fleet of `count` like peers. stage, region: as in `Group`. Raises UserError for
+    fewer than one or more than MOST_PEERS peers, and as `checked_region` does."""
     if not 1 <= count <= MOST_PEERS:
         raise UserError(f"--peers {count}: it must be at least 1 and at most {MOST_PEERS:,}")
     return (Group(count, stage, "", checked_region(region)),)

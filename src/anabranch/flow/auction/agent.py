@@ -85,7 +85,8 @@ class AuctionAgent:
     # -- external changes ----------------------------------------------------------------------------
 
     def _change(self, event: ev.Event, now: float) -> None:
-        """Apply an external change (a neighbour, cost, capacity or demand) to this node."""
+        """Apply an external change (a neighbour, cost, capacity or demand) to this node, and count it once
+        bidding has begun; its consequences follow at the next tick."""
         if self._market.ready:
             self._note_change(self._changes.count + 1, now, here=True)
         if isinstance(event, ev.PeerUp):
@@ -262,8 +263,8 @@ class AuctionAgent:
         return self._letters(now)
 
     def _withdraw_orphans(self, now: float) -> None:
-        """Withdraw units from next hops while more are placed there than this node has, because its demand
-        fell or previous hops took units back; at a relay after a delay."""
+        """Withdraw units from next hops if more are placed there than this node has, because its demand fell
+        or previous hops took units back. A relay waits for ORPHAN_S first, as other units may come."""
         market = self._market
         if market.surplus >= 0:
             self._orphan_at = math.inf

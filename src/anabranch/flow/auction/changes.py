@@ -9,7 +9,7 @@ from anabranch.flow.auction.timing import QUIET_S
 
 class Changes:
     """Count of external changes (nodes, costs, capacities, demands) anywhere in the swarm, as one node knows
-    it. last_at: time (s) of the newest; infinite before the start."""
+    it. last_at: time (s) of the newest, at first that of the start of bidding; infinite before the start."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -83,9 +83,10 @@ class Link:
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
-        """Fields that the next `Offer` and the next `Answer` have in common (those of `Letter`). A changed
-        state gets the next version number, the letter's repetition is scheduled, and the other end is owed no
-        answer any more. stir: number of external changes of the swarm that this node knows of."""
+        """Fields of `Letter` for the letter that is sent now, an `Offer` or an `Answer`; updates the link as
+        sent: a changed state gets the next version number, the letter's repetition is scheduled if it needs
+        one, and the other end is owed no answer any more. stir: number of external changes of the swarm that
+        this node knows of."""
         asking, answers = self.asks, self.owes
         if self._dirty:
             self._seq += 1
@@ -191,7 +192,8 @@ class InLink(Link):
 
 
 class Deadlines:
-    """Deadlines (s) of all links of a node. least: the earliest; infinite if there are none."""
+    """Deadlines, times in seconds, of a node's links, at most one for each. least: the earliest; infinite if
+    there are none. `put` replaces a link's deadline; `due` does not remove those that it returns."""
 
     __slots__ = ("_times", "least")
 

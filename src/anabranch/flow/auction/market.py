@@ -212,8 +212,9 @@ class Market:
     # -- bidding: prices rise ----------------------------------------------------------------------------
 
     def act(self) -> None:
-        """Hand back units beyond capacity, place the others, set the price, mark changed links as dirty;
-        nothing before the start."""
+        """Hand back units beyond capacity, place the others at next hops, set the price, and mark changed
+        links as dirty. Units whose bid is below the cost of every next hop are handed back too; a source
+        keeps those that cost more than `limit` unplaced. Nothing before the start."""
         if not self.ready:
             return
         if not self._is_data:
@@ -269,7 +270,8 @@ class Market:
     # -- repair: prices fall -----------------------------------------------------------------------------
 
     def survey(self) -> None:
-        """Begin a repair: mark all relays' prices as unconfirmed, since rises are not announced."""
+        """Begin a repair: mark the prices of all next hops that are relays as unconfirmed, since they do not
+        announce rises."""
         for link in self.outs.values():
             link.fresh = link.to_data
 

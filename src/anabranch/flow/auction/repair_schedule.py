@@ -27,8 +27,9 @@ class RepairSchedule:
         """Repairs since the rest reached its maximum."""
 
     def changed(self, here: bool) -> None:
-        """Allow repairs again after an external change, after a shortened rest (seconds without moved units):
-        at most LULL_S if the change was at this node (`here`), else LULL_MAX_S."""
+        """After an external change, allow repairs again and shorten the rest (seconds without moved units)
+        before the next one: to at most LULL_S if the change was at this node (`here`), else LULL_MAX_S. The
+        time of the repair is set by `moved`."""
         self._lull_s = min(self._lull_s, timing.LULL_S if here else timing.LULL_MAX_S)
         self._more = 0
 

@@ -42,7 +42,8 @@ class Explorer:
 
     @property
     def done(self) -> bool:
-        """True if a free path was found or all neighbours that this node asked have answered."""
+        """True if a free path was found, or no neighbour that this node asked has still to answer (so also
+        before it asks any)."""
         return self.open or not self._waiting
 
     def begin(self) -> None:
@@ -212,6 +213,7 @@ class Searches:
             explorer.forget(link)
 
     def explore(self) -> None:
-        """Continue all searches after units were received, placed or handed back: capacity may be free."""
+        """Continue all searches that found no free path yet, after units were received, placed or handed back
+        at this node: capacity may have become free."""
         for explorer in self._explorers.values():
             explorer.explore()

@@ -117,8 +117,9 @@ class StandingFlow:
     def answered(
         self, link: OutLink, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float
     ) -> bool:
-        """Apply the next hop's answer about the units that this node wants, as far as it follows the newest
-        request for each; True if it changed."""
+        """Apply the next hop's answer about the units that this node wants to pass through it. A unit counts
+        only if the next hop knew the newest request for it. True if this changed which units are whole or
+        stale. A unit that is whole no longer gets a time limit."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.
@@ -287,8 +288,8 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Choose another next hop for a reserved unit. If no other has room, a unit with a next hop is given
-        up (at a relay: marked as stale), and one without waits."""
+        """Choose another next hop for a reserved unit, and begin to reserve the path over it. If no other has
+        room, a unit with a next hop is given up (at a relay: marked as stale), and one without waits."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now
@@ -325,7 +326,8 @@ class StandingFlow:
     # -- single steps ------------------------------------------------------------------------------------
 
     def _free_link(self, besides: OutLink | None = None) -> OutLink | None:
-        """Next hop, other than `besides`, that has more working than standing units of this node, or None."""
+        """First next hop, other than `besides`, at which the market has placed more units of this node than
+        have a reserved place towards it; None if there is none."""
         for link in self._market.users:
             if link is not besides and link.units > len(self._units_on.get(link, ())):
                 return link

@@ -33,7 +33,8 @@ def _places(replicas: tuple[tuple[str, float, int], ...], batch: int) -> Mapping
 
 
 def _time_s(replicas: tuple[tuple[str, float, int], ...], batch: int) -> float:
-    """Least seconds in which a stage can compute `batch` microbatches, or as many as it can hold."""
+    """Least seconds in which a stage's replicas together can compute `batch` microbatches, or, if that is
+    more than all of them can hold, as many as they can hold. replicas: as for `_places`."""
     first = [(pass_s, peer, 1, pass_s, capacity) for peer, pass_s, capacity in replicas if capacity > 0]
     heapq.heapify(first)
     time_s = 0.0

@@ -145,7 +145,8 @@ class Dispatch(Policy):
 
 
 def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
-    """Order of candidates with their costs, the best first; no two are equal."""
+    """Key that sorts pairs (cost, candidate), the best first: by cost, then outstanding microbatches, then
+    id, so no two are equal."""
     cost, candidate = pair
     return cost, candidate.outstanding, candidate.peer
 

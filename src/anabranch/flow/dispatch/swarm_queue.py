@@ -29,8 +29,8 @@ FIRST_S, NEWEST = 1.0, 0.1
 
 @dataclass
 class Mean:
-    """Exponentially weighted mean, corrected for the few samples at its beginning; FIRST_S before the
-    first."""
+    """Exponentially weighted mean of times (`seconds`), corrected for the few samples at its beginning;
+    FIRST_S before the first."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -103,8 +103,9 @@ class SwarmQueue(Policy):
         self._banned[peer] = now + BAN_S
 
     def _next(self, peers: Collection[str], now: float) -> str:
-        """Choose the peer with the least virtual time, of those not banned (of all, if all are), and charge
-        it; a new peer starts at the least time."""
+        """Choose the peer with the least virtual time, of those not banned (of all, if all are), and return
+        it. Its virtual time grows by its mean time of a microbatch; a new peer starts at the least virtual
+        time of the others. peers: not empty."""
         able = [peer for peer in peers if now >= self._banned.get(peer, 0.0)] or list(peers)
         head = min((self._time[peer] for peer in able if peer in self._time), default=0.0)
         for peer in able:

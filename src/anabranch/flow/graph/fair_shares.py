@@ -84,8 +84,9 @@ class _FairProgram:
         return float(np.dot(self._costs, self._solve(self._costs, shares, [])))
 
     def _solve(self, goal: Vector, shares: dict[str, float], free: list[str]) -> Vector:
-        """Variables that minimise `goal`, where each of `free` gets the common share. Raises OracleError if
-        there are none."""
+        """Variables of the program that minimise `goal`. shares: data node -> share that it gets at least.
+        free: data nodes that get at least the common share, the last variable. Raises OracleError if no
+        values satisfy this."""
         rows, right = [-self._departs], [TOLERANCE - self._least_flow]
         for name, share in shares.items():
             rows.append(-self._departs_from[name])

@@ -166,8 +166,9 @@ def minimise(
     *,
     integer: bool = False,
 ) -> Vector:
-    """Values from 0 to `most` that minimise the linear `objective`. Raises OracleError if the solver finds
-    none. constraints: (matrix, least, most) of linear forms. integer: True if the values must be integers."""
+    """Values x, each from 0 to `most`, that minimise objective · x. constraints: (matrix, least, most), each
+    of which demands least <= matrix · x <= most. integer: True if the values must be integers. Raises
+    OracleError if the solver finds none."""
     result = milp(
         objective,
         constraints=[LinearConstraint(*each) for each in constraints],

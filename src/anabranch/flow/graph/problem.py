@@ -88,7 +88,7 @@ class Instance:
         return math.fsum(self.links[hop] for hop in pairwise(path))
 
     def without(self, nodes: Iterable[str]) -> Instance:
-        """The same problem without the relays `nodes` and their links."""
+        """New instance of the same problem without the relays `nodes` and their links."""
         gone = frozenset(nodes)
         return replace(
             self,
@@ -128,8 +128,8 @@ def link_cost(
 
 
 def paths_from_link_flows(instance: Instance, amounts: dict[tuple[str, str], int]) -> list[Path]:
-    """Split a flow of one commodity into paths. amounts: microbatches on each link, conserved at every
-    relay."""
+    """Paths from data node to data node, one for each microbatch, into which a flow of one commodity splits.
+    amounts: microbatches on each link; as many must arrive at a relay as leave it."""
     left = {hop: amount for hop, amount in amounts.items() if amount > 0}
     onward: dict[str, list[str]] = {}
     for start, end in sorted(left):

@@ -35,7 +35,8 @@ UNUSED_ROUNDS = 3600
 
 
 class GwtfAgent:
-    """Agent of one node. A data node is the source of its units, and a sink for as many as its demand."""
+    """Agent of policy `gwtf` at one node (`flow.agents.interface.Agent`). A data node is the source of its
+    units, and a sink for as many as its demand."""
 
     def __init__(self, setup: Setup, rng: CounterRng) -> None:
         self._setup = setup
@@ -219,8 +220,8 @@ class GwtfAgent:
         return self._note(peer, side, message)
 
     def _note(self, peer: str, side: Side, message: Message) -> list[Send]:
-        """Handle a message of neighbour (peer, side) that needs no answer; returns messages about paths given
-        up for it."""
+        """Handle a notice (`Advertise`, `Moved`, `PushBack`, `Cancel`, `CostNow`) of neighbour (peer, side);
+        returns messages about paths that are given up for it. Any other message has no effect."""
         units = self._units
         match message:
             case msg.Advertise(version, costs):

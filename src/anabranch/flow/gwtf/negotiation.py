@@ -256,8 +256,9 @@ class Negotiation:
     # -- annealing ---------------------------------------------------------------------------------------
 
     def _accept(self, gain: float) -> bool:
-        """True for a gain, for a loss with probability exp(gain / temperature), never for 0 (up to T_LEAST);
-        cools if True."""
+        """Annealing's decision on a change that lowers the cost by `gain` (negative: raises it): True for a
+        gain, for a loss with probability exp(gain / temperature), never for one of at most T_LEAST either
+        way. If True, also lowers the temperature (`_cool`)."""
         temperature = max(self.temperature, T_LEAST)
         if abs(gain) <= T_LEAST or (gain < 0 and self._dice.uniform() >= math.exp(gain / temperature)):
             return False
@@ -265,6 +266,7 @@ class Negotiation:
         return True
 
     def _cool(self) -> None:
-        """Lower the temperature and note the change, after one was accepted at this node or the peer."""
+        """Lower the temperature and note a change of units, after a change or redirect was accepted at this
+        node or by its peer."""
         self.temperature *= T_FACTOR
         self._units.changed = self._units.round

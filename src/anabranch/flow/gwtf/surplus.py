@@ -15,14 +15,15 @@ BACKOFF_ROUNDS = 64
 
 
 def push_back(units: Units, unit: Unit) -> Send:
-    """Drop the inflow `unit`; returns the message that tells the previous node."""
+    """Drop the inflow `unit` (unit that comes to this node from the previous stage); returns the message that
+    tells the previous node. An outflow joined to it stays, without a partner."""
     units.drop_in(unit.link)
     return Send(unit.peer, Side.PREVIOUS, PushBack((unit.link,)))
 
 
 def cancel(units: Units, out: Unit) -> Send:
     """Drop the outflow `out` (unit that leaves this node to the next stage); returns the message that tells
-    the next node."""
+    the next node. An inflow joined to it stays, without a partner."""
     units.drop_out(out.link)
     return Send(out.peer, Side.NEXT, Cancel((out.link,)))
 

@@ -62,7 +62,8 @@ class Units:
         return self.next if side is Side.NEXT else self.previous
 
     def note_change(self) -> None:
-        """Note that units have changed, unless during the back-off after a cancelled outflow."""
+        """Set the round of the last change to the present one, which keeps the node negotiating; nothing
+        during the back-off after a cancelled outflow."""
         if self.backoff == 1:
             self.changed = self.round
 
@@ -81,7 +82,7 @@ class Units:
         return len(self.outs) + sum(unit.partner is None for unit in self.ins.values())
 
     def excess(self) -> int:
-        """Number of units beyond the capacity of this relay."""
+        """Number of units by which `load` exceeds the capacity of this relay; 0 if it does not."""
         return max(0, self.load() - self.capacity)
 
     def cost_to_sink(self, out: Unit) -> float:

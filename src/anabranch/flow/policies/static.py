@@ -87,7 +87,8 @@ def _transport(units: Counter[str], room: dict[str, int], hops: Sequence[_Hop]) 
 
 
 def _arrive(instance: Instance, paths: list[Path]) -> list[Path]:
-    """Extend each path to the cheapest data node where it may end; those without one are left out."""
+    """Paths from source to end: each of `paths`, extended by the cheapest data node where it may end; those
+    without one are left out."""
     whole = []
     for path in paths:
         ends = [end for end in instance.successors[path[-1]] if instance.returns == "any" or end == path[0]]

@@ -69,11 +69,12 @@ class LeastCost:
         return sorted(costs, key=lambda peer: (costs[peer], peer))
 
     def used(self, peer: str, cost: float) -> None:
-        """Called when a unit was handed over to `peer` over a link of this cost."""
+        """Called when a unit was handed over to `peer` over a link of this cost; does nothing here."""
 
 
 class VirtualTime(LeastCost):
-    """Order of next hops in the policy `swarm`: least virtual time first. A new hop starts with the least."""
+    """Order of next hops in the policy `swarm`: least virtual time first. A hop's virtual time grows by the
+    link cost with each unit that is handed over to it; a new hop starts with the least of the others."""
 
     def __init__(self) -> None:
         self._time: dict[str, float] = {}

@@ -115,13 +115,14 @@ class FrozenStore:
         return found
 
     def data(self, wanted: str) -> Tensor:
-        """Bytes of a file (flat uint8), mapped into memory; they are not compared with the hash."""
+        """Bytes (flat uint8) of the file of the hash `wanted`, mapped into memory; they are not compared with
+        the hash."""
         return torch.from_numpy(np.memmap(self.path(wanted), dtype=np.uint8, mode="c"))
 
     def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
         """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`. Raises FrozenError if the
-        contents do not have it, OSError if the file is missing. For hash "" and an empty layout no file is
-        read."""
+        contents do not have that hash, OSError if the file is missing. For hash "" and an empty layout no
+        file is read, and the weights are empty."""
         if not layout.elements and not wanted:
             return FrozenWeights(layout, torch.empty(0, dtype=dtype))
         weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)
@@ -131,7 +132,8 @@ class FrozenStore:
 
 
 class FrozenLoader:
-    """Frozen weights of a run's stages, by its run file's hashes: from a peer's pieces, or a store."""
+    """Reader of the frozen weights of a run's stages, whose hashes the run file names: from a peer's pieces
+    or from `store`, this machine's folder (None: there is none)."""
 
     def __init__(self, run: RunConfig, model: LoraModel, store: FrozenStore | None = None) -> None:
         self._run, self._model, self._store = run, model, store
@@ -151,8 +153,8 @@ class FrozenLoader:
         return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
 
     def at_hand(self, stage: int) -> FrozenWeights | None:
-        """Weights of a stage from the store, with the right hash; None if they are not there. Raises
-        FrozenError as `wanted` does."""
+        """Weights of a stage from the store, with the hash that the run file names; None if they are missing
+        or damaged there, or there is no store. Raises FrozenError if the run file names no hashes."""
         layout, wanted = self.layout(stage), self.wanted(stage)
         if self._store is None and wanted:
             return None
@@ -162,13 +164,15 @@ class FrozenLoader:
             return None
 
     def keep(self, weights: FrozenWeights) -> None:
-        """Put weights into the store, if there is one; a disk that refuses them costs a later download."""
+        """Put weights into the store, if there is one. A disk that refuses them raises nothing: the weights
+        are downloaded again later."""
         if self._store is not None:
             with contextlib.suppress(OSError):
                 self._store.put(weights)
 
     def wanted(self, stage: int) -> str:
-        """Hash of a stage's weights by the run file. Raises FrozenError if it has none."""
+        """Hash of a stage's frozen weights that the run file names; "" for a stage without any. Raises
+        FrozenError if the run file does not name one for every stage."""
         if len(self._run.lora.frozen) != self.stages:
             raise FrozenError("the run file does not name the frozen weights of every stage")
         return self._run.lora.frozen[stage]
@@ -193,7 +197,8 @@ def frozen_of_folder(
     run: RunConfig, model: LoraModel, tensors: Mapping[str, Tensor], store: FrozenStore | None = None
 ) -> tuple[str, ...]:
     """Hashes of the frozen weights of stages 0, 1, ... ("" for one without), from all tensors of the model;
-    they are put into `store`. Raises ValueError if a tensor is missing."""
+    they are put into `store` (None: nowhere). Raises ValueError if a tensor is missing or has another shape,
+    and OSError if the store's disk refuses them."""
     loader, hashes = FrozenLoader(run, model), []
     for stage in range(loader.stages):
         weights = FrozenWeights.of_tensors(loader.layout(stage), tensors, DTYPES[run.compute.dtype])

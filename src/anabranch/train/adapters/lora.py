@@ -48,7 +48,8 @@ class LoraModel:
         """Frozen weights of the stage by name, in the compute dtype; empty until `use`."""
 
     def use(self, frozen: Mapping[str, Tensor]) -> None:
-        """Set the frozen weights."""
+        """Set the frozen weights, by name, which replace those set before; the mapping is copied, the tensors
+        are not."""
         self.frozen = dict(frozen)
 
     @property
@@ -72,7 +73,7 @@ class LoraModel:
 
     @property
     def targets(self) -> list[str]:
-        """Names of the layers with adapters, without their place in the model."""
+        """Names of the kinds of linear layers that have adapters in every block, such as `q_proj`."""
         return [target.split(".")[1] for target in self._targets]
 
     def is_target(self, weight: str) -> bool:
@@ -120,8 +121,9 @@ class _Adapted:
 
 
 def _targets(base: Model, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Endings of the names of weights with adapters; all linear layers of a block if `wanted` is empty.
-    Raises ConfigError for a layer that the model does not have, and for an architecture without adapters."""
+    """Endings of the names of the weights that get adapters. wanted: names of kinds of linear layers in a
+    block; empty: all of them. Raises ConfigError for a layer that the model does not have, and for an
+    architecture without adapters."""
     config = base.config
     if config.architecture not in ARCHITECTURES or config.subspace:
         raise ConfigError(
@@ -156,8 +158,9 @@ def adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
 
 
 def merged(model: LoraModel, adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of the plain model with the same results: W + (alpha / rank) B A, in fp64, then rounded to the
-    dtype of W. The frozen weights must be set (`LoraModel.use`)."""
+    """Weights by name of a plain model with the same results: W + (alpha / rank) B A where `adapters` has A
+    and B by name, computed in fp64 and rounded to the dtype of W, and W itself elsewhere. The frozen weights
+    W must be set (`LoraModel.use`)."""
     weights = dict(model.frozen)
     for name, weight in weights.items():
         a, b = adapter_names(name)

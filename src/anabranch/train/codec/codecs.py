@@ -173,7 +173,8 @@ class BlockCodec:
             torch.bitwise_or(unsigned[:, :half], unsigned[:, half:] << 4, out=packed)
 
     def _decode(self, packed: Tensor, factors: Tensor, values: Tensor) -> None:
-        """Decode some blocks into `values`. packed: their steps. factors: their scales."""
+        """Decode some blocks into `values`, in place. packed: steps of these blocks. factors: scales of these
+        blocks. Nothing is checked."""
         if self._bits == 8:
             values.copy_(packed.view(torch.int8))
         else:
@@ -192,7 +193,8 @@ def _upward(scale: Tensor) -> Tensor:
 
 
 def checked(payload: Tensor, size_bytes: int) -> Tensor:
-    """The payload, aligned for wider numbers. Raises BadPayload unless it is `size_bytes` bytes."""
+    """The payload itself, or a copy if its memory is not aligned for wider numbers. Raises BadPayload unless
+    it is a flat uint8 vector of `size_bytes` bytes."""
     if payload.dtype != torch.uint8 or tuple(payload.shape) != (size_bytes,):
         raise BadPayload(f"it is {payload.dtype} {tuple(payload.shape)}, not {size_bytes} bytes")
     aligned = payload.is_contiguous() and payload.storage_offset() % _WIDEST == 0

@@ -46,13 +46,14 @@ def _numbered(key: int, begin: int, end: int, device: torch.device) -> Tensor:
 
 @cache
 def _lower(device: torch.device) -> Tensor:
-    """All numbers of 16 bits, in order."""
+    """All numbers of 16 bits, in order (int32, on `device`)."""
     return torch.arange(1 << 16, dtype=torch.int32, device=device)
 
 
 @cache
 def _middle(device: torch.device) -> Tensor:
-    """Mean of the draws, plus half of their distance."""
+    """Scalar tensor 0.5 + 2⁻¹⁷ on `device`, to which `dither` adds a signed multiple of 2⁻¹⁶ for each
+    draw."""
     return torch.tensor(0.5 + 2.0**-17, device=device)
 
 

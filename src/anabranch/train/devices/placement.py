@@ -26,7 +26,7 @@ def shared_out(
     blocks: Sequence[int], devices: Sequence[torch.device], sizes: Sequence[int]
 ) -> dict[int, torch.device]:
     """Device of each block: contiguous shares in proportion to the devices' sizes, at least one block each.
-    Needs as many blocks as devices."""
+    There must be at least as many blocks as devices. sizes: of each device, in any unit."""
     count, total = len(blocks), sum(sizes)
     ends = [0, *(round(count * upto / total) for upto in accumulate(sizes))]
     for place in range(1, len(ends)):
@@ -54,7 +54,7 @@ class Placement:
     """Devices of a stage's tensors. home: device of its input and output, and of tensors of no block."""
 
     def __init__(self, layout: Layout, at: Mapping[str, torch.device], home: torch.device) -> None:
-        """at: tensor -> device, for the tensors of blocks."""
+        """layout: of the stage. at: name -> device, for the tensors of blocks; all others are on `home`."""
         self.home = home
         self._bounds: list[tuple[int, int, torch.device]] = []
         for device, names in groupby(layout.names, lambda name: at.get(name, home)):
@@ -62,7 +62,7 @@ class Placement:
             self._bounds.append((bounds[0][0], bounds[-1][1], device))
 
     def put(self, vector: Tensor) -> Tensor:
-        """Copy of a flat vector of the stage on its devices."""
+        """Copy of a flat vector of the stage, laid over its devices (a `SplitVector`)."""
         return self._made(lambda base, end, device: vector[base:end].to(device, copy=True))
 
     def zeros(self, dtype: torch.dtype) -> Tensor:

@@ -64,5 +64,6 @@ class SplitModel:
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
-    """x on a device; its gradient comes back to the device of x."""
+    """Copy of x on `device` (x itself if it is there), as part of its autograd graph: the gradient comes back
+    to the device of x."""
     return x.to(device)

@@ -37,8 +37,9 @@ from anabranch.train.numerics.step_scalars import bias_corrections, learning_rat
 
 @dataclass(frozen=True)
 class Course:
-    """Sums over the steps of a slot in a round, of which its change without decay is (moment · m + gradient ·
-    g) / D. rates: Σ rₕ. moment: Σ qₕ·β₁ʰ. gradient: Σ qₕ·(1 − β₁ʰ)."""
+    """Sums over the steps h of a slot in a round. They give its change without weight decay, (moment · m +
+    gradient · g) / D, with the symbols of this module's head. rates: Σ rₕ. moment: Σ qₕ·β₁ʰ. gradient: Σ
+    qₕ·(1 − β₁ʰ)."""
 
     rates: float
     moment: float

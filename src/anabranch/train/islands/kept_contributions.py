@@ -42,8 +42,9 @@ _NAME = re.compile(r"round-(\d{6,})-slot-(\d{3,})-[0-9a-f]{16}\.contribution")
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Header of a file: whose contribution it is. digest: `contribution_digest`. corpus: fingerprint of the
-    private corpus. elements, dtype: of the values."""
+    """Header of a contribution's file. run, t, slot: run, round and slot of the contribution. peer: who
+    computed it. corpus: fingerprint of the private corpus on which it was computed. digest:
+    `contribution_digest` of the values. elements, dtype: number and type of the values."""
 
     run: str
     t: int
@@ -69,15 +70,16 @@ def contribution_digest(layout: Layout, change: Tensor) -> str:
 
 
 class ContributionFolder:
-    """Folder of the contributions of one machine, the newest ones, for one process. most_bytes: of all its
-    files together; 0: nothing is kept."""
+    """Folder with the newest contributions of one machine; only one process may write to it. most_bytes: of
+    all its files together; 0: nothing is kept."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self.most_bytes = folder, most_bytes
 
     def keep(self, about: Kept, change: Tensor) -> None:
-        """Write a contribution; the oldest files make room. One that is too large for the folder is not kept.
-        Raises OSError."""
+        """Write a contribution (flat) with its header into the folder, which is made if missing. The oldest
+        files are deleted to make room. One that is too large for the folder, or for the share of the free
+        disk that it may take, is not kept. Raises OSError."""
         if not self.most_bytes:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -115,7 +117,7 @@ class ContributionFolder:
 
 
 def name_of(about: Kept) -> str:
-    """Name of a contribution's file."""
+    """Name of a contribution's file, from its round, slot and digest."""
     return f"round-{about.t:06}-slot-{about.slot:03}-{about.digest[:NAME_DIGITS]}.contribution"
 
 
@@ -131,7 +133,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> Kept:
-    """Header of a file. Raises BadFile, OSError."""
+    """Header of a contribution's file; its values are not read. Raises BadFile if there is no header, and
+    OSError."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(4), "little")
         return _header(file.read(size) if 0 < size <= HEADER_MAX else b"")
@@ -176,7 +179,7 @@ def _packed(chunk: Tensor) -> bytes:
 
 
 def _unpacked(data: bytes, count: int, dtype: torch.dtype) -> Tensor:
-    """`count` values from a chunk. Raises BadFile."""
+    """`count` values from a deflated chunk. Raises BadFile if it holds another number, or is damaged."""
     most = 1 + max(count * dtype.itemsize, 2 * count + CHUNK)
     try:
         inflater = zlib.decompressobj()
@@ -194,7 +197,7 @@ def _unpacked(data: bytes, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def contribution_files(folders: Iterator[Path] | list[Path]) -> Iterator[Path]:
-    """Files of contributions in these folders and below them."""
+    """Yield the files of contributions in these folders and below them; a missing folder has none."""
     for folder in folders:
         for below, names, _ in os.walk(folder):
             names.sort()

@@ -31,8 +31,8 @@ def selected(
 
 
 def largest(change: Tensor, share: float) -> Tensor:
-    """Mask of the values of greatest magnitude: `share` of each chunk, at least one (Sarfi et al.,
-    "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706)."""
+    """Mask (flat, bool) of a change's values of greatest magnitude: `share` of each CHUNK adjacent values, at
+    least one (Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706)."""
     missing = -len(change) % CHUNK
     padded = torch.cat((change.abs(), change.new_full((missing,), -1.0)))
     table = padded.view(-1, CHUNK)
@@ -43,6 +43,6 @@ def largest(change: Tensor, share: float) -> Tensor:
 
 
 def significant(change: Tensor, weights: Tensor, threshold: float) -> Tensor:
-    """Mask of the values of a change whose magnitude is at least `threshold` times that of their weight
-    (Hsieh et al., "Gaia", NSDI 2017)."""
+    """Mask (flat, bool) of the values of a change whose magnitude is at least `threshold` times that of their
+    weight (Hsieh et al., "Gaia", NSDI 2017)."""
     return change.abs() >= weights.abs().mul_(threshold)

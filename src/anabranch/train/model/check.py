@@ -90,7 +90,8 @@ class _Checker:
                 yield f"{name} returns {tuple(step(x).shape)} for {tuple(x.shape)}, not {wanted}"
 
     def own_loss(self) -> Iterator[str]:
-        """Yield a problem if the model's own loss is not one finite number, or not the sum over the rows."""
+        """Yield a problem if the model's own loss is not one finite number, or that of a batch is not the sum
+        of those of its rows; nothing for a model without a loss of its own."""
         if self.loss is None:
             return
         with torch.no_grad():

@@ -81,7 +81,8 @@ class Model(Protocol):
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """Model of `config` with constants on `device`, computing in `dtype`; its functions get the weights."""
+    """Model of `config` with constants on `device`, computing in `dtype`; its functions get the weights.
+    Raises ConfigError if the architecture is neither built in nor registered on this machine."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
@@ -94,7 +95,8 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 
 def logits_of(model: Model, weights: Weights, ids: Tensor, at: int | None = None) -> Tensor:
-    """Logits (rows, sequence, vocabulary) of token ids (rows, sequence); with `at` only of this position."""
+    """Logits (rows, sequence, vocabulary) of token ids (rows, sequence); with `at` (rows, 1, vocabulary), of
+    the position `at` alone."""
     x = model.embed(weights, ids)
     for block in range(model.config.blocks):
         x = model.block(weights, block, x)

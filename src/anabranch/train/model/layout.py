@@ -25,7 +25,8 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 class Layout:
-    """Layout of tensors in a flat vector: their names in sorted order, their shapes, and bounds in it."""
+    """Layout of tensors in a flat vector. names: of the tensors, sorted, the order in which they lie. shapes,
+    bounds: by name, the shape and the (begin, end) in the vector. elements: length of the vector."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.names: tuple[str, ...] = tuple(sorted(shapes))

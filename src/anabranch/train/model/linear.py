@@ -75,7 +75,8 @@ class _DeferredLinear(torch.autograd.Function):
 
 
 class DeferredWeights:
-    """Parameters of a stage for one microbatch whose weight gradients will be computed later."""
+    """Parameters of a stage, by name, for the passes of one microbatch. The backward fills `store` with what
+    the weight gradients of linear layers need; these are computed later, from the store."""
 
     def __init__(self, weights: Mapping[str, Tensor], store: Store) -> None:
         self._weights = weights

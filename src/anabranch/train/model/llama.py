@@ -109,15 +109,15 @@ class Llama(StreamModel):
         return x * self._cos[:sequence] + torch.cat((-second, first), -1) * self._sin[:sequence]
 
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
-        """x / rms(x) · gain; the mean square in fp32 at least."""
+        """x / rms(x) · gain, the gain being the weight `name`.weight; the mean square in fp32 at least."""
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.config.norm_eps)
         return scaled.to(x.dtype) * weights.small(f"{name}.weight")
 
 
 def scaled_frequencies(frequency: Tensor, factor: float) -> Tensor:
-    """Rotary frequencies (radians per token) by Llama 3.1's rule: those with a wavelength of more than the
-    original sequence are divided by `factor`, those below a quarter of it stay, and others are blended.
+    """Rotary frequencies (radians per token) by Llama 3.1's rule: those with a wavelength of more than 8,192
+    tokens are divided by `factor`, those with less than a quarter of that stay, and others are blended.
     Grattafiori et al. 2024 name the aim; the rule is the published code's, Hugging Face's "llama3"."""
     turns = ROPE_ORIGINAL_SEQUENCE * frequency / (2 * math.pi)  # in the original sequence
     kept = ((turns - ROPE_LOW_FACTOR) / (ROPE_HIGH_FACTOR - ROPE_LOW_FACTOR)).clamp(0.0, 1.0)

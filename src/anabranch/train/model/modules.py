@@ -77,7 +77,8 @@ class ModuleModel:
 
 
 class _Part:
-    """Module that is called with weights from outside. shared: names of other parts' parameters, by id."""
+    """Module of a user's model, called with weights that the caller gives. prefix: begins the names of its
+    parameters in the model. shared: id of a parameter that belongs to another part -> its name there."""
 
     def __init__(self, module: nn.Module, prefix: str, shared: Mapping[int, str]) -> None:
         self.module = module

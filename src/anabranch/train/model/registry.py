@@ -73,7 +73,8 @@ def register_model(name: str, where: str) -> None:
 
 
 def registered() -> dict[str, str]:
-    """Models that are registered on this machine: name -> "module:function"."""
+    """Models that are registered on this machine: name -> "module:function". Those of the environment replace
+    those of packages. Nothing is imported."""
     found = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
     return found | _of_environment()
 

@@ -57,7 +57,8 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Reason to refuse a received x, finite and of the right shape, as a clause; "" if accepted."""
+        """Clause with the reason to refuse a received x that is finite and of the right shape, because its
+        token ids are none of the vocabulary; "" if they are, and in models without token ids in x."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -263,7 +264,8 @@ class StreamModel(ABC):
         """x, normalised by the norm `name`."""
 
     def _ends(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Shapes of embedding and final norm, with those of an untied head and of a free block."""
+        """Names and shapes of all parameters of stage 0: `shapes`, of embedding and final norm, to which an
+        untied head and a free block are added."""
         if not self.config.tied:
             shapes[self.end_names[2]] = (self.config.vocab_size, self.config.dim)
         free = self.config.free_block

@@ -36,8 +36,8 @@ def delay_of(run: RunConfig) -> Delay:
 
 
 def iterations(run: RunConfig) -> int:
-    """Iterations in which a run takes its run.steps optimizer steps: one a step while it is synchronous, one
-    a round (of round.steps steps) afterwards."""
+    """Number of iterations in which a run takes its run.steps optimizer steps: one for each synchronous step,
+    and one for each round of islands, which counts as round.steps steps."""
     return rounds_of(run).iterations(run.run.steps)
 
 

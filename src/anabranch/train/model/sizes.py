@@ -110,7 +110,8 @@ MOST_POSITIONS = 1 << 28
 
 
 def named_size(name: str) -> ModelConfig:
-    """Shape called `name`, with the vocabulary of the published model. Raises ConfigError if unknown."""
+    """Predefined shape called `name`, with the vocabulary of the published model. Raises ConfigError if there
+    is none of that name."""
     if name not in _SIZES:
         raise ConfigError(f"model.size: there is no size {name!r}; choose one of {', '.join(_SIZES)}")
     return _SIZES[name]
@@ -200,7 +201,7 @@ def _validate_family(config: ModelConfig) -> None:
 
 
 def block_parameters(config: ModelConfig) -> int:
-    """Parameters of one block; of a registered model the most of any."""
+    """Number of parameters of one block; of a registered model that of the block with the most."""
     if config.architecture not in ARCHITECTURES:
         return registry.counts_of(config).block
     if config.architecture in FAMILY:
@@ -214,7 +215,8 @@ def block_parameters(config: ModelConfig) -> int:
 
 
 def end_parameters(config: ModelConfig) -> int:
-    """Parameters of stage 0: embedding (and learned positions), free block, final norm, head."""
+    """Number of parameters of stage 0: embedding (and learned positions), free block, final norm, head (an
+    untied one)."""
     if config.architecture not in ARCHITECTURES:
         return registry.counts_of(config).end
     head = 0 if config.tied else config.vocab_size * config.dim
@@ -227,18 +229,18 @@ def end_parameters(config: ModelConfig) -> int:
 
 
 def fixed_elements(config: ModelConfig) -> int:
-    """Elements of the constants of a subspace model at every stage; 0 for other models."""
+    """Number of elements of a subspace model's constants, which every stage holds; 0 for other models."""
     return (config.vocab_size + config.subspace) * config.dim if config.subspace else 0
 
 
 def id_digit_bits(itemsize: int) -> int:
-    """Bits of a whole number that a float of `itemsize` bytes (2: bf16, 4: fp32, 8: fp64) holds exactly: of
-    one column of a token id at the cuts of a subspace model."""
+    """Bits of a token id in one of its columns at the cuts of a subspace model: those of a whole number that
+    a float of `itemsize` bytes (2: bf16, 4: fp32, 8: fp64) holds exactly."""
     return {2: 8, 4: 24, 8: 53}[itemsize]
 
 
 def id_columns(vocab_size: int, itemsize: int) -> int:
-    """Elements of `itemsize` bytes in which a token id is held exactly."""
+    """Number of floats of `itemsize` bytes that hold a token id of this vocabulary exactly."""
     return -(-max(1, (vocab_size - 1).bit_length()) // id_digit_bits(itemsize))
 
 

@@ -24,11 +24,11 @@ BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4, "int2": 2}
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:
-    """Vector of floats with each block rounded to integers of `bits` bits times a power of two (half to
-    even).
+    """New vector of floats with each block of 64 rounded to integers of `bits` bits times a power of two
+    (half to even).
 
     The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
-    exact sums. bits = 0: unchanged; 16: each value in fp16.
+    exact sums. bits = 0: `values` itself; 16: each value rounded to fp16.
     """
     if not bits or not len(values):
         return values
@@ -95,6 +95,7 @@ def _powers_of_two(exponents: Tensor) -> Tensor:
 
 
 def aligned_bounds(elements: int, parts: int) -> list[tuple[int, int]]:
-    """Bounds of `parts` contiguous ranges of `elements` that begin at multiples of a block."""
+    """(Begin, end) of `parts` contiguous ranges that together have all `elements` elements and begin at
+    multiples of 64; the last ranges are empty if there are fewer blocks than parts."""
     blocks = part_bounds(-(-elements // BLOCK), parts)
     return [(min(BLOCK * begin, elements), min(BLOCK * end, elements)) for begin, end in blocks]

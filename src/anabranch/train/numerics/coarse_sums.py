@@ -107,10 +107,10 @@ def _seen(beta2: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Segments:
-    """Parameters of a stage that share an exponent: each 64 in the order of the layout, divided where a
-    tensor begins. lengths: parameters of every segment (int64). blocks: block of each segment that has one to
-    itself. alone: True for those segments. pieces: elements of each other segment (rows of 64), filled up
-    with the number of elements, one beyond the last."""
+    """Segments of a stage's flat vector, whose parameters share an exponent: blocks of 64 elements, divided
+    where a tensor begins inside a block. All are tensors. lengths: parameters of every segment (int64).
+    alone: for every segment, True if it is a whole block. blocks: for each of these its block's number.
+    pieces: for each other segment its elements' numbers, a row of 64, filled up with the vector's length."""
 
     lengths: Tensor
     blocks: Tensor
@@ -118,7 +118,8 @@ class Segments:
     pieces: Tensor
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum in fp64 of every segment of a flat vector, in a fixed order: the same bits everywhere."""
+        """Sums (segments,) in fp64 of a flat vector's values, one for each segment. Each is taken in a fixed
+        order, so its bits are the same everywhere."""
         missing = -len(values) % SEGMENT
         table = torch.cat((values, values.new_zeros(missing))) if missing else values
         parts = [_row_sums(some) for some in torch.split(table.view(-1, SEGMENT), _TOGETHER)]

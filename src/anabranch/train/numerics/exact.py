@@ -44,8 +44,8 @@ class Overflow(ArithmeticError):
 
 
 class Accumulator(Protocol):
-    """Sum of a stage's contributions over the microbatches that a replica serves. `flat` has the stage's
-    `Layout`. A refused contribution (Overflow) leaves it unchanged."""
+    """Sum of a stage's contributions over the microbatches that a replica serves. `flat` is the sum, in the
+    stage's `Layout`. A refused contribution (Overflow) leaves it unchanged."""
 
     flat: Tensor
 
@@ -70,9 +70,9 @@ class Accumulator(Protocol):
 
 
 class ExactAccumulator:
-    """Exact gradient sums: int64 in units of 2⁻⁴⁸. `contributions[name]` is how many may be added to a tensor
-    in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave int64 even if
-    every contribution is added twice."""
+    """Exact gradient sums: int64 in units of 2⁻⁴⁸, on `device`. `contributions[name]` is how many may be
+    added to a tensor in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave
+    int64 even if every contribution is added twice. dtype: type in which contributions are scaled."""
 
     def __init__(
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
@@ -172,8 +172,9 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
-    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`. align: where there are
-    enough elements, parts begin at multiples of it."""
+    """Copy of a flat vector on the CPU, cut into `parts` contiguous parts of about equal length
+    (`part_bounds`). align: number of elements; where `flat` has enough, each part begins at a multiple of
+    it."""
     copy = flat.to("cpu", copy=True)
     groups = -(-len(copy) // align)
     if groups < parts:
@@ -202,7 +203,8 @@ def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def reduced(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Finished sum in the master dtype; an integer sum is in units of 2⁻⁴⁸."""
+    """Finished sum, of integers in units of 2⁻⁴⁸ or of floats, as new values of `dtype` (the master
+    dtype)."""
     return sum_part((total,), dtype)
 
 
@@ -219,8 +221,9 @@ def digest(layout: Layout, gradient: Tensor) -> str:
 
 
 def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
-    """Sum of squares of every tensor, correctly rounded from fp64 sums over fixed blocks. It depends on the
-    values alone, not on the number of threads (as a plain sum would) or the partition."""
+    """Name -> sum of squares of each tensor of a flat gradient, correctly rounded from fp64 sums over fixed
+    blocks. It depends on the values alone, not on the number of threads (as a plain sum would) or the
+    partition. Infinite if it overflows."""
     return {name: sum_of_squares(layout.flat(gradient, name)) for name in layout.names}
 
 

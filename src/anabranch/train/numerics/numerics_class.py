@@ -28,7 +28,8 @@ def set_environment(threads: int) -> None:
 
 
 def configure(threads: int) -> None:
-    """Make this process reproducible: environment, thread count, deterministic kernels, full precision."""
+    """Make this process reproducible: environment, thread count, deterministic kernels, full precision. It
+    imports torch, so it must be called before anything else does. threads: of torch's operations."""
     set_environment(threads)
     import torch
 
@@ -61,8 +62,8 @@ def devices_of(compute: ComputeSection) -> tuple[torch.device, ...]:
 
 
 def size_of(device: torch.device) -> int:
-    """Memory of a device (GiB, at least 1), by which blocks are shared out: that of its kind, whatever is
-    free at the moment. 1 for parts of the host's."""
+    """Memory of an accelerator (GiB, at least 1), by which a stage's blocks are shared out: all that it has,
+    whatever is free at the moment. 1 for the CPU."""
     import torch
 
     if device.type == "cpu":
@@ -91,7 +92,8 @@ def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[s
 
 
 def _description(device: torch.device, compute: ComputeSection, rows: int, sequence: int) -> dict[str, str]:
-    """Settings and probe of one device."""
+    """Everything that the class is a hash of, by name, for one device: settings of torch, kind of device,
+    shape of a microbatch, and the probe."""
     import torch
 
     description = {

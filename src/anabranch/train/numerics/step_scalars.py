@@ -15,9 +15,9 @@ CLIP_EPSILON = 1e-6
 
 
 def learning_rate(config: RunConfig, t: int) -> float:
-    """Learning rate of iteration t = 1, 2, ...: linear warm-up, then the run file's schedule (cosine, linear
-    or wsd) down to lr · min_lr_ratio, where it stays. It follows the iteration, skipped steps included;
-    Adam's counter does not."""
+    """Learning rate of optimizer step t = 1, 2, ... (in a synchronous run, of iteration t): linear warm-up,
+    then the run file's schedule (cosine, linear or wsd) down to lr · min_lr_ratio, where it stays. Skipped
+    steps count in t; Adam's counter leaves them out."""
     o = config.optimizer
     if t <= o.warmup_steps:
         return o.lr * t / o.warmup_steps
@@ -48,5 +48,5 @@ def global_norm(squares: Iterable[float]) -> float:
 
 
 def clip_factor(norm: float, clip: float) -> float:
-    """Factor of the gradient that limits its norm to `clip` (0: no clipping)."""
+    """Factor (at most 1) of the gradient that limits its norm to `clip` (0: no clipping, the factor is 1)."""
     return min(1.0, clip / (norm + CLIP_EPSILON)) if clip > 0 else 1.0

@@ -14,7 +14,9 @@ from anabranch.config import RunConfig, with_changes
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings by dotted key. source: paper. says: what the settings do. differs: from the paper."""
+    """Settings of a run file that follow a published system. source: its paper. says: text on what the
+    settings do. differs: text on what differs from the paper; "" for nothing. settings: values by dotted
+    key."""
 
     source: str
     says: str

@@ -134,8 +134,8 @@ def batch_tokens(batch: BatchSection) -> int:
 
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of activations and gradients received at stage boundaries, and kept until the step, at the node
-    with the largest share of the microbatches (see `config.check_fleet_holds`)."""
+    """Bytes of activations and gradients that cross stage boundaries and are kept until the step is
+    committed, at the node with the largest share of the microbatches (see `config.check_fleet_holds`)."""
     width, tensors = _WIDTHS[run.compute.dtype], 4 * (1 + run.iteration.delay)
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     if run.pipeline.whole:  # token ids, and answers of a few bytes
@@ -224,7 +224,8 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
 
 
 def _few_rounds(run: RunConfig) -> list[str]:
-    """Warning about islands that agree less than FEW_ROUNDS times."""
+    """List with a sentence if islands agree less than FEW_ROUNDS times; empty otherwise, and for a run
+    without islands."""
     rounds = rounds_of(run)
     most = rounds.last or rounds.iterations(run.run.steps)
     if not run.round.slots or most - rounds.start >= FEW_ROUNDS:
@@ -236,7 +237,8 @@ def _few_rounds(run: RunConfig) -> list[str]:
 
 
 def epochs_sentence(tokens_seen: float, corpus_tokens: int) -> str:
-    """Sentence about how often the run reads its corpus, with a warning where that is too often."""
+    """Sentence about how often the run reads its corpus, with a warning where that is too often. tokens_seen:
+    tokens that the whole run trains on. corpus_tokens: tokens of the training part."""
     epochs = tokens_seen / max(1, corpus_tokens)
     shown = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
     text = f"the run reads {_count(tokens_seen)} tokens, {shown} epochs"

@@ -37,7 +37,7 @@ class AloneStep:
 
 
 class _Leaves(PlainWeights):
-    """Parameters for ordinary autograd, lookup tables included."""
+    """Parameters for ordinary autograd; other than in `PlainWeights` gradients reach lookup tables too."""
 
     def table(self, name: str) -> Tensor:
         return self._weights[name]
@@ -117,15 +117,16 @@ class Alone:
         return AloneStep(t, float(total) / self._batches.tokens_per_iteration, float(norm), rate)
 
     def evaluate(self, windows: int) -> float:
-        """Mean loss (nats per token) of the first `windows` held-out windows."""
+        """Mean loss (nats per token) of the first `windows` (at least one) held-out windows."""
         first, batch = self._run.batch.microbatches, self._run.batch
         with torch.no_grad():
             sums = [float(self._loss(0, first + window)) for window in range(windows)]
         return sum(sums) / (windows * batch.rows * batch.sequence)
 
     def snapshots(self, t: int) -> list[StageState]:
-        """States of all stages after step t, for comparison or saving: counters set, torch's moments copied
-        in. They are this object's own states, which the next call changes."""
+        """States of all stages after the last step, for comparison or saving: torch's moments are copied in,
+        and the counters set to t, the number of that step. They are this object's own states, not copies:
+        `step` changes their weights."""
         for state in self.states:
             state.t = state.adam_step = t
             for name in state.layout.names:

@@ -296,7 +296,8 @@ class IndependentReference:
         """Delayed iteration -> parameters that it computes with."""
 
     def step(self, t: int) -> IndependentStep:
-        """Take step t on the whole batch."""
+        """Take step t, which follows the last one, on the whole batch; changes the weights, and calls
+        `passed`."""
         run = self._run
         self.optimizer.zero_grad()
         own = self._exchange(self._seen.pop(t, None))
@@ -316,7 +317,8 @@ class IndependentReference:
         return IndependentStep(t, total / self._batches.tokens_per_iteration, norm, rate)
 
     def passed(self, t: int) -> None:
-        """After a step or skip of iteration t: predict the parameters of a delayed iteration t + 2."""
+        """Predict the parameters with which iteration t + 2 computes, if that is delayed. `step` calls it;
+        the caller does after an iteration t that the run skipped."""
         if not self._delay.has(t + 2):
             return
         seen = []
@@ -334,7 +336,8 @@ class IndependentReference:
 
     def _exchange(self, values: list[Tensor] | None) -> list[Tensor] | None:
         """Put `values` (in the optimizer's order) into the parameters and return the former values, so that a
-        delayed iteration's gradients come from predicted weights. None: no change."""
+        delayed iteration's gradients come from predicted weights. Does nothing, and returns None, for
+        None."""
         if values is None:
             return None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

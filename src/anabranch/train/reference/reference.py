@@ -33,7 +33,7 @@ from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
-from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.delayed import advance_state, ahead_of, snapshot_form
 from anabranch.train.stage.inner_steps import (
     Contribution,
     Island,
@@ -45,7 +45,7 @@ from anabranch.train.stage.inner_steps import (
     outer_step,
     private_tokens,
     slot_tokens,
-    taken,
+    steps_with_tokens,
 )
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
@@ -82,7 +82,8 @@ class Share:
     """Overflows by microbatch; the sums of such a microbatch are void."""
 
     def merge(self, other: Share) -> None:
-        """Add another share of the same iteration in place. ValueError if microbatches repeat."""
+        """Add another share of the same iteration to this one, in place. Raises ValueError, and changes
+        nothing, if a microbatch is in both."""
         if repeated := self.losses.keys() & other.losses.keys():
             raise ValueError(f"microbatches {sorted(repeated)} are in both shares")
         for mine, theirs in zip(self.sums, other.sums, strict=True):
@@ -114,11 +115,12 @@ class StepRecord:
 
 
 class PrivateRounds(Protocol):
-    """Contributions and data at hand of the rounds of a run on private data."""
+    """Contributions and private corpora of past rounds that are at hand where a run on private data is
+    replayed."""
 
     def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
-        """(Slot, inner step) -> token ids (rows, sequence + 1), of the private corpus that a slot had in
-        round t; None if that is not here."""
+        """Function (slot, inner step) -> token ids (microbatches · rows, sequence + 1) from the private
+        corpus that the slot had in round t; None if that corpus is not here."""
         ...
 
     def contribution(self, t: int, slot: int) -> Tensor | None:
@@ -138,7 +140,8 @@ class _Passed:
 
 
 class Reference:
-    """Training of the whole model: `step(share(t, indices))` for t = 1, 2, ..."""
+    """Training of the whole model: `step(share(t, indices))` for t = 1, 2, ... Before a round, `slots` and
+    `late` are set."""
 
     def __init__(
         self,
@@ -187,8 +190,8 @@ class Reference:
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
-        """Continue from the snapshots of stages 0 to S. Raises SnapshotError if one is damaged or of another
-        run's shape."""
+        """Continue from the snapshots of stages 0 to S, one of each, in order. Raises SnapshotError if one is
+        damaged or of another run's shape, and ValueError for another number of them."""
         self.states[:] = [
             parse_snapshot(
                 data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
@@ -199,7 +202,7 @@ class Reference:
 
     @property
     def t(self) -> int:
-        """The last iteration whose step was taken or skipped."""
+        """Number of the last iteration whose step was taken or skipped; 0 before the first."""
         return self.states[0].t
 
     def fingerprints(self) -> tuple[str, ...]:
@@ -215,12 +218,13 @@ class Reference:
         return self._rounds.has(t)
 
     def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
-        """Order in which iteration t's microbatches are added: order(t), or a round's slots that count."""
+        """Microbatches of iteration t in the order in which they are added, order(t); in a round the numbers
+        of the slots that count (`slots`), ascending."""
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
-        """Compute and sum the contributions of these microbatches of t, in the given order; the sums of an
-        earlier share are overwritten."""
+        """Compute and sum the contributions of these microbatches of t (in a round: of these slots), in the
+        given order. An overflow is recorded in the share. The sums of an earlier share are overwritten."""
         for accumulator in self._accumulators:
             accumulator.clear()
         self._private_digests.clear()
@@ -233,8 +237,9 @@ class Reference:
         return share
 
     def remember_late(self, t: int, slots: Iterable[int]) -> None:
-        """Compute and keep the carried states of slots whose contributions to round t came too late to count:
-        their next round begins from these states."""
+        """Compute and keep the carried states of `slots` (keys of `late`), whose contributions to round t
+        came too late to count: their next round begins from these states. A slot whose private data are not
+        here is passed over."""
         for slot in slots:
             if self.knows(t, slot, self.late[slot]):
                 self._contributions_of(t, slot, self.late[slot], set())
@@ -292,7 +297,7 @@ class Reference:
         """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
         Before the first round and after the last one the first moment and the outer momentum are exchanged.
         ahead: `ahead_of` the state before t's step."""
-        moved(self._delay, state, t, ahead, taken)
+        advance_state(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)
         elif self._rounds.has(t) and t == self._rounds.last:
@@ -324,7 +329,8 @@ class Reference:
         )
 
     def skip(self, share: Share) -> StepRecord:
-        """Let iteration share.t pass without a step, as a logged skip does."""
+        """Let iteration share.t pass without a step, as a logged skip does: no weights change. Returns a
+        record with the share's losses."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
             self._stepped(state, share.t, ahead, None)
@@ -413,7 +419,8 @@ class Reference:
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add a slot's contributions to round t; returns what `_contribute` does."""
+        """Add a slot's contributions to the sums of round t; returns its loss sum (nats; 0 with an overflow)
+        and its overflows."""
         found: set[Witness] = set()
         if self._private is not None:
             return self._contribute_privately(self._private, t, slot, found), frozenset(found)
@@ -448,7 +455,7 @@ class Reference:
 
     def _tokens_of(self, t: int, slot: int, plan: Slot) -> Tensor:
         """Token ids of a slot's inner steps in round t, of the run's corpus or a private one."""
-        steps = taken(self._run, plan.steps)
+        steps = steps_with_tokens(self._run, plan.steps)
         rows = None if self._private is None else self._private.step_rows(t, slot)
         if rows is None:
             return slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
@@ -488,7 +495,8 @@ class Reference:
         return made
 
     def _island(self, stage: int, t: int, slot: int, plan: Slot) -> Island:
-        """Island of a slot at one stage before its inner steps of round t."""
+        """New island of a slot at one stage, before its inner steps of round t. Raises ValueError if the
+        state that the slot carries by its `plan` was not replayed here, and Overflow as `Island` does."""
         carried = self._slot_states[stage].find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")

@@ -38,9 +38,9 @@ class _Saved:
 
 
 class OffloadedActivations:
-    """Saved tensors of one forward pass, each storage once. Run the forward within `hooks()`, then call
-    `move_to_host()`. `resident`: tensors whose storage is never moved: weights and constants, which are on
-    the device anyway, and the input that the stage keeps."""
+    """Offload of the tensors that autograd saves in one forward pass, each storage once. Run the forward
+    within `hooks()`, then call `move_to_host()`. `resident`: tensors whose storage is never moved: weights
+    and constants, which are on the device anyway, and the input that the stage keeps."""
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
         self._resident = {tensor.untyped_storage().data_ptr() for tensor in resident}
@@ -52,7 +52,8 @@ class OffloadedActivations:
         return torch.autograd.graph.saved_tensors_hooks(self._save, self._restore)
 
     def move_to_host(self) -> int:
-        """Move all saved tensors to host memory; returns their bytes. The backward may follow at any time."""
+        """Move the storages of the saved tensors, but the resident ones, to host memory; returns their bytes.
+        Called once, after the forward. The backward may follow at any time: it brings them back itself."""
         storages = list(self._storages.values())
         self._storages.clear()
         sources = [storage.content for storage in storages]  # freed only when the copies are complete

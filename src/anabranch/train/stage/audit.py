@@ -26,7 +26,8 @@ _hashes: MutableMapping[Tensor, tuple[int, str]] = WeakIdKeyDictionary()
 
 
 def payload_hash(payload: Tensor) -> str:
-    """BLAKE3 (32 hex characters) of a tensor's type, shape and bytes."""
+    """BLAKE3 (32 hex characters) of a tensor's type, shape and bytes. It is remembered until the tensor is
+    changed or freed, so a second call computes nothing."""
     found = known_hash(payload)
     if not found:
         found = _hash_of(payload)
@@ -35,13 +36,15 @@ def payload_hash(payload: Tensor) -> str:
 
 
 def known_hash(payload: Tensor) -> str:
-    """Hash of a tensor that was hashed, here or on its way in, and is unchanged since; "" for any other."""
+    """Hash that `payload_hash` or `note_hash` remembered of a tensor; "" if there is none, or the tensor was
+    changed in place since. Nothing is computed."""
     known = _hashes.get(payload)
     return known[1] if known is not None and known[0] == payload._version else ""
 
 
 def note_hash(payload: Tensor, found: str) -> None:
-    """Keep the hash of a tensor, as this process computed it."""
+    """Remember `found` as the result of `payload_hash` for this tensor, of which this process hashed the same
+    bytes when they arrived. It is not checked, so it must not be a hash that a peer claims."""
     _hashes[payload] = payload._version, found
 
 
@@ -54,10 +57,10 @@ def _hash_of(payload: Tensor) -> str:
 
 
 class AuditedSteps:
-    """Weights before the last audited steps, and the sum of the microbatches' contributions that an audit
-    computes again. weights_of(state): working weights of a state. units_of(state): exponents of the sums'
-    units. accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum
-    are cut."""
+    """Auditor's work at one worker: the weights before the last steps that may be audited, and the sum of the
+    contributions that the present audit computes again. weights_of(state): working weights of a state.
+    units_of(state): exponents of the sums' units. accumulator(): makes an empty gradient sum. align: number
+    of elements; parts of a sum begin at its multiples."""
 
     def __init__(
         self,
@@ -75,7 +78,8 @@ class AuditedSteps:
         self._stage: Stage | None = None
 
     def keep(self, state: StageState) -> None:
-        """Keep a copy of the weights of `state`, before its next step."""
+        """Keep a copy of the working weights of `state`, so that its next step, state.t + 1, can be audited
+        after they have changed."""
         weights = self._weights_of(state)
         copies = {name: tensor.clone() for name, tensor in weights.items()}
         self._weights[state.t + 1] = copies, self._units_of(state)
@@ -110,7 +114,7 @@ class AuditedSteps:
         return y, dx
 
     def sum(self, task: tasks.AuditSum) -> tuple[Tensor, ...] | None:
-        """Sum of the contributions computed again, cut into task.parts parts on the CPU; None if there is
-        none. The next audit begins anew."""
+        """Sum of the contributions that the audit computed again, cut into task.parts parts on the CPU; None
+        if it computed none. Ends the audit: the sum is dropped, and the next unit begins another."""
         stage, self._stage = self._stage, None
         return None if stage is None else exact.cut(stage.accumulator.flat, task.parts, self._align)

@@ -39,7 +39,8 @@ class Place:
 
 
 class Cuts:
-    """Codecs at the cuts of one run. kind: ACTIVATION or GRADIENT, in all methods."""
+    """Encoder and decoder, by the run file's codecs, of the activations and input gradients that cross the
+    cuts of one run. kind: ACTIVATION or GRADIENT, in all methods."""
 
     def __init__(self, run: RunConfig, model: ModelConfig) -> None:
         wire, batch = run.wire, run.batch  # without a stage for relays there is no cut: nothing is sent
@@ -66,7 +67,9 @@ class Cuts:
         return Place(t if index < self._microbatches else 0, index, cut)
 
     def encode(self, kind: str, values: Tensor, place: Place) -> Tensor:
-        """Payload of a tensor (on its device, contiguous). Raises Overflow if it cannot be encoded."""
+        """Payload that is sent for an activation (with its token ids) or a gradient: the bytes of the codec
+        of `kind` (flat uint8), or without a codec `values` themselves; contiguous, on their device. Raises
+        Overflow if the codec cannot represent a value; without a codec nothing is checked."""
         codec = self._codecs[kind]
         if codec is None:
             return values.contiguous()
@@ -80,7 +83,8 @@ class Cuts:
         return torch.cat((payload, ids))
 
     def decode(self, kind: str, payload: Tensor, device: torch.device) -> Tensor:
-        """Tensor of a received payload, on `device`. Raises BadPayload if its size, type or shape is wrong, a
+        """Activation (rows, sequence, columns) or gradient (rows, sequence, width) in a received payload, in
+        the compute dtype on `device`. Raises BadPayload if the payload's size, type or shape is wrong, a
         value is not finite, or its token ids are invalid."""
         codec, shape = self._codecs[kind], self._shapes[kind]
         if codec is not None:
@@ -107,8 +111,8 @@ class Cuts:
         return torch.cat((values, ids), -1)
 
     def received(self, kind: str, values: Tensor, place: Place) -> Tensor:
-        """Values of the residual stream as the receiver has them: encoded and decoded by the codec of `kind`;
-        NaN everywhere if they cannot be encoded."""
+        """Values of the residual stream as the receiver has them: encoded and decoded by the codec of `kind`,
+        without one as they are; NaN everywhere if they cannot be encoded."""
         codec = self._codecs[kind]
         if codec is None:
             return values
@@ -120,7 +124,8 @@ class Cuts:
         return codec.decode(payload, values.shape, values.dtype)
 
     def pass_through(self, x: Tensor, place: Place) -> Tensor:
-        """Activation beyond a cut, inside an autograd graph; its gradient comes back through the cut, too."""
+        """Activation x as the stage behind a cut receives it, as part of the autograd graph of x: the
+        backward encodes and decodes its gradient likewise. x itself if there are no codecs."""
         if self._codecs[ACTIVATION] is None and self._codecs[GRADIENT] is None:
             return x
         values: Tensor = _Crossing.apply(self._stream.values(x), self, place)  # type: ignore[no-untyped-call]
@@ -147,6 +152,7 @@ class _Crossing(torch.autograd.Function):
 
 
 def payload_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes on the line of one microbatch's activation or input gradient, of the larger of the two."""
+    """Bytes on the wire of one microbatch at a cut: of its activation or its input gradient, whichever has
+    more."""
     tokens = run.batch.rows * run.batch.sequence
     return max(cut_bytes(model, run.wire, tokens, DTYPES[run.compute.dtype].itemsize))

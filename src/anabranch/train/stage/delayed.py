@@ -23,7 +23,8 @@ from anabranch.train.stage.state import Ahead, SnapshotForm, StageState
 
 
 def snapshot_form(run: RunConfig, layout: Layout) -> SnapshotForm:
-    """Contents of a stage's snapshots besides weights and moments."""
+    """Contents that snapshots of a run's stage have besides weights and moments, for `parse_snapshot`.
+    layout: of the stage."""
     units = len(segments(layout, torch.device("cpu")).lengths) if is_coarse(run) else 0
     return SnapshotForm(delay_of(run), units)
 
@@ -36,10 +37,13 @@ def ahead_of(run: RunConfig, delay: Delay, state: StageState) -> Ahead | None:
     return Ahead(predicted(state, run.optimizer), units_of(run, state))
 
 
-def moved(delay: Delay, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
-    """Bring a state's number to t after step t was taken with the scalars `taken`, or skipped (None), and
-    give the state what iteration t + 1 computes with, if delayed: `ahead`, the result of `ahead_of` for the
-    state before step t. In runs with delay the step's scalars are kept for the next prediction."""
+def advance_state(
+    delay: Delay, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None
+) -> None:
+    """Set a state's t after step t was taken with the scalars `taken`, or skipped (None), and give the state
+    what iteration t + 1 computes with, if delayed: `ahead`, the result of `ahead_of` for the state before
+    step t. In runs with delay the step's scalars are kept for the next prediction. Weights, moments and
+    Adam's counter stay: the optimizer has changed them."""
     state.t, state.ahead = t, ahead
     if delay.start and taken is not None:
         state.rate = taken.learning_rate

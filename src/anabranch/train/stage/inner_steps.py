@@ -38,7 +38,7 @@ from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
-def taken(run: RunConfig, steps: int) -> int:
+def steps_with_tokens(run: RunConfig, steps: int) -> int:
     """Number of inner steps that a slot needs tokens for in a round: its `steps`, and those of the next round
     that its machine takes while the contribution is exchanged (`round.overlap`)."""
     return steps + rounds_of(run).ahead(steps)
@@ -50,8 +50,8 @@ _CLOSING = 7
 
 
 def island_vectors(run: RunConfig) -> int:
-    """Vectors of a stage's size that an island takes at one time beside the stage's state, at the most; 0 in
-    a run without rounds."""
+    """Most memory that an island and what slots carry take beside the stage's state, as a number of vectors
+    with an element for each parameter of the stage; 0 in a run without rounds."""
     part, rounds = run.round, rounds_of(run)
     if not part.slots:
         return 0
@@ -60,15 +60,16 @@ def island_vectors(run: RunConfig) -> int:
 
 
 def inner_place(run: RunConfig, slot: int, step: int, number: int) -> tuple[int, int]:
-    """(t, index) of a microbatch of inner step `step` of a slot, counted over all rounds, in the run's
-    batches. Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c:
-    the K slots together pass through the batches that synchronous steps would have had."""
+    """(t, index), in the run's batches, of microbatch `number` (0 to n - 1) of a slot's inner step `step`
+    (1, 2, ..., counted over all rounds). Inner step c of slot k has microbatches k·n to k·n + n - 1 of the
+    batch of iteration start + c: the K slots together pass through the batches that synchronous steps would
+    have had."""
     return rounds_of(run).start + step, slot * inner_microbatches(run) + number
 
 
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
-    """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows,
-    sequence+1)."""
+    """Token ids (int32) of a slot's inner steps first+1 to first+steps, counted over all rounds, from the
+    run's corpus: (steps · microbatches · rows, sequence+1)."""
     rows = []
     for step in range(first + 1, first + steps + 1):
         for number in range(inner_microbatches(run)):
@@ -78,8 +79,8 @@ def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: 
 
 
 def private_tokens(step_rows: Callable[[int, int], Ids], slot: int, first: int, steps: int) -> Tensor:
-    """As `slot_tokens`, of a machine's own corpus. step_rows: (slot, inner step) -> token ids of that step
-    (`data.private`)."""
+    """Token ids as of `slot_tokens`, but of a machine's private corpus (`data.private`). step_rows: (slot,
+    inner step) -> token ids of that step (microbatches · rows, sequence+1)."""
     rows = [step_rows(slot, step) for step in range(first + 1, first + steps + 1)]
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
@@ -104,15 +105,16 @@ def contribution(
     late: bool = False,
 ) -> Contribution:
     """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
-    `taken(run, steps)` steps). It is steps · (weights before - weights after), of which some values are sent,
-    rounded as the run file says. carried: state of the slot after the round before; None if it begins anew.
-    late: True if that round's contribution was late, and is added to this one. Raises Overflow if a loss, a
-    gradient or the change is not finite."""
+    `steps_with_tokens(run, steps)` steps). It is steps · (weights before - weights after), of which some
+    values are sent, rounded as the run file says. carried: state of the slot after the round before; None if
+    it begins anew. late: True if the contribution to that round was late; what was sent of it is added to
+    this one. `state` stays as it is. Raises Overflow if a loss, a gradient or the change is not finite."""
     return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
 
 
 def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor) -> Contribution:
-    """Contribution of a slot that begins as `island`, of a whole model (see `contribution`)."""
+    """Contribution of a slot whose island of a whole model has begun (see `contribution`): takes the inner
+    steps that the island lacks, those ahead included, with `tokens` of all of them."""
     take_steps(run, model, island, tokens, island.steps)
     made = island.close()
     if island.lacks:
@@ -122,16 +124,17 @@ def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor
 
 
 def take_steps(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
-    """Take the inner steps of the round up to number `last`, of a whole model. tokens: those of all its
-    steps, the steps ahead included. Raises Overflow as `contribution`."""
+    """Take those inner steps of the round that an island of a whole model lacks, up to number `last`. tokens:
+    token ids of all steps of the round and of those ahead. Raises Overflow as `contribution`."""
     of_step = tokens.view(-1, inner_microbatches(run), run.batch.rows, tokens.shape[-1])
     for microbatches in of_step[island.taken : last]:
         island.step(_add_all(model, island, microbatches))
 
 
 def go_ahead(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
-    """Take the steps ahead up to number `last` (1, 2, ...) that an island lacks after its contribution. An
-    overflow ends them: the slot's next round begins with it."""
+    """Take those steps ahead of the next round that an island lacks after its contribution, up to number
+    `last` (1, 2, ...). tokens: as for `take_steps`. An overflow does not raise: it ends the steps ahead and
+    is noted in island.overflow, and the slot's next round begins with that overflow."""
     try:
         take_steps(run, model, island, tokens, island.steps + last)
     except exact.Overflow as overflow:
@@ -139,8 +142,8 @@ def go_ahead(run: RunConfig, model: Model, island: Island, tokens: Tensor, last:
 
 
 def _add_all(model: Model, island: Island, microbatches: Tensor) -> float:
-    """Add the gradient of an inner step on token ids (microbatches, rows, sequence + 1) to the island's;
-    returns their loss sum."""
+    """Add the gradient of one inner step's mean loss, on token ids (microbatches, rows, sequence + 1), to
+    island.gradient; returns the loss sum (nats)."""
     total, scale = 0.0, 1.0 / microbatches[..., 1:].numel()
     leaves = island.leaves()
     for ids in microbatches.long():
@@ -163,8 +166,9 @@ class Island:
         carried: SlotState | None = None,
         late: bool = False,
     ) -> None:
-        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`. Raises
-        Overflow if a step ahead of the round overflowed."""
+        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`. `state`
+        is read, not changed. Raises Overflow if `carried` notes one in a step that was taken ahead of the
+        round."""
         if carried is not None and carried.overflow:
             raise exact.Overflow(carried.overflow)
         self._run, self._state, self._t, self.steps = run, state, t, steps
@@ -196,7 +200,7 @@ class Island:
         self._ahead_losses: list[float] = []
 
     def leaves(self) -> dict[str, Tensor]:
-        """Present weights in the compute dtype, as leaves that require gradients; void after a step."""
+        """Present weights by name in the compute dtype, as autograd leaves; to be made anew after a step."""
         weights = working_weights(self.local, DTYPES[self._run.compute.dtype])
         return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
@@ -234,12 +238,14 @@ class Island:
 
     @property
     def lacks(self) -> bool:
-        """True while steps ahead are to be taken before `carry`; none after an overflow in one."""
+        """True while inner steps, those ahead of the next round included, are still to be taken before
+        `carry`. False after an overflow in a step ahead: no other is taken then."""
         return not self.overflow and self.taken < self.steps + self.ahead
 
     def close(self) -> Contribution:
-        """Contribution of the slot, after its inner steps. If it takes steps ahead (`round.overlap`), its
-        state is None, and is had from `carry` after them. Raises Overflow if the change is not finite."""
+        """Contribution of the slot, after the round's inner steps. If the slot takes steps ahead
+        (`round.overlap`), the carried state in the result is None, and `carry` returns it after them. Raises
+        Overflow if the change is not finite."""
         rounds, part, state, carried = rounds_of(self._run), self._run.round, self._state, self._carried
         if part.first_moment == "agree":
             self._normalise()
@@ -258,7 +264,8 @@ class Island:
         return Contribution(whole, self._loss, kept)
 
     def _normalise(self) -> None:
-        """Go to where the round's own number of steps would have ended (`agreed_moments.normalise`)."""
+        """Move the weights of a slot that took fewer or more steps than round.steps to where that number of
+        steps with the same mean gradient would have ended (`agreed_moments.normalise`)."""
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
         for part, decay in _parts(run, state):
@@ -267,12 +274,13 @@ class Island:
             normalise(local, weights, *moments, own, scalars, run.optimizer.eps, decay)
 
     def carry(self) -> SlotState:
-        """State that the slot carries to its next round, after the steps ahead, and while the state that the
-        island began from is the one before the round."""
+        """State that the slot carries to its next round. Called after `close` and the steps ahead, and before
+        the round's outer step changes the state from which the island began."""
         return self._carry(torch.sub(self._state.weights, self.local.weights))
 
     def _carry(self, change: Tensor) -> SlotState:
-        """State that the slot carries. change: sent or not, which is overwritten."""
+        """State that the slot carries. change (flat): weights before the round minus present ones, with what
+        it did not send before; it is overwritten."""
         rounds, part, sent = rounds_of(self._run), self._run.round, self._sent
         assert sent is not None, "the island is not closed"
         return SlotState(
@@ -293,10 +301,10 @@ class Island:
 
 
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
-    """Weights (flat) with which an island begins its inner steps: the committed ones and, if `round.unsent`
-    is "local", its own change that was not sent yet. With fragments or overlap, in the fragment exchanged in
-    its last round committed and own weights are averaged by `round.mix` instead, unless `round.ahead` keeps
-    the change of the steps ahead."""
+    """Weights (flat, a copy) with which an island begins its inner steps: the committed ones and, if
+    `round.unsent` is "local", its own change that was not sent yet. With fragments or overlap, the fragment
+    exchanged in the slot's last round begins instead at the average of committed and own weights
+    (`round.mix`: share of its own), unless `round.ahead` keeps the change of the steps ahead."""
     part, weights = run.round, state.weights.clone()
     if carried is None or carried.unsent is None or part.unsent != "local":
         return weights
@@ -353,8 +361,9 @@ def add_embedding_gradient(model: Model, layout: Layout, ids: Tensor, dx: Tensor
 def begin_rounds(run: RunConfig, state: StageState) -> None:
     """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
-    It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction would have led.
-    Moments that are agreed on ("agree") stay in the state; their counter is that of optimizer steps then.
+    It begins at zero, or (`round.first_moment = "estimate"`) at the value that many rounds in the direction
+    of Adam's last step would give it. Moments that are agreed on ("agree") stay in the state, scaled to the
+    counter of optimizer steps in place of Adam's.
     """
     if run.round.first_moment == "agree":
         rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, state.adam_step, rounds_of(run).start)
@@ -425,7 +434,8 @@ def _agreed_step(
 
 
 def _parts(run: RunConfig, state: StageState) -> Iterator[tuple[slice, float]]:
-    """Blocks of the state's vectors, none of two tensors, and their weight decay (0 where none applies)."""
+    """Yield the bounds of each block in the state's flat vectors (at most exact.BLOCK elements, all of one
+    tensor) and its weight decay (0 where none applies)."""
     for name in state.layout.names:
         begin, end = state.layout.bounds[name]
         decay = run.optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0

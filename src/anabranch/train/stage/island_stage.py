@@ -24,11 +24,12 @@ class OutOfOrder(ValueError):
 
 class IslandStage:
     """Passes of one stage with the weights of `island`, for the microbatches 0 to `count` - 1 of its present
-    inner step. Shapes are those of `Stage`. Methods raise Overflow if a result is not finite, after which the
-    island is void, and OutOfOrder, which changes nothing."""
+    inner step. Heads and backward passes add weight gradients to the island's at once, so each kind comes in
+    the order of the microbatches. Shapes are those of `Stage`. Methods raise Overflow if a result is not
+    finite, after which the island is void, and OutOfOrder, which changes nothing."""
 
     def __init__(self, model: Model, spec: StageSpec, island: Island, count: int, tokens: int) -> None:
-        """tokens: of an inner step; its loss sum is divided by them."""
+        """tokens: number of tokens of an inner step, by which its loss sum is divided before the backward."""
         self._model, self._island, self._spec = model, island, spec
         self._count, self._scale = count, 1.0 / tokens
         self._forwards: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -54,7 +55,8 @@ class IslandStage:
         return x
 
     def forward(self, number: int, x: Tensor, keep: bool = True) -> Tensor:
-        """x -> y, keeping the graph under `number`, or without `keep` x alone. Relay stages."""
+        """x -> y, keeping the graph of microbatch `number`, or without `keep` only x, from which `backward`
+        computes the graph again. Relay stages."""
         if not self._backwards <= number < self._count or number in self._forwards:
             raise OutOfOrder(f"a forward pass of microbatch {number} is not awaited")
         begin, y = self._passed(x)
@@ -71,7 +73,8 @@ class IslandStage:
         return begin, y
 
     def head(self, number: int, x: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, float]:
-        """x -> (gradient of the scaled loss by x, loss sum in nats · `weight`). Stage 0."""
+        """x -> (gradient by x of the loss over the inner step's tokens, loss sum in nats · `weight`); adds
+        the gradients of the head's weights, and the loss to the step's. Stage 0."""
         if number != self._heads or number >= self._count:
             raise OutOfOrder(f"the head of microbatch {number} does not follow {self._heads} others")
         x = x.detach().requires_grad_()
@@ -82,7 +85,8 @@ class IslandStage:
         return dx, loss_sum
 
     def backward(self, number: int, dy: Tensor) -> Tensor:
-        """dy -> dx; frees the graph. If it was not kept, the forward is computed again. Relay stages."""
+        """dy -> dx; adds the weight gradients and frees the graph of microbatch `number`. If the graph was
+        not kept, the forward is computed again. Relay stages."""
         self._expect_backward(number, number in self._forwards)
         x, y = self._forwards.pop(number)
         if y is None:
@@ -92,13 +96,15 @@ class IslandStage:
         return dx
 
     def embedding_gradient(self, number: int, ids: Tensor, dx: Tensor) -> None:
-        """Add the gradient of the embedding of `ids`, dx being that of `embed`'s output. Stage 0."""
+        """Add the gradient of the embedding of microbatch `number`'s token ids to the island's, dx being the
+        gradient of `embed`'s output. Stage 0, after the head of the same microbatch."""
         self._expect_backward(number, number < self._heads)
         add_embedding_gradient(self._model, self._island.local.layout, ids, dx, self._rows)
         self._backwards += 1
 
     def step(self) -> None:
-        """Take the inner step with the gradients of all its microbatches."""
+        """Take the inner step with the gradients of all its microbatches; their passes then begin anew with
+        the new weights. Raises OutOfOrder while a backward pass is missing."""
         if self._backwards < self._count:
             raise OutOfOrder(f"backward passes are done of {self._backwards} microbatches of {self._count}")
         self.gradient()
@@ -107,14 +113,14 @@ class IslandStage:
         self._leaves = self._island.leaves()
 
     def gradient(self) -> Tensor:
-        """Gradient of the microbatches so far, flat."""
+        """Gradient of the present inner step's microbatches so far: the island's own flat vector."""
         if self._rows is not self._island.gradient:
             self._island.gradient.add_(self._rows)
             self._rows.zero_()
         return self._island.gradient
 
     def close(self) -> Contribution:
-        """Contribution of this stage to the round, after its inner steps."""
+        """Contribution of this stage to the round, after its inner steps (`Island.close`)."""
         return self._island.close()
 
     def _expect_backward(self, number: int, ready: bool) -> None:

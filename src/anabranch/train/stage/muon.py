@@ -70,7 +70,8 @@ def take_step(
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Matrix with the same singular vectors and singular values near 1, by Newton-Schulz iterations."""
+    """New matrix of the same shape, with the same singular vectors and with singular values between about 0.7
+    and 1.2, by Newton-Schulz iterations."""
     a, b, c = QUINTIC
     x = matrix.t().contiguous() if matrix.shape[0] > matrix.shape[1] else matrix.clone()
     x.div_(max(math.sqrt(sum_of_squares(matrix.reshape(-1))), LEAST_NORM))

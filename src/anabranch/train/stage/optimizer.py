@@ -36,7 +36,8 @@ class Scratch:
         self._blocks: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def blocks(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Two vectors of the length and on the device of `like`, which has at most BLOCK elements."""
+        """Two vectors of any content, of the length and on the device of `like`, which has at most BLOCK
+        elements. The next call for the device returns the same memory."""
         if like.device not in self._blocks:
             a = torch.empty(BLOCK, dtype=self._dtype, device=like.device)
             self._blocks[like.device] = a, torch.empty_like(a)

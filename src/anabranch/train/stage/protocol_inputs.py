@@ -91,7 +91,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained parameters of the largest block, of stage 0 and of the whole model."""
+    """Numbers of trained parameters: of the largest block, of stage 0 (`end`) and of the whole model."""
 
     block: int
     end: int
@@ -99,7 +99,8 @@ class Trained:
 
 
 def trained_parameters(run: RunConfig, model: ModelConfig) -> Trained:
-    """Numbers of trained parameters: all of the model, or its adapters."""
+    """Numbers of trained parameters: all of the model, or of a run with adapters only these, of which stage 0
+    has none."""
     if not run.lora.rank:
         return Trained(block_parameters(model), end_parameters(model), total_parameters(model))
     shapes = run_model(run, replace(model, max_sequence=1), torch.device("cpu")).block_shapes(0)
@@ -116,8 +117,8 @@ def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Bytes of an island's contribution to a round, and of the result, of all stages together, on the wire; 0
-    without islands."""
+    """Bytes on the wire, of all stages together, of an island's contribution to a round and of the round's
+    result; (0, 0) without islands."""
     if not run.round.slots:
         return 0.0, 0.0
     of_sum = SCALED_BYTES.get(BITS[run.round.contributions], SUM_WIRE_BYTES)
@@ -126,7 +127,8 @@ def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
 
 
 def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
-    """Bytes of one parameter's sum, and of its reduced gradient, on the wire."""
+    """(Bytes of one parameter's gradient sum, bytes of its reduced gradient) on the wire in a synchronous
+    reduce."""
     if run.wire.reduce == "coarse":
         return coarse_bytes(run.batch.microbatches)
     master = _widths(run)[1]
@@ -134,7 +136,7 @@ def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
 
 
 def _widths(run: RunConfig) -> tuple[int, int]:
-    """Bytes of an element in the compute dtype and in the master dtype."""
+    """(Bytes of an element in the compute dtype, bytes of one in the master dtype)."""
     dtype = DTYPES[run.compute.dtype]
     return dtype.itemsize, master_dtype(dtype).itemsize
 
@@ -156,7 +158,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
 def schedule_of(
     run: RunConfig, manifest_hash: Callable[[int], str] | None, tokens_per_iteration: int
 ) -> Schedule:
-    """Scalars of each step as pure functions of the run file. manifest_hash: t -> batch's hash, if known."""
+    """Scalars of each step, as pure functions of the run file and of the gradient's norm. manifest_hash: t ->
+    hash of the batch; None at a peer that does not read the corpus."""
 
     rounds = rounds_of(run)
 

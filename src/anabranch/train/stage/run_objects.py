@@ -57,7 +57,8 @@ class Batches(Protocol):
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) (rows, sequence) of microbatch `index`, or window `index - microbatches`."""
+    """(inputs, targets), each (rows, sequence) and on `device`, of microbatch `index` of iteration t, or from
+    index `microbatches` (those of a batch) on of held-out window `index - microbatches`."""
     if index < microbatches:
         ids, targets = batches.microbatch(t, index)
     else:
@@ -67,8 +68,8 @@ def token_ids(
 
 
 def loss_weight(batches: Batches, microbatches: int, t: int, index: int) -> float:
-    """Factor of the loss of microbatch `index`, by which the mean over all positions is the mean over those
-    that count; from index `microbatches` on, of held-out windows."""
+    """Factor of the loss of microbatch `index` (from `microbatches` on: of a held-out window), with which the
+    mean over all positions is the mean over those whose target counts."""
     return batches.weight(t) if index < microbatches else batches.window_weight(index - microbatches)
 
 
@@ -99,16 +100,16 @@ def check_devices(run: RunConfig, specs: Sequence[StageSpec], devices: int) -> N
 
 
 def share_out(spec: StageSpec, devices: Sequence[torch.device]) -> dict[int, torch.device]:
-    """Device of each block of a stage that lies on several devices, in proportion to their memory; empty for
-    a stage on one, and for one without blocks, which is on the first."""
+    """Block -> device, for a stage that lies on several devices; each gets contiguous blocks in proportion to
+    its memory. Empty if there is one device, and for a stage without blocks, which is on the first."""
     if len(devices) == 1 or not spec.blocks:
         return {}
     return shared_out(spec.blocks, devices, [size_of(device) for device in devices])
 
 
 def placement(model: Model, layout: Layout, at: Mapping[int, torch.device]) -> Placement:
-    """Placement of a stage's vectors in `layout`, of trained or of frozen weights. at: device of each block,
-    the first one also that of all other tensors."""
+    """Placement on several devices of a stage's vectors in `layout`, of trained or of frozen weights. at:
+    device of each block, not empty; the first block's device has all tensors that belong to no block."""
     models = (model, model.base) if isinstance(model, LoraModel) else (model,)
     names = {name: at[block] for block in at for one in models for name in one.block_shapes(block)}
     return Placement(layout, names, next(iter(at.values())))
@@ -120,7 +121,8 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def working_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights in the compute dtype: views of the state's, or copies in a narrower type."""
+    """Weights by name in the type `dtype` (the compute dtype): views of the state's, which a step changes, or
+    copies if the type is another."""
     return dict(state.layout.views(state.weights.to(dtype)))
 
 
@@ -139,8 +141,9 @@ def initial_state(
     initial: Mapping[str, Tensor] | None,
     device: Where,
 ) -> StageState:
-    """State of a stage before the first step, from the tensors `initial` or, if None, from the run's seed.
-    Raises ValueError if a tensor is missing or has another shape."""
+    """State of a stage before the first step, on `device`, from the tensors `initial` by name (others than
+    those of `layout` are ignored) or, if None, from the run's seed. Raises ValueError if a tensor is missing
+    or has another shape."""
     master = master_dtype(DTYPES[run.compute.dtype])
     if initial is None:
         flat = initial_weights(model, layout, run.run.seed, master, run.model.initial_std)
@@ -170,7 +173,8 @@ def contributions(run: RunConfig, model: Model, name: str) -> int:
 
 
 def is_coarse(run: RunConfig) -> bool:
-    """True if contributions to the sums are rounded to units that depend on the state."""
+    """True if the run has coarse sums (`wire.reduce`): contributions to them are rounded to units that depend
+    on the state."""
     return run.wire.reduce == "coarse"
 
 

@@ -31,7 +31,8 @@ class _Pass:
 
 
 class WholeModel(Stage):
-    """Passes of a whole model. ids, targets: (rows, sequence)."""
+    """Passes of a whole model, from token ids to the loss and back. ids, targets: (rows, sequence). Methods
+    raise Overflow as those of `Stage`."""
 
     def __init__(
         self, model: Model, spec: StageSpec, weights: Mapping[str, Tensor], accumulator: Accumulator
@@ -42,7 +43,7 @@ class WholeModel(Stage):
         """Microbatch -> (ids, gradient of the embedding's output), until the weight gradient is added."""
 
     def loss(self, index: int, ids: Tensor, targets: Tensor) -> float:
-        """Loss sum (nats) of a microbatch, keeping the graph under `index`."""
+        """Loss sum (nats) of a microbatch; its graph is kept under `index` for `gradient`."""
         self._passes[index] = forward = self._whole_pass(ids, targets)
         return float(forward.loss.detach())
 
@@ -54,8 +55,8 @@ class WholeModel(Stage):
             return float(self._finite("loss", model_loss(self.model, weights, x, targets)))
 
     def gradient(self, index: int, scale: float) -> None:
-        """Compute the input gradient of scale · loss of microbatch `index`; frees its graph, and keeps the
-        inputs of the weight gradient. Raises KeyError without a graph, and Overflow."""
+        """Compute the input gradient of scale · loss of microbatch `index`; frees its graph, and keeps what
+        `weight_gradient` needs. Raises KeyError if `loss` kept no graph, and Overflow."""
         forward = self._passes.pop(index)
         self._inputs[index] = forward.ids, self._whole_gradient(forward, scale)
         self._stores[index] = forward.store

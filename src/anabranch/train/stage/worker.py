@@ -32,7 +32,7 @@ from anabranch.train.numerics.moments import moments
 from anabranch.train.numerics.numerics_class import devices_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
-from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.delayed import advance_state, ahead_of, snapshot_form
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
@@ -170,7 +170,8 @@ class Worker:
         return self._state
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
-        """Execute a task. `protocol.interface.tasks` documents the inputs and outputs of each."""
+        """Execute a task and measure its seconds. `protocol.interface.tasks` documents the inputs and outputs
+        of each task."""
         begin = time.perf_counter()
         try:
             if self._state is None and not isinstance(task, _WITHOUT_STATE):
@@ -314,7 +315,8 @@ class Worker:
         return Result(digest=digest, squares=squares)
 
     def _summed(self, part: Tensor) -> Tensor:
-        """Part of a reduced gradient, flat; a coarse sum gets its value in the master dtype here."""
+        """Received part of a reduced gradient as a flat vector; the integers of a coarse sum are converted to
+        their values in the master dtype."""
         flat = part.reshape(-1)
         coarse = is_coarse(self._run) and flat.dtype == torch.int64
         return exact.reduced(flat, self.master) if coarse else flat
@@ -337,7 +339,7 @@ class Worker:
         if task.keep:
             self._audits.keep(self.state)
         self._take_step(task.t, self._gradients[task.t], scalars)
-        moved(self._delay, self.state, task.t, self._ahead, scalars)
+        advance_state(self._delay, self.state, task.t, self._ahead, scalars)
         self._go_on()
         dropped = task.t - tasks.KEPT_GRADIENTS
         self._gradients = {t: gradient for t, gradient in self._gradients.items() if t > dropped}
@@ -368,7 +370,7 @@ class Worker:
         self._expect_next(task.t)
         self._gradients.pop(task.t, None)
         self._digests.pop(task.t, None)
-        moved(self._delay, self.state, task.t, self._ahead, None)
+        advance_state(self._delay, self.state, task.t, self._ahead, None)
         if self._delay.start:
             self._go_on()
         else:
@@ -474,7 +476,9 @@ class Worker:
         self._look_ahead(self.state)
 
     def _look_ahead(self, state: StageState) -> None:
-        """Make the weights of the iteration after the next, if delayed, and of held-out windows."""
+        """After a change of state, in a run with delay: prepare the passes of held-out windows, with the
+        weights of `state`, and of iteration state.t + 2, if it is delayed, with predicted weights. Drops the
+        work that was kept for the latter."""
         if not self._delay.start:
             return
         self._ahead = ahead_of(self._run, self._delay, state)
@@ -510,7 +514,8 @@ class Worker:
             raise Refused(f"the received {kind} cannot be used: {why}") from None
 
     def _sent(self, kind: str, task: tasks.MicrobatchTask, values: Tensor) -> Result:
-        """Payload of an activation for the next stage, or of a gradient for the previous one."""
+        """Result with one output: the payload, on the CPU, of an activation for the next stage or of a
+        gradient for the previous one. Raises Overflow if a codec cannot represent it."""
         cut = self._after if kind == ACTIVATION else self._before
         payload = self._cuts.encode(kind, values, self._cuts.place(task.t, task.index, cut))
         return Result(outputs=(payload.cpu(),))
@@ -568,5 +573,5 @@ def tensor_of(payload: Payload) -> Tensor:
 
 
 def outputs(tensor: Tensor) -> Result:
-    """Result with one output, as payloads are."""
+    """Result with `tensor` as its only output, contiguous and on the CPU."""
     return Result(outputs=(tensor.contiguous().cpu(),))

@@ -32,8 +32,9 @@ InnerTask = InnerPass | tasks.InnerStep
 
 @dataclass(frozen=True)
 class _OpenSlot:
-    """Slot that was begun here and has not ended. first: its inner steps before this round, as in
-    `records.Slot`; steps: those that it takes in this round."""
+    """Slot that was begun here and has not ended. first: number of inner steps that it took in earlier
+    rounds, as in `records.Slot`. steps: number that it takes in this round. stage: passes of its inner
+    steps."""
 
     first: int
     steps: int
@@ -87,8 +88,9 @@ class PipelineWorker(RoundsWorker):
         return self._rounds.has(task.t) and not self._is_window(task)
 
     def _begin(self, task: tasks.Embed | tasks.Forward) -> None:
-        """Begin a slot, anew if it is open. Raises Refused without the state that it carries, and for a slot
-        that there is not."""
+        """Begin the slot task.index at this stage: make its island, before any inner step. A slot that is
+        open begins anew. Raises Refused if the state that the slot carries is not here, or its number or
+        number of inner steps is out of range."""
         if not (0 <= task.index < self._rounds.slots and 0 < task.steps <= self._rounds.most_steps):
             raise Refused(f"there is no slot {task.index} with {task.steps} inner steps")
         carried = self._carried(task.index, task.carried)
@@ -97,8 +99,9 @@ class PipelineWorker(RoundsWorker):
         self._slots[task.index] = _OpenSlot(task.first, task.steps, stage)
 
     def _end(self, index: int) -> Contribution:
-        """End a slot after its inner steps, and keep its contribution, which is returned; of a slot that has
-        ended, the one that is held."""
+        """End an open slot: close its island, keep the contribution and return it. Of a slot that has ended,
+        returns the contribution that is held. Raises Refused while inner steps are missing, or if there is
+        neither."""
         slot = self._slots.get(index)
         if slot is None:
             return self._contribution(index)
@@ -173,7 +176,8 @@ class PipelineWorker(RoundsWorker):
         return inner_place(self._run, task.index, task.step, task.number)
 
     def _inner_sent(self, kind: str, task: InnerPass, values: Tensor) -> Result:
-        """Payload of an activation for the next stage, or of a gradient for the previous one."""
+        """Result with one output: the payload of an inner step's activation for the next stage, or of its
+        gradient for the previous one. Raises Overflow if a codec cannot represent it."""
         cut = self._after if kind == ACTIVATION else self._before
         return outputs(self._cuts.encode(kind, values, self._cuts.place(*self._batch_place(task), cut)))
 
@@ -184,7 +188,8 @@ class PipelineWorker(RoundsWorker):
 
 
 def _byte(inputs: Sequence[Tensor]) -> Tensor:
-    """Payload of a slot's begin or end. Raises Refused for another."""
+    """First of the inputs, which must be one byte, the payload that begins or ends a slot. Raises Refused if
+    it is anything else."""
     if not inputs or inputs[0].dtype != torch.uint8 or tuple(inputs[0].shape) != (1,):
         raise Refused("a slot is begun and ended with one byte, which did not come")
     return inputs[0]

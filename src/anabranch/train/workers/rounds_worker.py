@@ -85,7 +85,8 @@ class RoundsWorker(SumsOfRounds):
     # --- contributions --------------------------------------------------------------------------
 
     def _carried(self, slot: int, t: int) -> SlotState | None:
-        """State that a slot carries from round t; None if t is 0. Raises Refused if it is not here."""
+        """State that a slot carries from round t, as this worker kept it; None if t is 0, as the slot begins
+        anew. Raises Refused if it was not kept."""
         carried = self._slot_states.find(slot, t) if t else None
         if t and carried is None:
             raise Refused(f"no state of slot {slot} after round {t} is here")
@@ -117,8 +118,8 @@ class RoundsWorker(SumsOfRounds):
 
     def _add(self, unit: int, sign: int) -> None:
         """Add the contribution of a unit's slot to the sum `sign` times (±1). At stage 0 the embedding's unit
-        stands for it, and the head's for nothing. On Overflow nothing was added. Raises Refused if none is
-        held."""
+        stands for the contribution, and nothing is added for the head's. On Overflow nothing was added.
+        Raises Refused if no contribution of the slot is held."""
         if self.spec.stage == 0 and not self._is_embed(unit):
             return
         change = self._contribution(unit if self.spec.stage else unit // 2).change
@@ -175,5 +176,5 @@ class RoundsWorker(SumsOfRounds):
         return result
 
     def _drop_slots(self) -> None:
-        """Drop the slots' work of a round that is over."""
+        """Drop the contributions and other work of all slots of a round that is over; carried states stay."""
         self._contributions.clear()

@@ -60,7 +60,8 @@ class AuditedWholeSteps(AuditedSteps):
         self._audit: _Audit | None = None
 
     def keep(self, state: StageState) -> None:
-        """Keep a copy of `state`, before its next iteration."""
+        """Keep a copy, in host memory, of what an audit of iteration state.t + 1 needs of `state`, before
+        that iteration changes it."""
         vectors, t = [state.weights], state.t + 1
         vectors += [state.exp_avg, state.exp_avg_sq] if self._rounds.has(t) else []
         copies = [vector.to("cpu", copy=True) for vector in vectors]
@@ -76,9 +77,10 @@ class AuditedWholeSteps(AuditedSteps):
         self._audit = None
 
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor | None) -> tuple[Tensor, ...] | None:
-        """Compute a microbatch, or the inner steps of a slot, again, as `AuditedSteps.unit`. x: token ids
-        (rows, sequence + 1). dy: the data node's answer, whose content does not count. Returns loss sum and
-        answer, without dy the loss alone."""
+        """Compute a microbatch, or the inner steps of a slot, again with the state before iteration task.t.
+        x: token ids (rows, sequence + 1). dy: the data node's answer, whose content does not count. Adds the
+        contribution to the audit's sum, which `task.first` begins anew, and returns (loss sum, answer).
+        Without dy it adds nothing and returns (loss sum,). None if the state is not kept. Raises Overflow."""
         audit = self._begun(task)
         if audit is None:
             return None
@@ -104,7 +106,8 @@ class AuditedWholeSteps(AuditedSteps):
         return self._audit
 
     def _microbatch(self, audit: _Audit, index: int, tokens: Tensor, adds: bool) -> float:
-        """Loss sum of a microbatch, whose gradient is added to the sum if `adds`."""
+        """Compute a microbatch again and return its loss sum (nats); its gradient is added to the audit's sum
+        if `adds`. tokens: (rows, sequence + 1)."""
         batch, passes = self._run.batch, audit.passes
         loss = passes.loss(index, tokens[:, :-1], tokens[:, 1:].contiguous())
         if adds:
@@ -115,7 +118,8 @@ class AuditedWholeSteps(AuditedSteps):
         return loss
 
     def _slot(self, audit: _Audit, task: tasks.AuditUnit, tokens: Tensor, adds: bool) -> float:
-        """Loss sum of a slot's inner steps, whose contribution is added to the sum if `adds`."""
+        """Take a slot's inner steps again, as if it carried no state, and return their loss sum (nats); the
+        contribution is added to the audit's sum if `adds`. tokens: as of `inner_steps.contribution`."""
         made = contribution(self._run, self._model, audit.state, task.t, task.steps, tokens)
         for name, view in audit.state.layout.views(made.change) if adds else ():
             audit.passes.accumulator.add(name, view, 1, self._rounds.slots)

@@ -29,8 +29,8 @@ from anabranch.train.stage.inner_steps import (
     go_ahead,
     private_tokens,
     slot_tokens,
+    steps_with_tokens,
     take_steps,
-    taken,
 )
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import Batches, Ids
@@ -41,14 +41,16 @@ from anabranch.train.workers.whole_audit import AuditedWholeSteps
 
 
 class OwnData(Protocol):
-    """Data of this machine alone, and its record of what it contributed on them."""
+    """Private data of this machine, and its files of the contributions that it computed on them."""
 
     def step_rows(self, slot: int, step: int) -> Ids:
-        """Token ids (rows, sequence + 1) of inner step `step` (1, 2, ...) of a slot."""
+        """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
+        a slot."""
         ...
 
     def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
-        """Keep a slot's contribution to round t (flat) for the run's verification."""
+        """Write a slot's contribution to round t (`change`, flat) and its digest to this machine's files, for
+        the run's verification."""
         ...
 
 
@@ -60,7 +62,7 @@ class TokenSource(SumsOfRounds):
             return outputs(ANSWER)
         if task.steps:
             assert self._batches is not None
-            steps = taken(self._run, task.steps)
+            steps = steps_with_tokens(self._run, task.steps)
             tokens = slot_tokens(self._batches, self._run, task.index, task.first, steps)
             return outputs(packed_ids(tokens, self.model.config.vocab_size))
         ids, targets = self._ids(task.t, task.index)
@@ -105,8 +107,8 @@ class WholeWorker(RoundsWorker):
         frozen: FrozenStore | None = None,
         own: OwnData | None = None,
     ) -> None:
-        """own: data of this machine for its slots, in a run whose data are private. The others are arguments
-        of `Worker`, and errors are the same."""
+        """own: this machine's private data for its slots, in a run whose data are private. Other arguments
+        and errors are those of `Worker`."""
         super().__init__(run, model, stage, batches, initial, resident, frozen)
         self._own = own
 
@@ -153,8 +155,9 @@ class WholeWorker(RoundsWorker):
 
     def _tokens_of(self, task: tasks.Forward, payload: Tensor) -> Tensor:
         """Token ids of a slot's inner steps, steps ahead included: the received ones, or this machine's own
-        where the run's data are private. Raises Refused."""
-        steps = taken(self._run, task.steps)
+        where the run's data are private. Raises Refused if the payload holds no such ids, or the machine has
+        no data of its own."""
+        steps = steps_with_tokens(self._run, task.steps)
         if not self._run.data.private:
             return self._checked(payload, steps * inner_microbatches(self._run) * self._run.batch.rows)
         if self._own is None:
@@ -182,8 +185,8 @@ class WholeWorker(RoundsWorker):
         return Result()
 
     def _go_ahead(self, slot: int, last: int) -> None:
-        """Take steps ahead of a slot up to number `last`; after all of them its state is kept for the next
-        round."""
+        """Take the steps ahead that an island of `_ahead_of` lacks, up to number `last` (1, 2, ...). After
+        all of them, or an overflow, the slot's state is kept for the next round and its island is dropped."""
         island, ids = self._ahead_of[slot]
         go_ahead(self._run, self.model, island, ids, last)
         if not island.lacks:
@@ -191,7 +194,8 @@ class WholeWorker(RoundsWorker):
             self._slot_states.keep(slot, island.carry())
 
     def _finish(self) -> None:
-        """Take all steps ahead that are lacking: the state changes now, and their slots go on from them."""
+        """Take all steps ahead that islands lack, before the round's outer step changes the state from which
+        they began."""
         for slot, (island, _) in sorted(self._ahead_of.items()):
             self._go_ahead(slot, island.ahead)
 
@@ -235,7 +239,8 @@ class WholeWorker(RoundsWorker):
         return ids[:, :-1], ids[:, 1:].contiguous()
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
-        """Received token ids (rows, sequence + 1) on the device. Raises Refused (shape, type, vocabulary)."""
+        """Token ids (rows, sequence + 1) in a received payload, on the device. rows: number that must have
+        come. Raises Refused for another shape or type, or an id outside the vocabulary."""
         vocabulary = self.model.config.vocab_size
         shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
         if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:

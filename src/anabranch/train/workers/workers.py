@@ -25,8 +25,8 @@ def make_worker(
     frozen: FrozenStore | None = None,
     own: OwnData | None = None,
 ) -> Worker:
-    """Worker of a stage, of the class that the run file needs; for the arguments see `Worker`, for `own`
-    `WholeWorker`."""
+    """Worker of a stage, of the class that the run file needs. Arguments and errors are those of `Worker`;
+    own: as of `WholeWorker`."""
     kind = Worker
     if run.pipeline.whole and stage:
         return WholeWorker(run, model, stage, batches, initial, resident, frozen, own)
