@@ -67,8 +67,8 @@ class Opener:
 @dataclass(eq=False)
 class Circuit:
     """Forwarded connection. target: id of the peer that it leads to. near, far: the carrier's connections to
-    opener and target. seen_bytes, idle_checks: bytes carried at the last check for idle circuits, and checks
-    since without any."""
+    opener and target. seen_bytes: bytes carried until the last check for idle circuits. idle_checks: number
+    of the last checks in a row that found no new bytes."""
 
     opener: Opener
     target: str
@@ -87,10 +87,10 @@ class Circuit:
 
 
 class Carrier:
-    """Circuits that this process forwards.
+    """Carrier of this process: opens, forwards and ends circuits for other peers, within `limits`.
 
     link_of(peer): open link that the peer dialled directly; None: there is none. circuits: those that are
-    forwarded now.
+    forwarded now; one without bytes for `limits.idle_s` is ended.
     """
 
     def __init__(self, limits: CarryLimits, link_of: Callable[[str], Link | None]) -> None:
@@ -148,8 +148,10 @@ class Carrier:
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
 
     async def _check_target(self, wish: _Wish) -> None:
-        """Wait up to `limits.link_s` for the target's link, and check that the circuit may lead to it; a
-        circuit may have to give way. Raises Refused, with the limit that is reached."""
+        """Wait up to `limits.link_s` for the target's link, and check that the circuit may lead to the
+        target. If the target has as many circuits as it may, another one may be ended for this one. Raises
+        Refused if the target has no link or is the opener, or if there is no room (the reason names the
+        limit)."""
         limits, opener, target = self.limits, wish.opener.peer, wish.target
         for _ in range(math.ceil(limits.link_s / _LOOK_S)):
             if self._link_of(target) is None and not wish.near.lost.done():
@@ -168,9 +170,9 @@ class Carrier:
         return [*self._wishes, *self.circuits]
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
-        """End one of `full`, the circuits and wishes that have reached a limit, for the new `wish`; False if
-        none gives way. Wishes do first, then circuits of the peer with most. The opener's connection is
-        aborted."""
+        """End one of `full`, the circuits and wishes that have reached a limit, in favour of the new `wish`;
+        False if none may be ended (`_spare`). A wish is ended before a circuit, and one of the opener with
+        most of `full` before others. The connection of its opener is aborted."""
         given = self._spare(wish.opener, full)
         if not given:
             return False
@@ -182,11 +184,13 @@ class Carrier:
 
     @staticmethod
     def _spare(opener: Opener, full: Sequence[Circuit | _Wish]) -> list[Circuit | _Wish]:
-        """Those of `full` that may give way to a new one of `opener`; [] if none may. To a member a guest's
-        gives way, of the address block with most of them. Beyond that they give way to a group with at least
-        two less: guests to a guest of another block; members to one of another ticket, those of the same
-        ticket to one of another block. So many keys are worth no more than one address, and many seats of a
-        ticket no more than one ticket."""
+        """Those of `full` that may be ended for a new circuit of `opener`; [] if none may.
+
+        If guests opened any of them: those of the address block whose guests have most, for a member at once,
+        for a guest only if its own block has at least two fewer; for a guest never a member's. Else those of
+        the ticket with most (of its fullest block), if the opener's ticket has at least two fewer, or those
+        of the opener's ticket from its fullest block, if the opener's block has at least two fewer. So many
+        keys are worth no more than one address, and many seats of a ticket no more than one ticket."""
         guests = [each for each in full if each.opener.guest]
         if guests or opener.guest:
             return _crowd(guests, lambda each: each.opener.block, opener.block if opener.guest else None)
@@ -272,8 +276,8 @@ class Carrier:
 def _crowd(
     full: Sequence[Circuit | _Wish], group_of: Callable[[Circuit | _Wish], str], group: str | None = None
 ) -> list[Circuit | _Wish]:
-    """Circuits and wishes of the group with most of them; [] if that has not at least two more than
-    `group`."""
+    """Circuits and wishes of the largest group of `full`; [] if that has not at least two more than the group
+    `group` (None: without this condition). group_of: name of the group of one."""
     counts = Counter(map(group_of, full))
     most = max(counts.values(), default=0)
     if group is not None and counts[group] + 2 > most:

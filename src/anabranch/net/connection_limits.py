@@ -25,7 +25,13 @@ STALL_CHECKS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one transport and its links."""
+    """Limits of one transport and its links: sizes (bytes), rates and times (s).
+
+    Those on messages and payloads hold for each link: larger ones are refused, and a link with more in its
+    queues is closed. Those on handshakes and attempts hold for incoming connections, of all hosts together,
+    of one host, or of one address block. 0 for `link_payload_bytes` and `max_connections`: derived from
+    others.
+    """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_payload_bytes: int = 256 << 20
@@ -61,14 +67,17 @@ class Limits:
     """Seconds for which a closing link tries to send queued messages and the reason of its end."""
 
     def budgets(self) -> Budgets:
-        """Budgets of the transport's resource manager."""
+        """Budgets of the transport's resource manager that follow from these limits: memory and number of
+        unfinished payloads of one link, and number of connections."""
         link_bytes = self.link_payload_bytes or _LARGEST_OF_LINK * self.max_payload_bytes
         return make_budgets(link_bytes, MAX_OPEN_STREAMS, self.max_connections)
 
 
 @dataclass(frozen=True)
 class CarryLimits:
-    """Limits of a carrier, set by its owner. A link of two peers takes two circuits."""
+    """Limits of a carrier, set by its owner: numbers of circuits in all, of one peer (opened, or leading to
+    it) and from one peer to another; bytes per second of all together; seconds to wait for the target's link,
+    for the target, and without a byte. A link of two peers takes two circuits."""
 
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""
@@ -99,12 +108,12 @@ class LineCaps:
 
 
 def limits_of_run(parameters: int, largest_share: float, activation_bytes: int, piece_bytes: int) -> Limits:
-    """Limits by what the payloads of a run can need.
+    """Limits whose payload sizes are what a run can need; all others are the defaults.
 
-    parameters: of the model. largest_share: share of them in the largest stage. activation_bytes,
-    piece_bytes: largest activation and piece of a state. A sender has at most two payloads of each priority
-    unfinished (`chunk_queue`): input gradients and activations, parts of sums and reduced gradients of at
-    most a stage, pieces and bandwidth probes.
+    parameters: number in the model. largest_share: share of them in the largest stage, at most 1.
+    activation_bytes, piece_bytes: largest activation and piece of a state. A sender has at most two payloads
+    of each priority unfinished (`chunk_queue`): input gradients and activations, parts of sums and reduced
+    gradients of at most a stage, pieces and bandwidth probes.
     """
     sums_bytes = size_bounds(math.ceil(parameters * min(1.0, largest_share)))[1]
     return Limits(

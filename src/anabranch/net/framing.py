@@ -74,9 +74,9 @@ class Blob:
 
     With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
     any contiguous buffer; a received one is writable. It must not change until it is sent. hash: of the
-    tensor (`payload_hasher`), "" if it is not known; of a received payload this end computed it. check: of a
-    received payload of form OF_VALUES, to be called with the hash of its tensor before anything uses it;
-    raises FrameError if the sender's checksum is another."""
+    tensor (`payload_hasher`), "" if it is not known; of a received payload this end computed it, and it is ""
+    for packed ones. check: of a received payload of form OF_VALUES (else None), to be called with the hash of
+    its tensor before anything uses it; raises FrameError if the sender's checksum is another."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,7 +85,8 @@ class Blob:
     check: Callable[[str], None] | None = None
 
     def view(self) -> memoryview:
-        """View of `data` as flat bytes, not a copy. Raises ValueError if dtype or shape do not match."""
+        """View of `data` as flat bytes, not a copy. Raises ValueError if the dtype or the shape cannot be
+        sent, `data` is not contiguous, or its size does not fit them."""
         if self.dtype not in _CODES:
             raise ValueError(f"dtype {self.dtype!r} cannot be sent; only {', '.join(_NAMES)}")
         if len(self.shape) > MAX_DIMS:
@@ -186,15 +187,16 @@ def offer_frame(token: bytes) -> bytes:
 
 
 class _Incoming:
-    """Payload that is being received. opened: hasher of its OPEN frame's body. hasher: of the payload's bytes
-    so far; None if its hash is of its values."""
+    """Payload that is being received. opened: hasher of its OPEN frame's body. hasher: hasher of the
+    payload's bytes so far; None for form OF_VALUES, whose hash is of the unpacked values."""
 
     __slots__ = ("blob", "hasher", "message", "opened", "received", "target")
 
     def __init__(
         self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int, form: int, opened: blake3
     ) -> None:
-        """message: that of the OPEN frame, which is kept until the payload is whole."""
+        """message: that of the OPEN frame, kept until the payload is whole. size_bytes: of the payload, whose
+        memory is mapped now. form: 0 or OF_VALUES."""
         self.message = message
         # Not a bytearray, which would write zeros to all of it at once.
         self.target = np.empty(size_bytes, dtype=np.uint8).data
@@ -205,7 +207,7 @@ class _Incoming:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that are reserved for it."""
+        """Bytes of memory that are reserved for this payload and its message."""
         return len(self.target) + len(self.message)
 
 
@@ -382,8 +384,8 @@ class FrameReader:
             raise FrameError(f"there is no frame of kind {kind}")
 
     def _check_pause(self, length: int) -> None:
-        """Count a PAUSE frame. Raises FrameError if it is not empty, comes within a payload, where it would
-        pass for progress, or follows MAX_PAUSES others."""
+        """Count a PAUSE frame. Raises FrameError if the frame is not empty, comes within a payload, where it
+        would pass for progress, or is more than the MAX_PAUSES-th since the last payload."""
         if length:
             raise FrameError(f"a pause of {length} bytes, which has none")
         if self._streams:

@@ -159,7 +159,8 @@ INCARNATIONS_KEPT = 1 << 16
 
 
 class IncarnationFence:
-    """Highest incarnation (start count) seen of each admitted peer; lower ones are stale or copies."""
+    """Highest incarnation (start count) noted of each admitted peer, of the last INCARNATIONS_KEPT; lower
+    ones are stale processes or copies of the peer's files."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
@@ -229,7 +230,8 @@ class ServerHandshake:
         price: int = 0,
     ) -> None:
         """gate: admission rules. binding: bytes that only the two ends of the TLS connection know. price:
-        bits of work that an open ticket needs. nonce: for tests; its first byte is the price."""
+        bits of work that an open ticket needs. nonce: for tests, in place of a random one; its first byte is
+        the price then, and `price` is ignored."""
         self._identity = identity
         self._incarnation = incarnation
         self._gate = gate
@@ -459,8 +461,10 @@ class ClientHandshake:
         )
 
     def _proof(self, ticket: Ticket | None, statement: bytes, price: int) -> bytes:
-        """Proof that goes with the credential: the ticket's signature, or the answer to the puzzle. price:
-        bits of work that the server asks. Raises Refused if they are too many."""
+        """Proof that goes with the credential: a ticket's signature of `statement`, or with an open ticket
+        the answer to the puzzle, which may take seconds. b"" for a certificate (`ticket` is None), and on the
+        bulk connection of an open ticket. price: bits of work that the server asks. Raises Refused if they
+        are more than MOST_SOLVED."""
         if ticket is None or (self._is_open and self._lane == BULK):
             return b""
         if not self._is_open:

@@ -237,7 +237,7 @@ class Link:
             self._awaiting_room.append((most_bytes, then))
 
     def _tell_room(self) -> None:
-        """Call those callbacks of `when_room` that wait no longer."""
+        """Call, soon, the callbacks given to `when_room` for which there is room now."""
         waiting, self._awaiting_room = self._awaiting_room, []
         for most_bytes, then in waiting:
             self.when_room(most_bytes, then)
@@ -316,14 +316,17 @@ class Link:
             self._plan_warming()
 
     def _plan_warming(self) -> None:
-        """Keep the rate of the bulk connection in the pause that may begin now (`_warm`)."""
+        """Plan the next PAUSE frame (`_warm`) for _WARM_S from now, in place of one that is planned already;
+        none on a connection that keeps its rate in a pause (`Lane.forgets_rate`)."""
         if self._warming is not None:
             self._warming.cancel()
         self._warming = self._loop.call_later(_WARM_S, self._warm) if self.bulk.forgets_rate else None
 
     def _warm(self) -> None:
-        """Send a PAUSE frame, as nothing else was sent for _WARM_S; MAX_PAUSES of them in one pause. While
-        the last chunk still leaves, look again later; a write from the queue plans the next look itself."""
+        """Send a PAUSE frame on the bulk connection, as nothing else was sent for _WARM_S, and plan the next;
+        nothing more after MAX_PAUSES of them in a row, once the link has closed, or while payloads wait,
+        whose writing plans the next one. While the send buffer is full, none is sent but the next one
+        planned."""
         if self._queue or self.closed_reason is not None or self._pauses >= MAX_PAUSES:
             return
         if self.bulk.writable:

@@ -148,8 +148,8 @@ class Reservation:
         self.connections += connections
 
     def join(self, kind: str, name: str) -> None:
-        """Charge what is held to one more scope, by kind and name; nothing if it belongs to that scope
-        already. Raises ResourceRefused, and charges nothing, if the scope has no room."""
+        """Charge all that this reservation holds to one more scope, by kind and name; nothing if it belongs
+        to that scope already. Raises ResourceRefused, and charges nothing, if the scope has no room."""
         if (kind, name) in self._scopes:
             return
         scope = self._manager.enter(kind, name)
@@ -193,7 +193,8 @@ class ResourceManager:
         self._scopes: dict[tuple[str, str], Scope] = {("system", ""): self.system}
 
     def use_budgets(self, budgets: Budgets) -> None:
-        """Change the budgets of all scopes; what is held already stays."""
+        """Change the budgets of all scopes, present and later ones. What is held already stays held, even
+        above a smaller budget."""
         self._budgets = budgets
         for (kind, _), scope in self._scopes.items():
             scope.budget = getattr(budgets, kind)
@@ -210,7 +211,8 @@ class ResourceManager:
         return scope
 
     def leave(self, kind: str, name: str) -> None:
-        """Count one reservation less in a scope; a scope without any is forgotten."""
+        """Count one reservation less in a scope that was entered (`enter`); a scope without any is forgotten,
+        other than the system's."""
         scope = self._scopes[kind, name]
         scope.users -= 1
         if not scope.users and scope is not self.system:
@@ -218,7 +220,7 @@ class ResourceManager:
 
     def incoming(self, host: str) -> Reservation:
         """Reserve a connection from `host`, before anything is read from it. Raises ResourceRefused if this
-        process or its address block has too many."""
+        process, or the host's address block, has too many."""
         return self._connection(("system", ""), ("block", block_of(host)))
 
     def outgoing(self, peer: str) -> Reservation:

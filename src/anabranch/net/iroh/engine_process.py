@@ -209,8 +209,9 @@ class EngineProcess:
             await self._pass(stream, dial, peer)
 
     async def _open(self, peer: str, command: dict[str, Any]) -> Any:
-        """New stream to a peer, over the connection to it. If there is none, it is made by the relay and
-        addresses in `command`."""
+        """New stream to a peer, over the connection to it. If there is none, one is made, through the relay
+        or to the addresses that `command` names, within DIAL_S; dials of the same peer at one time share
+        it."""
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()

@@ -75,8 +75,9 @@ class Dialer:
                 raise
 
     async def probe(self, peer_id: str, address: Address) -> str:
-        """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
-        failure, "" if there is none. An address at a carrier fails, as the carrier answers there."""
+        """Test whether the peer `peer_id` answers at an address: connect, and close as soon as a key is
+        proved. Returns "" if it is the peer's, else the reason of the failure, which is not raised. An
+        address at a carrier fails, as the carrier answers there."""
         try:
             if address.kind:
                 lane = await self._within(address, self._connect_iroh, peer_id, address)
@@ -288,7 +289,7 @@ def _abort(lane: Lane) -> None:
 
 
 def _named(address: Address) -> str:
-    """An address in a sentence."""
+    """Words for an address in a message to the user, such as "the carrier at HOST:PORT"."""
     if address.kind:
         return f"iroh, {address.relay_url or f'UDP {address.where}'}"
     return f"the carrier at {address.where}" if address.carrier else address.where

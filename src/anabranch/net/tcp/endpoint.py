@@ -1,4 +1,5 @@
-"""This side of all connections of a transport: key, demands, limits, budgets. Not here: any connection."""
+"""This side of all connections of a transport: key, admission rules, limits, budgets. Not here: any
+connection."""
 
 from __future__ import annotations
 

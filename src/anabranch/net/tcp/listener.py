@@ -82,8 +82,8 @@ class Listener:
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
-        cannot be used."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if the
+        address cannot be used."""
         listener = await bind(host, port)
         self._sockets.append((listener, background(self._accept(listener))))
         name = listener.getsockname()
@@ -259,8 +259,9 @@ class Listener:
 
     def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
-        then make the link of both. Raises Refused if the incarnation is stale, the gate refuses, too many
-        links wait, or the two do not fit together."""
+        then make the link of both and pass it on. If too many control connections wait, another one is
+        dropped for it (`_make_room`). Raises Refused if the incarnation is stale, the gate refuses, or the
+        two do not fit together."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         key = hello.peer_id, hello.link_id
         if hello.lane == CONTROL:

@@ -69,8 +69,8 @@ class TcpTransport:
         self.links.limit_payloads(limits.max_payload_bytes)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
-        cannot be used."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if the
+        address cannot be used."""
         return await self.listener.listen(host, port)
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:

@@ -29,8 +29,10 @@ _END_S = 30.0
 class EmulatedNetwork:
     """Network namespaces, one for each host, and the process that routes between them; a context manager.
 
-    Delays and rates are those of the profile, by the hosts' regions. Making a network also removes the
-    namespaces of dead owners. Raises WanError for a bad name, an unknown region, and missing permission.
+    hosts: name -> access line; each gets an address. Delays and rates between hosts are those of the profile,
+    by the hosts' regions; none without a profile. The network exists from construction to `close`. Making one
+    also removes the namespaces of networks whose processes have ended. Raises WanError for a bad name, too
+    many hosts, an unknown region, and missing permission.
     """
 
     def __init__(self, hosts: Mapping[str, Host], profile: Profile | None = None) -> None:

@@ -56,8 +56,8 @@ class Transmitter:
 class Fabric:
     """All links between hosts, which are numbered from 0.
 
-    addresses: IPv4 address of each host, four bytes. links: by (sender, receiver); a pair without one has
-    neither delay nor rate.
+    addresses: IPv4 address of each host, four bytes. links: by (sender, receiver); between a pair without one
+    frames pass without delay and at any rate.
     """
 
     def __init__(

@@ -154,7 +154,7 @@ def _check_units(raw: dict[str, Any], where: str) -> None:
 
 def _check_plausible(links: Mapping[str, Link], same_region: Link, where: str) -> None:
     """Raise WanError for a latency or bandwidth so far from the median that its unit must be wrong; within a
-    region links may be much better. Nothing without links between regions."""
+    region links may be much better. Nothing is checked without links between regions."""
     if not links:
         return
     figures: tuple[tuple[str, Callable[[Link], float]], ...] = (
