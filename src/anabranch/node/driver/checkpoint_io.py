@@ -32,8 +32,9 @@ class CheckpointIo:
         self._newest = newest
 
     def read(self, t: int, stage: int) -> ev.CheckpointRead:
-        """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage S + 1
-        + n means the frozen weights of stage n, for t = 0. Raises UserError if it is not there or damaged."""
+        """Read a stage's state in the checkpoint after step t (-1: the newest). In a run with frozen weights
+        for its S + 1 stages, the number S + 1 + n in place of a stage, with t = 0, reads the frozen weights
+        of stage n. Raises UserError if what is asked for is not there or damaged."""
         import torch
 
         from anabranch.train.stage.state import piece_hashes

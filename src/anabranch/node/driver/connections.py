@@ -291,9 +291,10 @@ class Connections:
             link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 
     def dial(self, peer: str, address: str) -> None:
-        """Carry out the effect Dial; nothing is done while the peer is being dialled, or linked as well as
-        `address` permits. A linked peer is dialled beside its link, and nothing is told of a failure; if the
-        link ends meanwhile, the next dial takes the place of this one."""
+        """Carry out the effect Dial: dial a peer at its addresses `address`, in a task of its own. The
+        outcome is an event, LinkUp or LinkDown. Nothing is done while the peer is being dialled, or linked as
+        well as `address` permits. A peer whose link a carrier forwards is dialled beside that link, and a
+        failure is no event then; if the link ends meanwhile, the next dial takes the place of this one."""
         linked = peer in self._links
         if peer in (self._direct if linked else self._dialling):
             return

@@ -147,9 +147,10 @@ def kept_text(
     copy: KeptState | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Keep the state of `stage` after iteration `t`, or after a step that was just being taken; returns what
-    was done, for the event log. copy: of that state, if there is one: in a round the worker's own state is
-    ahead of it. stopped: as in `StateCache.keep`."""
+    """Write the state of `stage` after iteration `t`, or after t + 1 if the worker has just taken that step,
+    to the cache; returns a sentence on what was done, or why it was not, for the event log. Errors of the
+    disk and of memory are such reasons, and are not raised. copy: of the state, if there is one: in a round
+    the worker's own state is ahead of it. stopped: as in `StateCache.keep`."""
     try:
         state = copy or _snapshot(computer, t) or _snapshot(computer, t + 1)
         why = "the worker has another" if state is None else cache.keep(run, stage, state, stopped)

@@ -24,9 +24,10 @@ _reserved: list[socket.socket] = []
 
 
 def bind_port(host: str, port: int) -> int:
-    """Port to listen on: `port`, or a free port of the host if `port` is 0. On Linux a bound socket, kept
-    open but never listening, reserves the free port: other processes cannot take the port, while this process
-    can still listen there with another socket. Raises OSError if the host is no address of this machine."""
+    """Port to listen on: `port` itself, which is not tried, or a free port of the host if `port` is 0. On
+    Linux a bound socket, kept open until this process ends but never listening, reserves the free port: other
+    processes cannot take the port, while this process can still listen there with another socket. Raises
+    OSError if a free port is wanted and the host is no address of this machine."""
     if port:
         return port
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -77,8 +78,8 @@ def relay_address(url: str) -> Address:
 
 
 def relay_of(addresses: str) -> Address | None:
-    """The iroh relay that addresses of a peer name; None if none of them does. Raises ValueError for
-    addresses that cannot be parsed."""
+    """First of a peer's addresses that names an iroh relay; None if none of them does. addresses: as text,
+    joined by commas. Raises ValueError for addresses that cannot be parsed."""
     return next((one for one in parse_addresses(addresses) if one.relay_url), None)
 
 

@@ -31,7 +31,9 @@ REPORT_S = 60.0
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of a dedicated carrier. home: folder for its key. advertise: "" for host:port."""
+    """Options of a dedicated carrier. ticket: of the run whose members it serves. home: folder for its key
+    and incarnation. host, port: where it listens (0: any free port). advertise: address that the run's peers
+    dial; "" for host:port. limits: of what it forwards."""
 
     ticket: Ticket
     home: Path

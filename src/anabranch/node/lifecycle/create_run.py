@@ -48,7 +48,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CreatedRun:
-    """A new or resumed run: everything that its leading process needs to start."""
+    """A new or resumed run: everything that its leading process needs to start. history: state of the run
+    after the commit log on this disk. newest: iteration of the checkpoint that the run continues from; 0 if
+    there is none. certify: makes the certificate that a member shows to other peers. notices: sentences for
+    the user on damaged or missing checkpoints."""
 
     directory: RunDirectory
     run: RunConfig
@@ -117,9 +120,11 @@ def create_run(
 
 
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
-    """Set up the leading peer of a run directory, to found the run or to resume it; counts a start of its
-    process. address: host:port that peers dial. Raises UserError if the log, the corpus or the checkpoints
-    are damaged, or the run is of another protocol version, IdentityError if its key cannot be used."""
+    """Set up the leading peer of a run directory, to found the run (if the log is empty) or to resume it.
+    Opens the corpus, measures this machine, and counts a start of the peer's process; nothing is sent, and no
+    log entry is written yet. address: host:port that peers dial. Raises UserError if the log, the corpus or
+    the checkpoints are damaged, or the run is of another protocol version, IdentityError if its key cannot be
+    used."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()

@@ -237,7 +237,8 @@ def check_ends_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMIT
 
 
 def _trained_bytes(run: RunConfig, slots: int = 1) -> int:
-    """Bytes of each trained parameter's state, and of `slots` slots of islands in a run with rounds."""
+    """Bytes of memory that one trained parameter takes: its state and gradient, and in a run with rounds its
+    copies for `slots` slots of islands at one time."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.stage.inner_steps import island_vectors
     from anabranch.train.stage.run_objects import master_dtype
@@ -296,8 +297,10 @@ def free_bytes(device: torch.device, parts: int = 1) -> int:
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int, most_bytes: int = UNLIMITED) -> int:
-    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`; 0
-    without it, and on a CPU. most_bytes: of host memory that count as free."""
+    """Number of microbatches, beyond the `resident` ones, whose activations can be parked in host memory:
+    `fleet.park` times `resident`, as far as MEMORY_SHARE of the free host memory holds them; 0 without
+    `fleet.park`, and on a CPU. resident: microbatches whose activations fit on the device. most_bytes: of
+    host memory that count as free."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":
