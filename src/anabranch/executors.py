@@ -32,19 +32,20 @@ _Result = TypeVar("_Result")
 
 
 class Executor(Protocol):
-    """Place where jobs are computed."""
+    """Where the jobs of a sweep are computed, such as processes of this machine."""
 
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """(number of the job, result) of each job, as they come. The first exception of `work` is raised
-        here; closing the iterator ends what is still computed. Classes and functions of the module `__main__`
-        are not found on other machines."""
+        """Compute `work(job)` for each job; yields (number of the job from 0 on, result), in the order in
+        which results come. The first exception of `work` is raised here; closing the iterator ends what is
+        still computed. Classes and functions of the module `__main__` are not found on other machines."""
         ...
 
 
 def executor(name: str, processes: int) -> Executor:
-    """Executor of NAMES. processes: of this machine; Ray counts the processors of its cluster itself."""
+    """Executor with this name, one of NAMES. processes: how many of this machine compute; ignored for Ray,
+    which counts the processors of its cluster itself."""
     return Ray() if name == "ray" else Processes(processes)
 
 

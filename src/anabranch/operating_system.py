@@ -106,14 +106,14 @@ def descriptor_limit() -> int:
 
 
 def physical_memory_bytes() -> int:
-    """Memory of this machine."""
+    """Memory of this machine in bytes, in use or free."""
     if sys.platform == "win32":
         return _windows_memory_bytes()[0]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory_bytes() -> int:
-    """Free memory of this machine; half of all where the system does not tell (macOS)."""
+    """Free memory of this machine in bytes; half of all its memory where the system does not tell (macOS)."""
     if sys.platform == "win32":
         return _windows_memory_bytes()[1]
     with contextlib.suppress(ValueError, OSError):
@@ -158,8 +158,8 @@ class OtherPrograms:
         return max(0.0, cores if sys.platform == "linux" else os.getloadavg()[0] + cores)
 
     def _used_s(self) -> float:
-        """Seconds of processors that other programs have used, on Linux. Elsewhere minus those of this
-        process: `cores` adds the load average."""
+        """Processor seconds that other programs have used since the system was started, on Linux. Elsewhere
+        the processor seconds of this process with a minus sign: `cores` adds the load average."""
         own = os.times()
         if sys.platform != "linux":
             return -(own.user + own.system)
@@ -176,7 +176,8 @@ def _normal_cpu_s() -> float:
 
 
 def _windows_memory_bytes() -> tuple[int, int]:
-    """Memory of a Windows machine: all, and free (GlobalMemoryStatusEx)."""
+    """Memory of a Windows machine in bytes: (all, free), by GlobalMemoryStatusEx. Raises OSError if the
+    system does not tell."""
     import ctypes
 
     class Status(ctypes.Structure):

@@ -119,12 +119,14 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
 
 
 def _kept(run: RunConfig) -> str:
-    """Words for what a verification of the run needs beside its directory."""
+    """Words for what a verification of the run needs besides its directory; "" if it needs nothing more."""
     return " and the machines' contributions" if run.data.private else ""
 
 
 def _public(name: str, source: str = "") -> str:
-    """Name of a folder or file without its place on the owner's machine; whole if it is one of the hub."""
+    """Name of a folder or file that may be published, escaped for Markdown: without the folders in which it
+    lies on the owner's machine; the whole text if it names a model or data set of the hub. source: kind of
+    data (`data.source`), "" for a model."""
     of_hub = source == "hub" and HUB_NAME.fullmatch(name) and not Path(name).exists()
     whole = name.startswith(PREFIX) or of_hub
     return _safe(name if whole else Path(name).name, SENTENCE_MAX)

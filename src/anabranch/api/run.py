@@ -234,10 +234,11 @@ class Run:
         return self.step
 
     def stop(self) -> int:
-        """End the run after its current step, with a checkpoint; returns the last committed step.
+        """End the run after its current step, with a checkpoint; returns the last committed step. Blocks
+        until all its processes have ended.
 
-        A leader that does not end in STOP_S is killed; a later start continues from the
-        checkpoint before. A run that this object did not start is not stopped.
+        A leader that does not end in STOP_S seconds is killed; a later start continues from the checkpoint
+        before. A run that this object did not start, or that has ended, is not touched.
         """
         if self._swarm is not None and self.running:
             self._ended_here = True

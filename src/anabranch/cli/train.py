@@ -224,7 +224,8 @@ class _Stopping:
         return len(self._requests) > 1
 
     def ask(self, *_: object) -> None:
-        """Record a request; also the signal handler."""
+        """Record a request of the user to stop the swarm, which the next `poll` carries out. The arguments
+        are those of a signal handler, and ignored."""
         self._requests.append(time.monotonic())
         self._swarm.stopping = True
 

@@ -24,8 +24,9 @@ _OWN = {
 
 
 def check_device(device: str, said: str = "") -> None:
-    """Raise UserError if `device` does not name a device, or several on which a stage can lie, or names a GPU
-    that torch does not find here. said: option with its value, as the user wrote it ("": --device)."""
+    """Raise UserError unless `device` names one device, or several GPUs on which a stage can lie together,
+    all of which torch finds here; devices other than GPUs are not looked for. said: option with its value as
+    the user wrote it, for the message ("": --device)."""
     if not re.fullmatch(DEVICE, device):
         raise UserError(f"--device {device}: write {DEVICE_WORDS}")
     if problem := device_problem(device):

@@ -166,7 +166,8 @@ def _founded(directory: RunDirectory, address: str, quiet: bool) -> CreatedRun:
 
 
 def _network(config: RunConfig) -> NetworkSection:
-    """Network section of the run file, or the address that a local swarm's supervisor gave."""
+    """Network section of a run file. In a process of a local swarm in an emulated network, which finds its
+    address in the environment, `host` is that address, and nothing is advertised."""
     from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE
 
     address = os.environ.get(LISTEN_VARIABLE)

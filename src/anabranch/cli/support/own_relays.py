@@ -47,8 +47,10 @@ def check(run: RunConfig, serve: str) -> None:
 
 
 class OwnRelays:
-    """Relays of this machine, one for each device of `devices` ("": that of the run file); none runs before
-    `join`. line: caps of the machine's line, which they and the leader share."""
+    """Relays of the machine that leads, one for each device of `devices` ("": that of the run file); none
+    runs before `join`. to: format of their messages, which are printed. line: caps of the machine's line,
+    which the relays and the leader share equally; the attribute of this name has the caps of each. Raises
+    UserError if a share is too small."""
 
     def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs, line: Line) -> None:
         self._directory, self._devices, self._to = directory, devices, to

@@ -97,8 +97,8 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
 
 
 def lines_advice(plan: Plan) -> list[str]:
-    """Sentence on what makes thin lines count less, if they and the reduce take more than half of an
-    iteration; else none."""
+    """One sentence on what makes thin lines count less, if lines and the reduce take more than half of the
+    plan's iteration by estimate, and lines more than computing; else []."""
     parts, whole_s = plan.estimated, plan.estimated.iteration_s
     links_s = parts.lines_s if parts.lines_s > max(parts.computing_s, parts.places_s) else 0.0
     if links_s + parts.reduce_s <= whole_s / 2:
@@ -124,7 +124,7 @@ def _row(plan: Plan) -> list[str]:
 
 
 def _islands(plan: Plan) -> str:
-    """Islands of a plan, and inner steps of a round, in words."""
+    """Words for a plan's number of islands and inner steps of a round; "–" for a plan without islands."""
     slots = plan.scenario.round.slots
     return f"{slots}, {plan.steps} steps" if slots else "–"
 
@@ -151,7 +151,8 @@ def _price_per_billion(plan: Plan) -> float:
 
 
 def _activations(plan: Plan) -> str:
-    """Fate of activations between forward and backward, in words, with its factor of memory slots."""
+    """Words for what becomes of activations between forward and backward: "kept", or "offloaded" and
+    "recomputed" with the factor by which that multiplies the microbatches that a machine holds."""
     park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
     words = (["offloaded"] if park else []) + (["recomputed"] if again else [])
     return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× slots" if words else "kept"

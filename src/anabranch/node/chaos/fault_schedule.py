@@ -24,7 +24,13 @@ REPLACE_S = (0.2, 3.0)
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest."""
+    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest.
+
+    at_s: seconds after the schedule begins. target: kind of process to hit, from TARGETS, or GUEST. freeze_s:
+    length of the freeze; 0 for a kill. pick: number in [0, 1) that selects the victim, or the stage of a
+    guest. returns: True if the victim starts again with its key, False if a new peer takes its place.
+    replace_s: seconds between the loss and that start. deed: of a guest; "" for other faults.
+    """
 
     at_s: float
     """Seconds after the schedule begins."""

@@ -25,7 +25,8 @@ STOPPING = "the run is stopping already"
 
 
 class SwarmOwner:
-    """Owner's actions on a local swarm. stop: ends the run after the current step."""
+    """Owner's actions on a local swarm. actions: names that `ask` takes. stop: called for the first request
+    to stop; ends the run after the current step."""
 
     actions = (STOP, *control_file.ACTIONS, *SIGNALS, EXPEL)
 
@@ -83,7 +84,8 @@ def _expel(run_dir: Path, peer: str) -> str:
 
 
 class LeaderOwner:
-    """Owner's actions on a run that this process leads. Stopping it is the same as Ctrl+C, once."""
+    """Owner's actions on a run that this process leads. actions: names that `ask` takes. A first request to
+    stop sends this process the signal of Ctrl+C; a second is refused."""
 
     actions = (STOP, *control_file.ACTIONS, EXPEL)
 

@@ -57,8 +57,9 @@ class OwnedData:
         return self._data.step_rows(slot, step)
 
     def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
-        """Begin to write a contribution, once the former one is written; the exchange need not wait for the
-        disk. change: is not changed any more."""
+        """Wait until the former contribution is written, then begin to write this one and return, so that the
+        exchange need not wait for the disk. t, slot: round and slot of the contribution. digest: its hash in
+        the log. change: the contribution, which the caller must not change any more."""
         from anabranch.train.islands.kept_contributions import Kept
 
         about = Kept(

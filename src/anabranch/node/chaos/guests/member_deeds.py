@@ -72,8 +72,9 @@ Talk = Callable[[Guest], Iterator[Send]]
 
 @dataclass(frozen=True)
 class Deed:
-    """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
-    those sent instead. talk: makes further messages, every EVERY_S seconds."""
+    """Hostile deed of a guest. role: in which the guest does it. swap(guest, send): gets each message that
+    the guest is about to send, returns the messages sent instead ([]: none; no swap: all are sent as they
+    are). talk(guest): makes further messages, every EVERY_S seconds."""
 
     name: str
     role: Role
@@ -110,7 +111,8 @@ def _false_digest(guest: Guest, send: Send) -> list[Send]:
 
 
 def _false_overflow(guest: Guest, send: Send) -> list[Send]:
-    """Report an overflow to the leader in every training microbatch sent on, and send that, too."""
+    """With each training microbatch that the guest sends on, report a made-up overflow in it to the leader;
+    the microbatch itself is sent unchanged."""
     message = send.message
     if isinstance(message, msg.Forward) and message.train:
         overflow = msg.Overflow(message.fence, guest.peer.ctx.run.stage, message.index, "made up")
