@@ -1,6 +1,6 @@
 """Handshake after TLS, as two state machines without I/O.
 
-    server -> client   Challenge   version, run, the server's key and incarnation, a fresh nonce
+    server -> client   Challenge   version, run, the server's incarnation, a fresh nonce
     client -> server   Hello       run, the client's key and incarnation, the lane, a credential, signatures,
                                    or the answer to a puzzle in place of the ticket's (an open ticket)
     server -> client   Answer      accepted, or a kind and a sentence

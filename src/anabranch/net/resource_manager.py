@@ -63,7 +63,8 @@ def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Bu
     """Budgets for links that each need up to `link_bytes` of memory in `link_streams` unfinished payloads.
 
     connections: most of this process; 0: what its descriptor limit allows. The system's memory is that of
-    FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least.
+    FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least. Each ticket and each
+    address block may take SHARE of the system's budget, each peer a link's.
     """
     most = min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS)
     connections = connections or max(MIN_CONNECTIONS, most)

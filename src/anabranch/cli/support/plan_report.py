@@ -97,8 +97,9 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
 
 
 def lines_advice(plan: Plan) -> list[str]:
-    """One sentence on what makes thin lines count less, if lines and the reduce take more than half of the
-    plan's iteration by estimate, and lines more than computing; else []."""
+    """Sentence, as a list of one, on what makes thin lines count less, if lines and the reduce take more than
+    half of the plan's iteration by estimate; else []. Lines count only where they take longer than computing.
+    """
     parts, whole_s = plan.estimated, plan.estimated.iteration_s
     links_s = parts.lines_s if parts.lines_s > max(parts.computing_s, parts.places_s) else 0.0
     if links_s + parts.reduce_s <= whole_s / 2:

@@ -56,8 +56,9 @@ class Dialer:
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
         """Make a link to the peer `peer_id`, which reads nothing until its `start`, at the first of its
-        addresses that answers; later ones are tried while earlier ones are silent. Raises DialError, and
-        Refused by either side."""
+        addresses that answers; later ones are tried while earlier ones are silent or after they failed. With
+        `only_engine` others than those through iroh are left out. credential: shown to the peer. Raises
+        DialError if no address leads to the peer, or none is left, and Refused by either side."""
         connect = lambda address: self.reach(peer_id, address, credential)  # noqa: E731
         left = [address for address in addresses if address.kind or not self._only_engine]
         while True:
@@ -90,9 +91,10 @@ class Dialer:
         return "" if found == peer_id else f"another machine answers at {address}"
 
     async def meet(self, link: Link, token: bytes, reserved: Reservation) -> Lane:
-        """Dial the carrier at the other end of `link` for the circuit of `token`; returns the connection with
-        the peer that opened it. Raises Refused if the carrier refuses, DialError and OSError if the
-        connection cannot be made. reserved: given back when the connection ends or cannot be made."""
+        """Come for a circuit that was offered to this side: dial the carrier at the other end of `link` for
+        the circuit of `token`. Returns the TLS connection with the peer that opened the circuit, whose
+        handshake this side has to serve yet. Raises Refused if the carrier refuses, DialError and OSError if
+        the connection cannot be made. reserved: given back when the connection ends or cannot be made."""
         carrier, address = link.peer_id, link.way.address
         assert address is not None  # only a link that this side dialled brings offers
         outer = None

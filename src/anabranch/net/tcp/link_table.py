@@ -106,7 +106,7 @@ class LinkTable:
         task.add_done_callback(self._closing.discard)
 
     async def _drop_after_closing(self, link: Link) -> None:
-        """Let a closing link send its reason, then drop its connections."""
+        """Let a closing link send its reason for at most `shutdown_timeout_s`, then drop its connections."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(link.wait_gone(), self._end.limits.shutdown_timeout_s)
         link.abort()

@@ -48,7 +48,8 @@ _REFUSED = "nothing listens there: check that it is running, and its port"
 @dataclass(frozen=True)
 class Attempt:
     """Outcome of a dial of one address of a peer. how: the way, for a sentence ("directly"); "" if it failed.
-    seconds: until the peer had proved its key. reason, repair: of a failure."""
+    seconds: until the peer had proved its key, or the dial had failed. reason: of a failure, "" else. repair:
+    what the user can do about it, "" if that is not known."""
 
     address: Address
     how: str
@@ -109,7 +110,8 @@ def repair_of(error: NetError) -> str:
 
 
 def told(tried: Sequence[Attempt]) -> str:
-    """Attempts as a sentence: the ways that work, in the order given, then those that do not, and why."""
+    """Outcomes of dials of one peer as a sentence: the ways that work, in the order given, then those that do
+    not, and why. Without any it says that the peer named no address."""
     good = [f"{each.how} ({1000 * each.seconds:.0f} ms)" for each in tried if each.how]
     bad = [f"not at {each.address.where}: {each.reason}" for each in tried if not each.how]
     return "; ".join([*good, *bad]) or "it has named no address"

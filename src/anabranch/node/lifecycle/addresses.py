@@ -86,10 +86,10 @@ def relay_of(addresses: str) -> Address | None:
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """Start an iroh endpoint that uses this relay, which the caller closes; None if iroh is not installed,
-    which `say` then tells. Raises UserError if it cannot start, or if it `must` and is not installed,
-    ValueError for addresses that cannot be parsed. advertise: addresses of this machine; the first of each IP
-    version that ends in /udp has the port of its UDP socket."""
+    """Start an iroh endpoint that uses the iroh relay `relay`; the caller closes it. None if iroh is not
+    installed, which `say` then tells the user. must: True to raise UserError instead. advertise: addresses of
+    this machine, joined by commas; the first of each IP version that ends in /udp has the port of its UDP
+    socket. Raises UserError if the endpoint cannot start, ValueError for addresses that cannot be parsed."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "

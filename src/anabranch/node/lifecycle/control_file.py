@@ -50,9 +50,9 @@ def problem_of(action: str, steps: int) -> str:
 
 
 def request(run_dir: Path, action: str, steps: int = 0) -> str:
-    """Append a request to the run's file of requests, which the leading process reads; returns the reason if
-    it is invalid, else "". action: one of ACTIONS. steps: new number of steps, for "steps". Raises OSError if
-    the file cannot be written."""
+    """Append a request to the run's file of requests, which the leading process reads, if there is one now;
+    returns "". An invalid one is not written: returns the reason. action: one of ACTIONS. steps: new number
+    of steps, for "steps". Raises OSError if the file cannot be written."""
     problem = problem_of(action, steps)
     if not problem:
         _append(run_dir, _Request(action, steps))
