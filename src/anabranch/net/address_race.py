@@ -40,8 +40,8 @@ async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
 
 async def _looked_up(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
     """Addresses of a name, looked up in a thread of its own: the few threads of an event loop would all wait
-    for names whose servers never answer. Raises as `socket.getaddrinfo`, and OSError while LOOK_UPS names are
-    being looked up."""
+    for names whose servers never answer. kind: type of socket. Raises as `socket.getaddrinfo`, and OSError
+    while LOOK_UPS names are being looked up."""
     free = _free
     if not free.acquire(blocking=False):
         raise OSError("too many names are being looked up")
@@ -76,12 +76,15 @@ async def first_of(
     connect: Callable[[Address], Awaitable[_T]],
     discard: Callable[[_T], None],
 ) -> tuple[Address, _T]:
-    """Connect to the addresses in order, each STAGGER_S after the one before (CARRIER_STAGGER_S for a carrier
-    or iroh), or at once when that failed. Returns the first address that succeeded, with its connection; the
-    other dials are cancelled, and a connection that one of them made all the same goes to `discard`.
+    """Dial the addresses in order with `connect`, each STAGGER_S after the one before (CARRIER_STAGGER_S for
+    a carrier or iroh), or at once when that failed. Returns the first address that succeeded, with its
+    connection; the other dials are cancelled, and a connection that one of them made all the same goes to
+    `discard`.
 
-    Raises NetError if all addresses failed: the only address's own error, or one DialError about several or
-    none. An error of another type ends the race at once."""
+    connect(address): makes a connection, or raises. Raises NetError if all addresses failed: the only
+    address's own error, or one DialError about several or none. An error of another type ends the race at
+    once.
+    """
     pending: dict[asyncio.Task[_T], Address] = {}
     failed: list[tuple[Address, Exception]] = []
     waiting = list(addresses)

@@ -139,8 +139,8 @@ class Carrier:
         self._connect(Circuit(opener, wish.target, near, far))
 
     def _check_opener(self, wish: _Wish) -> None:
-        """Raise Refused if the opener has too many circuits, or if this process carries as many as it may and
-        `_give_way` found none to end in favour of the new one."""
+        """Raise Refused if the opener of `wish` has too many circuits, or if this process carries as many as
+        it may and `_give_way` found none to end in favour of the new one."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
             raise Refused(errors.CARRIER, f"the calling peer has {limits.circuits_of_peer} circuits already")
@@ -148,9 +148,9 @@ class Carrier:
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
 
     async def _check_target(self, wish: _Wish) -> None:
-        """Wait up to `limits.link_s` for the target's link, and check that the circuit may lead to the
-        target. If the target has as many circuits as it may, another one may be ended for this one. Raises
-        Refused if the target has no link or is the opener, or if there is no room (the reason names the
+        """Wait up to `limits.link_s` for a link of the peer that `wish` names, and check that the circuit may
+        lead to that peer. If the peer has as many circuits as it may, another one may be ended for this one.
+        Raises Refused if the peer has no link or is the opener, or if there is no room (the reason names the
         limit)."""
         limits, opener, target = self.limits, wish.opener.peer, wish.target
         for _ in range(math.ceil(limits.link_s / _LOOK_S)):
@@ -201,7 +201,7 @@ class Carrier:
         return _crowd(same, lambda each: each.opener.block, opener.block)
 
     def _forget(self, gone: Circuit | _Wish) -> None:
-        """Close a circuit, or drop one that was only asked for, and count it no longer."""
+        """Close a circuit, or drop a wish for one (`gone`), so that no limit counts it any longer."""
         if isinstance(gone, Circuit):
             gone.close()
             self._ended(gone)
@@ -209,8 +209,8 @@ class Carrier:
             self._wishes.discard(gone)
 
     async def _met(self, wish: _Wish) -> Lane:
-        """Offer a circuit to its target, and return the target's connection, with which it comes within
-        `limits.offer_s`. Raises Refused if it does not, or if the opener leaves."""
+        """Offer the circuit of `wish` to its target, and return the connection with which the target comes
+        for it within `limits.offer_s`. Raises Refused if it does not come, or if the opener leaves."""
         link = self._link_of(wish.target)
         assert link is not None  # `_check_target` has looked
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -232,8 +232,9 @@ class Carrier:
                 wish.met.result().transport.abort()
 
     async def meet(self, far: Lane, hello: Hello) -> None:
-        """Take the connection of a circuit's target, whose handshake is verified but not answered yet: accept
-        it, and hand it to the circuit that waits. Raises Refused if none does, and ConnectionError."""
+        """Take the connection `far` of a circuit's target, whose Hello is verified and not answered yet:
+        accept it, and hand it to the wish whose token the Hello names. Raises Refused if no circuit waits for
+        this peer, ConnectionError if the connection breaks."""
         wish = self._offers.get(hello.link_id)
         if wish is None or wish.target != hello.peer_id or wish.met.done():
             raise Refused(errors.LANE, "no circuit waits for this peer")
@@ -287,8 +288,8 @@ def _crowd(
 
 
 async def _read_target(near: Lane) -> str:
-    """Id of the peer that an opener wants to reach. Raises Refused for further bytes, ConnectionError if the
-    opener leaves."""
+    """Id of the peer that an opener wants to reach, read from the opener's connection `near`. Raises Refused
+    for further bytes, ConnectionError if the opener leaves."""
     wanted = b""
     while len(wanted) < TARGET_BYTES:
         wanted += await near.receive()

@@ -99,9 +99,9 @@ class CarryLimits:
 
 @dataclass(frozen=True)
 class LineCaps:
-    """Most bytes per second of payloads that a machine sends and receives, over all its links together; 0: no
-    limit. Messages without payload are few and not counted, so that heartbeats never wait. Circuits that it
-    carries for others have a limit of their own (`CarryLimits`)."""
+    """Caps of a machine's line: most bytes per second of payloads that it sends (up) and receives (down),
+    over all its links together; 0: no limit. Messages without payload are few and not counted, so that
+    heartbeats never wait. Circuits that it carries for others have a limit of their own (`CarryLimits`)."""
 
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0

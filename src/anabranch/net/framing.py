@@ -113,8 +113,9 @@ def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
 
 
 def payload_hasher(dtype: str, shape: Sequence[int]) -> blake3:
-    """Hasher of a payload, to be updated with its bytes; `hash_text` reads it. The hash is that of the tensor
-    in receipts (`train.stage.audit.payload_hash`)."""
+    """Hasher of a payload of this dtype and shape, which it hashes first; to be updated with the payload's
+    bytes. `hash_text` reads it. The hash is that of the tensor in receipts
+    (`train.stage.audit.payload_hash`)."""
     return blake3(f"torch.{dtype} {tuple(shape)}".encode())
 
 
@@ -123,7 +124,8 @@ def hash_text(hasher: blake3) -> str:
 
 
 def checksum_of(opened: blake3, payload_hash: str) -> bytes:
-    """Checksum of a payload, from the hasher of its OPEN frame's body, and from its hash."""
+    """Checksum of a payload. opened: hasher of its OPEN frame's body, which is not changed. payload_hash:
+    hash of the payload, as text."""
     return opened.copy().update(payload_hash.encode()).digest(length=CHECKSUM_BYTES)
 
 
@@ -150,8 +152,8 @@ def message_frame(message: bytes) -> tuple[bytes, bytes]:
 
 
 def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tuple[bytes, bytes]:
-    """Header and body of the frame that announces a payload, whose `size_bytes` bytes follow as chunks of
-    `stream`. The payload's checksum also covers this body."""
+    """Header and body of the frame that announces the payload `blob` of `message`; its `size_bytes` bytes
+    follow as chunks of `stream`. The payload's checksum also covers this body."""
     shape = blob.shape
     form = OF_VALUES if blob.hash and blob.dtype in (PACKED, SCALED) else 0
     body = b"".join(
@@ -195,8 +197,8 @@ class _Incoming:
     def __init__(
         self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int, form: int, opened: blake3
     ) -> None:
-        """message: that of the OPEN frame, kept until the payload is whole. size_bytes: of the payload, whose
-        memory is mapped now. form: 0 or OF_VALUES."""
+        """message: that of the OPEN frame, kept until the payload is whole. dtype, shape, form, size_bytes:
+        of the payload, as the frame announces them; its memory is mapped now."""
         self.message = message
         # Not a bytearray, which would write zeros to all of it at once.
         self.target = np.empty(size_bytes, dtype=np.uint8).data
@@ -353,7 +355,8 @@ class FrameReader:
         self._current = incoming if self._chunk_left else None
 
     def _check_header(self, kind: int, zero: int, stream: int, length: int) -> None:
-        """Raise FrameError for a bad header, before any of the frame's body is stored."""
+        """Raise FrameError for a frame header that is not allowed now, before any of the frame's body is
+        stored. kind, zero, stream, length: its fields (see the module)."""
         if zero or (stream and kind in (MESSAGE, CLOSE, OFFER, PAUSE)):
             raise FrameError("a reserved field is not zero")
         if kind == MESSAGE:
@@ -384,8 +387,9 @@ class FrameReader:
             raise FrameError(f"there is no frame of kind {kind}")
 
     def _check_pause(self, length: int) -> None:
-        """Count a PAUSE frame. Raises FrameError if the frame is not empty, comes within a payload, where it
-        would pass for progress, or is more than the MAX_PAUSES-th since the last payload."""
+        """Count a PAUSE frame. Raises FrameError if the frame has a body (`length` bytes), comes within a
+        payload, where it would pass for progress, or is more than the MAX_PAUSES-th since the last
+        payload."""
         if length:
             raise FrameError(f"a pause of {length} bytes, which has none")
         if self._streams:

@@ -167,7 +167,8 @@ class Lane(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def pause_for(self, why: str) -> None:
-        """Read nothing until `resume_for` was called for this reason, and for all others."""
+        """Read nothing until `resume_for` was called for this reason (`why`, any text), and for all others
+        that hold."""
         self._read_pauses.add(why)
         self.pause_reading()
 
@@ -177,7 +178,8 @@ class Lane(asyncio.BufferedProtocol):
             self.resume_reading()
 
     def _pause_for_s(self, pause_s: float) -> None:
-        """Read nothing for a time; a pause that is planned already gives way, as the new one is longer."""
+        """Read nothing for `pause_s` seconds; a pause by the rate that is planned already gives way, as the
+        new one is longer."""
         if self._resume is not None:
             self._resume.cancel()
         self.pause_for("rate")

@@ -64,7 +64,8 @@ class Way:
 
 @dataclass(frozen=True)
 class LineBuckets:
-    """Caps of this machine's line, which all its links share; None: no cap."""
+    """Caps of this machine's line, which all its links share: of bytes that it sends (up) and receives
+    (down); None: no cap."""
 
     up: TokenBucket | None = None
     down: TokenBucket | None = None
@@ -171,7 +172,8 @@ class Link:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
-        """Change the largest payload (bytes) that is accepted; those that have begun are not affected."""
+        """Change the largest payload (bytes) that is accepted from now on; payloads that have begun are not
+        affected."""
         self._limits = replace(self._limits, max_payload_bytes=max_payload_bytes)
         if self._payloads is not None:
             self._payloads.max_payload_bytes = max_payload_bytes

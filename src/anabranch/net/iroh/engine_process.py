@@ -153,8 +153,9 @@ class EngineProcess:
                     each.connection.close(0, b"idle")
 
     async def _streams(self, peer: str, usage: _Usage) -> None:
-        """Pass on the streams that the other side opens, each over a new local connection, until the
-        connection ends. Streams beyond STREAMS_OF_CONNECTION are reset."""
+        """Pass on the streams that the other side of a connection opens, each over a new local connection,
+        until the connection ends, and count them in `usage`. Streams beyond STREAMS_OF_CONNECTION are
+        reset."""
         connection = usage.connection
         connection.set_receive_window(_WINDOW_BYTES)
         self._spawn(self._watch(peer, connection))

@@ -38,14 +38,16 @@ _T = TypeVar("_T")
 
 @dataclass
 class Progress:
-    """Step that a dial takes now (`net.errors`), for the error if it fails there or never ends."""
+    """Step that a dial takes now (`step`, one of those in `net.errors`), for the error if the dial fails
+    there or never ends."""
 
     step: str = errors.TCP
 
 
 class Dialer:
     """Dialling side of a transport: connects to other peers, and makes a link of two connections to a peer.
-    only_engine: True if only addresses through iroh are dialled."""
+    end: key, limits and budgets of this side. links: table that keeps the links. only_engine: True if only
+    addresses through iroh are dialled."""
 
     def __init__(self, end: Endpoint, links: LinkTable, only_engine: bool) -> None:
         self._end = end
@@ -113,15 +115,17 @@ class Dialer:
         return inner
 
     async def reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError if it cannot be
-        made, Refused if another key answers there."""
+        """Connection to the peer `peer_id` at one of its addresses, whose key is proved; no handshake has
+        begun on it. credential: shown to the carrier, if the address is at one. Raises DialError if the
+        connection cannot be made, Refused if another key answers there."""
         return await self._within(address, self._connect, peer_id, address, credential)
 
     def introduction(
         self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
     ) -> ClientHandshake:
-        """Handshake of this side, not begun yet, for the connection `lane` that it made to the peer `server`.
-        name: kind of the connection (`Hello.lane`). Raises Refused if another key answered."""
+        """Handshake of this side, not begun yet, for the connection `lane` that this side made to the peer
+        `server`. name, link_id, credential: kind of the connection, id of its link, and what this side shows
+        (`Hello`). Raises Refused if another key answered."""
         return ClientHandshake(
             self._end.identity,
             self._end.incarnation,
@@ -158,7 +162,8 @@ class Dialer:
             raise DialError(f"cannot reach {what} ({step}): {why}", step) from cause
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
-        """Connection to a peer at an address, whose key is proved. Raises Refused if another key is,
+        """Connection to the peer `peer_id` at an address, whose key is proved. credential: shown to the
+        carrier, if the address is at one. at: gets the steps. Raises Refused if another key is proved,
         DialError if this process or the peer has too many connections or the way fails, and OSError."""
         try:
             connection = self._end.resources.outgoing(peer_id)
@@ -182,8 +187,8 @@ class Dialer:
         return lane
 
     async def _connect_iroh(self, peer_id: str, address: Address, at: Progress) -> Lane:
-        """TLS connection to a peer through iroh. Raises DialError if iroh is not in use or finds no way,
-        OSError if the connection breaks."""
+        """TLS connection to the peer `peer_id` through iroh. at: gets the steps. Raises DialError if iroh is
+        not in use or finds no way, OSError if the connection breaks."""
         if self._end.engine is None:
             raise DialError(f"{_named(address)}: iroh is not in use here", errors.IROH)
         at.step = errors.IROH
@@ -215,9 +220,9 @@ class Dialer:
     async def _dial(
         self, peer_id: str, address: Address, control: Lane, credential: Credential, at: Progress
     ) -> Link:
-        """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
-        both go through the handshake. Raises Refused, DialError and OSError; then all connections are
-        dropped."""
+        """Make a link to the peer `peer_id` from `control`, a connection with proved key, and a bulk
+        connection that is made now; both go through the handshake, in which this side shows `credential`. at:
+        gets the steps. Raises Refused, DialError and OSError; then all connections are dropped."""
         end, link_id = self._end, secrets.token_bytes(LINK_ID_BYTES)
         lanes = [control]
         incarnation = 0
@@ -245,8 +250,9 @@ class Dialer:
     async def _open_circuit(
         self, peer_id: str, address: Address, credential: Credential, at: Progress
     ) -> Lane:
-        """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
-        carrier. Raises DialError (also if the carrier refuses) and OSError."""
+        """Connection to the peer `peer_id` through the carrier at `address`: TLS with the peer inside one
+        with the carrier, to which `credential` is shown. at: gets the steps. Raises DialError (also if the
+        carrier refuses) and OSError."""
         outer = await self._connect_tls(address, at)
         try:
             at.step = errors.CIRCUIT
@@ -269,8 +275,8 @@ class Dialer:
 
 
 async def introduce(lane: Lane, handshake: ClientHandshake) -> None:
-    """Run the dialling side's handshake on a connection, which then reads nothing until its link starts.
-    Raises Refused by either side, ConnectionError if the connection is lost."""
+    """Run the dialling side's handshake on the connection `lane`, which then reads nothing until its link
+    starts. Raises Refused by either side, ConnectionError if the connection is lost."""
     while not handshake.accepted:
         data = await lane.receive()
         try:

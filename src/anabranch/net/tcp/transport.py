@@ -40,10 +40,12 @@ class TcpTransport:
         only_engine: bool = False,
         caps: LineCaps | None = None,
     ) -> None:
-        """`on_link` receives each link that another peer dialled, and must call `start` on it. carry: limits
-        of the circuits that this process forwards for others. engine: iroh endpoint of this peer, which
-        `close` ends; None: addresses through iroh are not used. only_engine: True if only those are.
-        caps: of this machine's line. Raises ListenError where TLS lacks channel bindings."""
+        """identity, incarnation: of this peer. gate: whom it admits. `on_link` receives each link that
+        another peer dialled, and must call `start` on it. unix_time_s(): Unix time, for the expiry of
+        credentials. carry: limits of the circuits that this process forwards for others. engine: iroh
+        endpoint of this peer, which `close` ends; None: addresses through iroh are not used. only_engine:
+        True if only those are. caps: of this machine's line. Raises ListenError where TLS lacks channel
+        bindings."""
         caps = caps or LineCaps()
         line = LineBuckets(_bucket(caps.up_bytes_per_s), _bucket(caps.down_bytes_per_s))
         self.engine = engine
@@ -74,12 +76,13 @@ class TcpTransport:
         return await self.listener.listen(host, port)
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
-        """Make a link to the peer `peer_id` at host:port, which reads nothing until its `start`. Raises
-        DialError, and Refused by either side."""
+        """Make a link to the peer `peer_id` at host:port, which reads nothing until its `start`. credential:
+        shown to the peer. Raises DialError, and Refused by either side."""
         return await self.dialer.dial_any(peer_id, (Address(host, port),), credential)
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
-        """Make a link to a peer at the first of its addresses that answers (`Dialer.dial_any`)."""
+        """Make a link to the peer `peer_id` at the first of its addresses that answers, which reads nothing
+        until its `start`; arguments and errors as of `Dialer.dial_any`."""
         return await self.dialer.dial_any(peer_id, addresses, credential)
 
     async def probe(self, peer_id: str, address: Address) -> str:

@@ -62,7 +62,8 @@ async def attempts(
     transport: TcpTransport, peer: str, addresses: Sequence[Address], credential: Credential
 ) -> list[Attempt]:
     """Outcomes, in the order of `addresses`, of dialling all addresses of a peer at once; failures are
-    outcomes, too. The connections are closed when the peer has proved its key."""
+    outcomes, too. credential: shown to carriers. The connections are closed when the peer has proved its key;
+    through iroh a direct path is waited for first."""
     return list(await asyncio.gather(*(_attempt(transport, peer, each, credential) for each in addresses)))
 
 
@@ -100,7 +101,8 @@ def way_of(address: Address) -> str:
 
 
 def repair_of(error: NetError) -> str:
-    """Repair for the failed dial of one address; "" if none is known."""
+    """Repair for the failed dial of one address, in words for the user, by the kind of refusal or the step
+    that failed; "" if none is known."""
     refusal = error if isinstance(error, Refused) else error.__cause__
     if isinstance(refusal, Refused) and refusal.kind in _REFUSALS:
         return _REFUSALS[refusal.kind]

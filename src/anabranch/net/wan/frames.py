@@ -55,7 +55,8 @@ class Segmentation:
 
 
 def first_packets(frame: bytes, segments: Segmentation, count: int) -> bytes:
-    """Frame of the first `count` packets of this one, fewer than all, with correct headers."""
+    """Frame of the first `count` packets of `frame`, fewer than all, with correct headers. segments: the
+    packets of `frame`."""
     begin = VNET_BYTES + segments.header
     body = frame[begin : begin + count * segments.payload]
     head = bytearray(frame[VNET_BYTES:begin])

@@ -41,7 +41,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Profile:
-    """A validated profile of a network. links: by unordered pair of regions. same_region: link within one."""
+    """A validated profile of a network. source: origin of its figures, in words. links: by unordered pair of
+    regions. same_region: link within one."""
 
     source: str
     regions: tuple[str, ...]
@@ -144,7 +145,8 @@ def _link(raw: Any, where: str) -> Link:
 
 
 def _check_units(raw: dict[str, Any], where: str) -> None:
-    """Raise WanError if "units" does not explain a field of a link."""
+    """Raise WanError if "units" in the profile's JSON object `raw` does not explain a field of a link. where:
+    name of the profile, for the message."""
     units = _object(raw["units"], where)
     for link in (raw["same_region"], *raw["pairs"].values()):
         for name in link:
