@@ -68,7 +68,7 @@ class ChaosSwarm(LocalSwarm):
 
 
 class FaultInjector:
-    """Injects faults into a running swarm and keeps the number of its processes constant.
+    """Injects the faults of `schedule` into a running swarm and keeps the number of its processes constant.
 
     `on_event` must get the swarm's events. `poll` must be called about ten times a second; it delivers
     faults, wakes frozen processes and starts replacements that are due. say: prints a sentence for the user.

@@ -33,7 +33,8 @@ BLOCKS = 250
 
 @dataclass
 class _Running:
-    """Started guest. until: Unix time (s) at which it is ended. read: bytes that were read of its output."""
+    """Started guest. visit: its entry in the record. until: Unix time (s) at which its process is ended.
+    read: bytes that were read of its output."""
 
     visit: GuestVisit
     process: Process

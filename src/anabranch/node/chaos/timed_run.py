@@ -85,10 +85,11 @@ def timed_run(
     say: Callable[[str], None],
     places: Mapping[str, Place] | None = None,
 ) -> RunRecord:
-    """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it.
-    schedule: the faults, by seconds after the clock starts. say: prints a sentence for the user. places: as
-    in `LocalSwarm`. Returns the record; its `stuck` has the reason if the run hung or ended too early. All
-    processes are killed at the end. Raises UserError or LeaderFailed if the swarm cannot start."""
+    """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it. config:
+    its run file. supervisor: starts its processes. schedule: the faults, by seconds after the clock starts.
+    say: prints a sentence for the user. places: as in `LocalSwarm`. Returns the record; its `stuck` has the
+    reason if the run hung or ended too early. All processes are killed at the end. Raises UserError or
+    LeaderFailed if the swarm cannot start."""
     swarm = ChaosSwarm(directory, config, supervisor, places=places, ledgers=True)
     try:
         swarm.start()

@@ -140,8 +140,9 @@ class Greeting:
 
 @dataclass(frozen=True)
 class LinkTestClient:
-    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port. They raise
-    LinkTestError if it cannot be reached, does not answer, or answers something else."""
+    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port to whoever knows
+    its `code`. Each raises LinkTestError if the machine cannot be reached, does not answer, or answers
+    something else."""
 
     host: str
     port: int
@@ -209,7 +210,8 @@ class LinkTestClient:
             raise LinkTestError(f"{question}: {error.strerror or error}") from None
 
     def _connect(self, own_port: int) -> socket.socket:
-        """Connection to the first address of the host that answers. Raises OSError if none does."""
+        """Connection from port `own_port` (0: any) to the first address of the host that answers. Raises
+        OSError if none does."""
         ends = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         failure = OSError("the name has no address")
         for family, kind, protocol, _, address in ends:

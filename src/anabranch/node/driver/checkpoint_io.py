@@ -18,9 +18,10 @@ StageCopy = tuple[tuple[Payload, ...], str]
 
 
 class CheckpointIo:
-    """Checkpoints of a run directory. The methods block. newest: step of the checkpoint that the run
-    continues from (0: none); younger ones are damaged, or of steps that were never announced. keep: number of
-    checkpoints to keep. frozen: hashes of stages' frozen weights, if there are any."""
+    """Checkpoints of a run directory. The methods block. run_id: of the run, written into them. newest: step
+    of the checkpoint that the run continues from (0: none); younger ones are damaged, or of steps that were
+    never announced. keep: number of checkpoints to keep. frozen: hashes of stages' frozen weights, if there
+    are any."""
 
     def __init__(
         self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()

@@ -30,7 +30,8 @@ _FREE_SHARE = 0.5
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
-    """Beginning of a file, as JSON after its length in 4 bytes; the pieces follow. sizes: of them (bytes)."""
+    """Beginning of a file of the cache, as JSON after its length in 4 bytes; the pieces of the state follow.
+    run, stage, t, fingerprint: of the state. sizes, hashes: of its pieces in order (bytes)."""
 
     run: str
     stage: int

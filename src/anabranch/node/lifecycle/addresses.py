@@ -57,14 +57,15 @@ def remember_port(folder: Path, port: int) -> None:
 
 
 def reachable_address(host: str, port: int, leader_host: str) -> str:
-    """Address (host:port) at which other peers can dial a peer that listens there; "" for a loopback address
-    if the leader is on another machine."""
+    """Address (host:port) at which other peers can dial a peer that listens at `host` and `port`; "" if that
+    is a loopback address and the leader (`leader_host`) is on another machine."""
     return "" if on_loopback(host) and not on_loopback(leader_host) else host_port(host, port)
 
 
 def advertised(network: NetworkSection, port: int) -> str:
-    """Addresses at which peers dial a data node that listens on `port`, in order of preference; the iroh
-    relay is the last, if it is used."""
+    """Addresses, joined by commas, at which peers dial a data node that listens on `port`, in order of
+    preference: network.advertise or its own address, then the iroh relay, if the run uses one. network:
+    section of the run file."""
     own = network.advertise or host_port(network.host, port)
     return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
 

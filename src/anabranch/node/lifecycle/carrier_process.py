@@ -44,7 +44,8 @@ class CarrierOptions:
 
 
 class CarrierProcess:
-    """Driver of one `CarrierClient`, and the transport that forwards. say: prints a sentence for the user."""
+    """Dedicated carrier in this process: drives one `CarrierClient`, which offers it to the run, and has the
+    transport that forwards bytes. say: prints a sentence for the user."""
 
     def __init__(self, options: CarrierOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say

@@ -182,7 +182,8 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
 
 
 def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
-    """State of the run after the commit log. Raises UserError for damage, or another protocol version."""
+    """State of the run by the commit log that this voter kept (`kept`). Raises UserError for damage, or a run
+    of another protocol version."""
     try:
         history = fold(kept.lines)
     except LogError as error:
@@ -196,8 +197,9 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 
 
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
-    """Make the genesis record (first log entry) of a new run; it is not written to the log here. Imported
-    weights that are trained are written as checkpoint 0. Raises ConfigError if they cannot be read."""
+    """Make the genesis record (first log entry) of a new run; it is not written to the log here. machine:
+    prepared. member: record of the leading peer. Imported weights that are trained are written as checkpoint
+    0. Raises ConfigError if they cannot be read."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
@@ -228,8 +230,8 @@ def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -
 
 
 def _certifier(identity: Identity, run_id: str) -> Certify:
-    """Make the function that issues a member's certificate, signed by `identity`. A certificate never
-    outlives or outranks the ticket behind it; a peer that showed none gets b""."""
+    """Make the function that issues the certificate of a member of the run `run_id`, signed by `identity`. A
+    certificate never outlives or outranks the ticket behind it; a peer that showed none gets b""."""
 
     def certify(member: Member, credential: VerifiedCredential | None) -> bytes:
         if credential is None:
@@ -256,7 +258,7 @@ def _write_initial(
     genesis: Genesis,
 ) -> None:
     """Write imported weights (`initial`, all tensors by name) as the checkpoint of iteration 0, from which
-    every peer fetches its stage."""
+    every peer fetches its stage. genesis: record by whose hash the checkpoint names its place in the log."""
     from anabranch.protocol.interface.tasks import InitState, Snapshot
     from anabranch.train.workers.workers import make_worker
 

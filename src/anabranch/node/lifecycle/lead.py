@@ -76,7 +76,7 @@ async def lead(
 
 
 def _other_port(founded: CreatedRun, network: NetworkSection) -> str:
-    """Advice for a port that cannot be used."""
+    """Sentence with advice for a port that cannot be used: how to choose another one for this run."""
     if network.port:
         return "set network.port to another one, or to 0 for any free one"
     return (

@@ -216,7 +216,7 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
 def check_ends_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> None:
     """Raise UserError if a data node of pipeline islands cannot hold embedding and head on its device, for
     its share of the slots at one time, where the run has `fleet.data_nodes` data nodes. With fewer of them
-    each holds more. Other runs are not checked."""
+    each holds more. Other runs are not checked. most_bytes: of memory that count as free."""
     if not run.round.slots or run.pipeline.whole:
         return
     from anabranch.train.model.interface import DTYPES
@@ -253,7 +253,7 @@ def _trained_bytes(run: RunConfig, slots: int = 1) -> int:
 
 
 def _has(device: str, free: int, limited: bool) -> str:
-    """Words for a device's memory. limited: True if its owner limits it."""
+    """Words for the memory of a device: its name and `free` bytes. limited: True if its owner limits it."""
     return f"{device} has {_gib(free)} {'to use' if limited else 'free'}"
 
 
@@ -289,8 +289,8 @@ def _shares(
 
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
-    """Free memory (bytes) now of a GPU (`parts` does not matter), or of one of `parts` equal parts of the
-    host."""
+    """Free memory (bytes) now of the GPU `device` (`parts` does not matter), or for another device of one of
+    `parts` equal parts of the host."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts

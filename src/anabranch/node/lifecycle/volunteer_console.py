@@ -160,7 +160,8 @@ class VolunteerConsole:
         return f"{text}, eta {duration(left * (self._now() - at) / (record.t - t))}"
 
     def _audited(self, found: Audited) -> None:
-        """Tell the user of a difference or of what could not be had at once, of other audits now and then."""
+        """Tell the user of an audit's result (`found`): at once of a difference, or of what could not be had;
+        of other audits now and then."""
         self._audits += 1
         if found.verdict == "same" and self._now() - self._printed_at < EVERY_S:
             return

@@ -152,9 +152,9 @@ class LocalSwarm:
     def join(
         self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True, command: str = "join"
     ) -> Process:
-        """Start `anabranch join` as process `name`, with its key and logs in the run directory. extra:
-        further options. once: True if it ends with its first part in the run. command: "audit" for an
-        auditor."""
+        """Start `anabranch join` as process `name`, with its key and logs in the run directory. ticket: its
+        text. extra: further options. once: True if it ends with its first part in the run. command: "audit"
+        for an auditor."""
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []

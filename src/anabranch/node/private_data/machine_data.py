@@ -45,7 +45,8 @@ class OwnedData:
     def __init__(
         self, data: PrivateData, kept: ContributionFolder, run: str, peer: str, folders: OwnFolders
     ) -> None:
-        """run, peer: ids of the run and of this peer."""
+        """data: the private corpus, opened for the run. kept: folder of the kept contributions. run, peer:
+        ids of the run and of this peer. folders: for its `tell` and `nice`."""
         self._data, self._kept = data, kept
         self._run, self._peer, self._tell = run, peer, folders.tell
         self._failed = False
@@ -75,8 +76,8 @@ class OwnedData:
             self._written.result()
 
     def _write(self, about: Kept, change: Tensor) -> None:
-        """Write a contribution. If the disk refuses it, that is told the first time: the run goes on, and
-        `verify` cannot check the round."""
+        """Write the contribution `change` with its description `about`. If the disk refuses it, the user is
+        told, the first time only: the run goes on, and `verify` cannot check the round."""
         try:
             self._kept.keep(about, change)
         except OSError as error:
