@@ -23,8 +23,9 @@ IROH_KINDS = ("iroh", "iroh+http", "udp")
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a peer. carrier: id of the carrier (a peer that forwards links) that listens there; "": the
-    peer itself does. kind: one of IROH_KINDS, e.g. "iroh" for an iroh relay's address; "": TCP."""
+    """Address of a peer, at host:port. carrier: id of the carrier (a peer that forwards links) that listens
+    there; "": the peer itself does. kind: one of IROH_KINDS, e.g. "iroh" for an iroh relay's address; "":
+    TCP."""
 
     host: str
     port: int

@@ -34,7 +34,7 @@ class CounterRng:
         return (self.bits() * bound) >> 64
 
     def shuffle(self, items: MutableSequence[Item]) -> None:
-        """Shuffle in place (Fisher and Yates)."""
+        """Shuffle `items` in place (Fisher and Yates)."""
         for last in range(len(items) - 1, 0, -1):
             other = self.below(last + 1)
             items[last], items[other] = items[other], items[last]

@@ -64,7 +64,8 @@ class NotLent(NamedTuple):
 
 
 class Lending:
-    """Hours and pauses of one peer's machine. hours: None for always."""
+    """Hours and pauses of one peer's machine. home: the peer's folder, in which a pause is a file. hours: at
+    which it is lent, None for always."""
 
     def __init__(self, home: Path, hours: Hours | WhenIdle | None) -> None:
         self._home, self._hours = home, hours

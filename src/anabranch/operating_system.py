@@ -44,8 +44,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def lock(handle: int, wait: bool = False) -> None:
-    """Lock an open file for this process; the kernel releases it when the process ends. Raises OSError if
-    another process holds the lock; wait: True to wait for it."""
+    """Lock the open file `handle` for this process; the kernel releases the lock when the process ends.
+    Raises OSError if another process holds the lock; wait: True to wait for it instead."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -81,8 +81,8 @@ def flush_folder(path: Path) -> None:
 
 
 def write_at(handle: int, data: bytes | memoryview, offset: int) -> int:
-    """Write to an open file at an offset; returns the number of bytes that were written. The position in the
-    file is undefined afterwards."""
+    """Write `data` to the open file `handle` at an offset; returns the number of bytes that were written,
+    which may be fewer. The position in the file is undefined afterwards."""
     if hasattr(os, "pwrite"):
         return os.pwrite(handle, data, offset)
     os.lseek(handle, offset, os.SEEK_SET)

@@ -42,9 +42,9 @@ def read_ledger(run_dir: Path) -> Ledger:
 
 
 def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
-    """Model card (Markdown, with the metadata that model hubs read) of the weights after step t. vocabulary:
-    number of tokens, used where the run file leaves it open. Raises UserError for a file of the run that
-    cannot be read."""
+    """Model card (Markdown, with the metadata that model hubs read) of the weights of the run in `run_dir`
+    after step t. vocabulary: number of tokens, used where the run file leaves it open. Raises UserError for a
+    file of the run that cannot be read."""
     directory = RunDirectory.open(run_dir)
     run, found = load_run_file(directory.run_file), read_ledger(run_dir)
     shape = model_config(run.model, run.model.vocab_size or vocabulary)

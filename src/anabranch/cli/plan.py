@@ -105,9 +105,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Refined:
-    """Plans of a fleet, which become better until the search ends or the user stops it.
+    """Plans of a fleet, which become better while `refine` searches, until the search ends or the user stops
+    it.
 
-    found: plans so far, sorted by estimate. codecs: lines of text on the choice of --wire auto.
+    regions: network of the fleet. args: options of `anabranch plan`. found: plans so far, sorted by estimate.
+    codecs: lines of text on the choice of --wire auto. stopped: True if the user ended the search.
     """
 
     def __init__(self, regions: Regions, args: argparse.Namespace) -> None:
@@ -121,9 +123,9 @@ class _Refined:
         self._began = time.monotonic()
 
     def refine(self, scenario: Scenario, advance: Progress) -> None:
-        """Search, simulate the best plans, and weigh codecs for the first, as the options say. After Ctrl+C
-        (KeyboardInterrupt) what was found until then stays. A search of more than QUIET_S prints its first
-        table, and every better plan, on stderr."""
+        """Search plans of the fleet `scenario`, simulate the best, and weigh codecs for the first, as the
+        options say. advance: shows progress. After Ctrl+C (KeyboardInterrupt) what was found until then
+        stays. A search of more than QUIET_S prints its first table, and every better plan, on stderr."""
         from anabranch.sim.planning.search import search, shortlist, simulated
         from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
 

@@ -64,7 +64,8 @@ def chosen_gpus(text: str) -> list[int]:
 
 
 def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> list[list[str]]:
-    """Arguments of `anabranch`, without the ticket, with which each GPU's peer joins.
+    """Arguments of `anabranch`, without the ticket, with which the peer of each of `gpus` (their numbers)
+    joins. args: options that the user gave `anabranch join --gpus`.
 
     home: folder below which each has one of its own, so that a GPU keeps its peer's key. A fixed port, and
     the port of `--advertise`, count upwards from the first GPU to the last. The peers share the caps of this

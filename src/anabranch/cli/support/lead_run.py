@@ -57,8 +57,9 @@ def page_beside(
 
 
 def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig) -> None:
-    """Raise UserError if the log ends with a stop and all steps are committed: nothing is left to resume. The
-    number of steps is the last one in the log, else that of `run`, the genesis's configuration."""
+    """Raise UserError if the log ends with a stop and all steps are committed: nothing is left to resume.
+    history: state of the run by its log. The number of steps is the last one in the log, else that of `run`,
+    the genesis's configuration."""
     steps = rounds_of(run).iterations(history.course.steps) or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")

@@ -37,8 +37,8 @@ def add_out(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def check_out(out: Path | None, force: bool) -> None:
-    """Raise UserError if the file that `--out` names cannot be written, or exists without `force`; called
-    before work that takes a while."""
+    """Raise UserError if the file that `--out` names lies in no folder, is a folder, or exists without
+    `force`; nothing if none is named. Called before work that takes a while; nothing is written."""
     if out is None:
         return
     if not out.parent.is_dir():
@@ -88,7 +88,9 @@ def add_writers(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a command's messages and metrics, as its options say; None or "": none there."""
+    """Destinations of a command's messages and metrics, as its options say. log_format: of printed messages,
+    TEXT or JSON. tensorboard: folder for TensorBoard's files; wandb, mlflow, trackio: project or experiment
+    there; None or "": no metrics there."""
 
     log_format: str = TEXT
     tensorboard: Path | None = None

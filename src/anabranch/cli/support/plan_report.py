@@ -131,7 +131,7 @@ def _islands(plan: Plan) -> str:
 
 
 def _placement(plan: Plan) -> list[Counter[str]]:
-    """For each stage from 0 on: number of its machines by "DEVICE REGION"."""
+    """Placement of a plan: for each stage from 0 on, the number of its machines by "DEVICE REGION"."""
     machines = plan.scenario.machines
     stages = range(plan.scenario.model.relay_stages + 1)
     return [_kinds(part for part in machines if part.stage == stage) for stage in stages]

@@ -75,7 +75,8 @@ class SwarmOwner:
 
 
 def _expel(run_dir: Path, peer: str) -> str:
-    """Expel the peer with this id; returns the reason if that is refused, else ""."""
+    """Expel the peer with this id from the run in `run_dir`, whose page asked for it; returns the reason if
+    that is refused, else ""."""
     try:
         tickets.expel(run_dir, peer, "expelled on the page")
     except UserError as error:
