@@ -31,8 +31,8 @@ _LOCKED_BYTE = (1 << 31) - 2
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT while processes are forked, where signals can be: Python loses an interrupt that arrives
-    as a fork returns, and the new process inherits the mask."""
+    """Context in which SIGINT is blocked, for forking processes, where signals can be: Python loses an
+    interrupt that arrives as a fork returns. The new processes inherit the mask, and have to unblock it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -57,7 +57,8 @@ def lock(handle: int, wait: bool = False) -> None:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of the file."""
+    """Replace the file `path` by `data`, and return once that is on the disk; a crash leaves the old file or
+    the new one. mode: of the file. Raises OSError if the disk refuses it; the old file stays then."""
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.unlink(missing_ok=True)  # it may be a link, or of another mode
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -69,7 +70,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush a folder to the disk, which makes the renames in it durable."""
+    """Flush a folder to the disk, which makes the renames in it durable; nothing on Windows, which opens no
+    folders."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:  # Windows opens no folders

@@ -236,8 +236,8 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 @contextmanager
 def _saying(stream: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Yield the function that prints a sentence on `stream`; after each a terminal's last line tells how long
-    ago it was."""
+    """Context that yields the function which prints a sentence on `stream`; after each sentence a terminal's
+    last line tells how long ago it was."""
     from anabranch.observe.console.progress import Ticker
 
     with Ticker(plain=False) as ticker:

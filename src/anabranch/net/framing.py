@@ -298,7 +298,9 @@ class FrameReader:
         return out
 
     def _parse(self, end: int) -> list[Parsed]:
-        """Parse all complete frames in `_scratch[:end]`, and keep the beginning of the next frame."""
+        """Parse all complete frames in `_scratch[:end]`, keep the beginning of the next frame, and return
+        what became complete (messages, offers, a Goodbye). Raises FrameError, and ResourceRefused if a
+        payload or a long frame has no room."""
         out: list[Parsed] = []
         scratch = self._scratch
         at = 0

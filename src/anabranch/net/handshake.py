@@ -356,7 +356,8 @@ class AnswerReader:
 
 
 class ClientHandshake:
-    """Dialling side of a handshake. Pass on received bytes, send what `receive` returns."""
+    """Dialling side of a handshake. Pass received bytes to `receive` and send what it returns, until
+    `accepted` is True."""
 
     def __init__(
         self,

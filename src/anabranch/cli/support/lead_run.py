@@ -36,9 +36,9 @@ LOOPBACK_WARNING = (
 def page_beside(
     directory: RunDirectory, say: Callable[[str], None], owner: Owner, wanted: bool = True
 ) -> Iterator[None]:
-    """Serve the run's web page while the context is entered; `say` gets its addresses, or why it cannot be
-    served. wanted: False serves none. owner: executes the actions that the page offers to whoever has the
-    owner's address."""
+    """Context in which the run's web page is served; `say` gets its addresses, or why it cannot be served.
+    wanted: False serves none. owner: executes the actions that the page offers to whoever has the owner's
+    address."""
     if not wanted:
         yield
         return

@@ -57,7 +57,7 @@ def write_out(path: Path, text: str) -> None:
 
 @contextmanager
 def handled_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered; then the former handlers do
+    """Context in which `handler` handles SIGINT (Ctrl+C) and SIGTERM; at its end the former handlers do so
     again. For the main thread only (else ValueError)."""
     former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -139,8 +139,9 @@ class Outputs:
 
     @contextmanager
     def beside(self, directory: RunDirectory) -> Iterator[None]:
-        """Write the run's metrics from a thread while the context is entered, from the present end of its
-        event log on; nothing if no option asks for metrics. Raises UserError as `exporter` does."""
+        """Context in which a thread writes the run's metrics to other programs, from the present end of the
+        run's event log on; nothing is written if no option asks for metrics. Raises UserError as `exporter`
+        does."""
         exporter = self.exporter(directory)
         if exporter is None:
             yield

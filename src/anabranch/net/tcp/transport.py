@@ -24,7 +24,8 @@ SHUTDOWN = "the peer is shutting down"
 
 
 class TcpTransport:
-    """Dials other peers and accepts their connections, for one peer; use within one running event loop."""
+    """Transport of one peer: dials other peers and accepts their connections; for use within one running
+    event loop. It accepts none before `listen`."""
 
     def __init__(
         self,

@@ -92,7 +92,8 @@ async def _how(transport: TcpTransport, peer: str, address: Address) -> str:
 
 
 def way_of(address: Address) -> str:
-    """Way that an address names, for a sentence."""
+    """Words for the way that an address names, such as "directly, at HOST:PORT" or "through carrier ID at
+    HOST:PORT"."""
     if address.kind:
         return f"through iroh ({address.where})"
     if address.carrier:

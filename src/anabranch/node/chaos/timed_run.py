@@ -36,8 +36,9 @@ class _GivenUp(Exception):
 
 
 class _Timer:
-    """Starts the injector's clock once all peers are active and WARM_UP_STEPS steps are committed, stops it
-    after `length_s` seconds, and ends the run once STEPS_AFTER further steps are committed."""
+    """Clock of a run with faults: starts the injector's clock once all peers are active and WARM_UP_STEPS
+    steps are committed, stops it after `length_s` seconds, and ends the run once STEPS_AFTER further steps
+    are committed. `poll`, which does so, must be called about ten times a second."""
 
     def __init__(self, swarm: ChaosSwarm, injector: FaultInjector, length_s: float) -> None:
         self._swarm, self._injector, self._length_s = swarm, injector, length_s

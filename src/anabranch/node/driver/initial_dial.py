@@ -109,7 +109,8 @@ class InitialDial:
                 self._lost(reason)
 
     def close(self) -> None:
-        """End what this dialler does beside the peer."""
+        """End the trials of ways to further peers, if they still go on; to be called when the peer has
+        ended."""
         if self._trying is not None:
             self._trying.cancel()
 
@@ -174,7 +175,8 @@ class InitialDial:
             self._loop.call_later(wait_s, self._dial)
 
     def _refused_for_good(self) -> bool:
-        """Stop the peer if the last dial was refused and no further one can succeed; True if it was so."""
+        """Stop the peer (`LivePeer.finish`) if its last dial of the data node was refused and no further dial
+        can succeed; returns True if that is so."""
         refusal = self._live.links.refusals.get(self._leader)
         if refusal is None or refusal.kind in TRANSIENT:
             return False

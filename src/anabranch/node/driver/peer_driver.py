@@ -254,7 +254,8 @@ class LivePeer:
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
 
     def _farewell(self) -> str:
-        """Reason for which this peer closes its links when it ends."""
+        """Reason that this peer gives when it closes its links at its end: RUN_OVER if the run is over, else
+        SHUTDOWN."""
         over = self._outcome.done() and self._outcome.result().over
         return RUN_OVER if over else SHUTDOWN
 

@@ -83,8 +83,9 @@ class StateCache:
         return ""
 
     def load(self, run: str, stage: int) -> KeptState | None:
-        """Kept state of a stage, its pieces mapped from the file; None if there is none, or it is damaged. A
-        cache that is switched off is cleared."""
+        """Kept state of a stage, its pieces mapped from the file, which the caller compares with the hashes
+        of the run; None if there is none, or the file is damaged. With `most_bytes` 0 all files are deleted,
+        and there is none."""
         try:
             if self.most_bytes:
                 return self._read(self.path(run, stage), run, stage)
@@ -125,7 +126,8 @@ class StateCache:
         return sum(path.stat().st_size for path in self._files())
 
     def _shrink(self, most_bytes: int) -> None:
-        """Delete the oldest files until the others take at most `most_bytes`."""
+        """Delete the oldest files until the others take at most `most_bytes`; a file that the system does not
+        let go stays."""
         used = self._used()
         for path in self._files():
             if used <= most_bytes:

@@ -274,7 +274,8 @@ class Volunteer:
         live.stop(why.leaving)
 
     def was_not_lent(self, outcome: Outcome) -> bool:
-        """True if the part with this outcome ended as the machine is not lent now, and not with the run."""
+        """True if the part with this outcome ended because the machine's hours or a pause had it leave, and
+        not with the run."""
         return _ended_by(self._not_lent, outcome)
 
     async def _take_next_part(self) -> Outcome:

@@ -101,8 +101,10 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings. Raises
-        UserError if the user's options or this machine's devices do not fit the run."""
+        """This machine's offer to the run of `genesis`: its member record with measured capacity and speed
+        (`member`), and its settings. Calls `prepare` with the user's options in place of the run's, and opens
+        the private data. Takes seconds. Raises UserError if the user's options or this machine's devices do
+        not fit the run."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)

@@ -37,10 +37,11 @@ class SwarmOwner:
         self._stopped = threading.Lock()
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
-        """Request an action on the peer of this name ("" for the run), from any thread.
+        """Request an action on the peer of this name ("" for the run), from any thread. A stop and signals to
+        processes wait for `poll`; other actions are handed to the leading process at once.
 
-        Returns the reason if it is refused, else "". name: the peer's id for "expel", as names are the peers'
-        own choice. steps: the new number of steps.
+        Returns the reason if the action is refused, else "". name: the peer's id for "expel", as names are
+        the peers' own choice. steps: the new number of steps, for "steps".
         """
         if action == STOP:
             if not self._stopped.acquire(blocking=False):
@@ -96,7 +97,7 @@ class LeaderOwner:
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request an action on the run; returns the reason if it is refused, else "". name: id of the peer to
-        expel. steps: new number of steps."""
+        expel; ignored for other actions. steps: new number of steps, for "steps"."""
         if action in control_file.ACTIONS:
             return control_file.request(self._run_dir, action, steps)
         if action == EXPEL:
