@@ -33,7 +33,7 @@ class Hours:
     end: int
 
     def open(self, now: datetime) -> bool:
-        """True if the machine is lent now."""
+        """True if the machine is lent at `now`, a local time."""
         return (_minute(now) - self.start) % _MINUTES < (self.end - self.start) % _MINUTES
 
     def __str__(self) -> str:

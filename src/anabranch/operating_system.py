@@ -98,7 +98,8 @@ def open_to_others(mode: int) -> bool:
 
 
 def descriptor_limit() -> int:
-    """Most descriptors that this process may have open."""
+    """Most descriptors that this process may have open; sys.maxsize without a limit, a constant on
+    Windows."""
     try:
         import resource
     except ImportError:  # Windows

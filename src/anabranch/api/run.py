@@ -303,7 +303,7 @@ class Run:
 
 
 class _Collector:
-    """Writer of metrics that keeps them until they are taken."""
+    """Writer of metrics (see `MetricExporter`) that keeps them in memory until `taken` is called."""
 
     def __init__(self) -> None:
         self._kept: list[Metrics] = []
@@ -350,7 +350,7 @@ def complete_at_once(run: RunConfig) -> RunConfig:
 
 
 def free_path(run: RunConfig) -> Path:
-    """First of runs/NAME, runs/NAME-2, ... that does not exist."""
+    """First of runs/NAME, runs/NAME-2, ... that does not exist; it is not made. NAME: that of the run."""
     path, number = Path("runs") / run.run.name, 1
     while path.exists():
         number += 1

@@ -160,7 +160,8 @@ class _Refined:
 
     @property
     def reached(self) -> str:
-        """Sentence on how far the search has come."""
+        """Sentence on how far the search came before the user stopped it: numbers of plans compared and
+        simulated."""
         if not self._simulated:
             return f"{len(self.found)} plans compared by estimate, none simulated"
         return f"{len(self._simulated)} of {self._args.simulate} plans simulated"

@@ -111,7 +111,7 @@ class Carrier:
         return self._ended_bytes + sum(circuit.carried_bytes for circuit in self.circuits)
 
     def close(self) -> None:
-        """End all circuits."""
+        """End all circuits that are forwarded now. Openers that still wait for one are not told."""
         for circuit in list(self.circuits):
             circuit.close()
         if self._check is not None:
@@ -278,7 +278,7 @@ def _crowd(
     full: Sequence[Circuit | _Wish], group_of: Callable[[Circuit | _Wish], str], group: str | None = None
 ) -> list[Circuit | _Wish]:
     """Circuits and wishes of the largest group of `full`; [] if that has not at least two more than the group
-    `group` (None: without this condition). group_of: name of the group of one."""
+    `group` (None: without this condition). group_of(each): name of the group of a circuit or wish."""
     counts = Counter(map(group_of, full))
     most = max(counts.values(), default=0)
     if group is not None and counts[group] + 2 > most:

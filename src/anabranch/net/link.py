@@ -166,7 +166,8 @@ class Link:
             self.bulk.open(self._payloads, self._received)
 
     def hold_payloads(self, hold: bool) -> None:
-        """Stop reading payloads (`hold`), which then wait at the other side, or go on."""
+        """Stop reading payloads (`hold` True), which then wait at the other side, or read on (False).
+        Messages without payload are read in any case."""
         self._holds = hold
         if self.closed_reason is None:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")

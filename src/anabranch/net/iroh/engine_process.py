@@ -102,7 +102,8 @@ class EngineProcess:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, commands: asyncio.StreamReader) -> None:
-        """Serve dials, and connections of others, until standard input ends."""
+        """Serve the dials that come as lines of standard input (`commands`), and the connections of other
+        peers, until standard input ends."""
         self._spawn(self._accept())
         self._spawn(self._close_idle())
         while data := await commands.readline():
@@ -286,7 +287,7 @@ class EngineProcess:
 
 
 async def _reset(stream: Any) -> None:
-    """Refuse a stream of the far end."""
+    """Refuse a stream that the far end opened: reset both of its directions."""
     await stream.send().reset(1)
     await stream.recv().stop(1)
 

@@ -115,8 +115,8 @@ class EmulatedNetwork:
 
 
 def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple[int, int, float, float]]:
-    """Links of all pairs of hosts with regions (none without a profile), (sender's number, receiver's number,
-    delay in s, bit/s)."""
+    """Links of all ordered pairs of hosts that have a region, as (sender's number, receiver's number, delay
+    in s, bit/s); [] without a profile. regions: of the hosts, by number."""
     links = []
     for (sender, one), (receiver, other) in permutations(enumerate(regions), 2):
         if profile is not None and one is not None and other is not None:

@@ -46,7 +46,7 @@ class Segmentation:
             self.packets = max(1, -(-payload // self.payload))
 
     def wire_bytes(self, frame: bytes) -> int:
-        """Bytes of the frame's IP packets."""
+        """Bytes of all IP packets into which `frame` would be cut, headers included."""
         return len(frame) - VNET_BYTES + (self.packets - 1) * self.header
 
     def packets_in(self, room_bytes: float) -> int:

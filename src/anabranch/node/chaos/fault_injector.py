@@ -90,7 +90,8 @@ class FaultInjector:
         self._honest = HonestSeats(self._honest_name, self._was_hit)
 
     def begin(self) -> None:
-        """Start the clock by which scheduled faults are delivered."""
+        """Start the clock by which scheduled faults are delivered, and with it the timed part of the
+        record."""
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:

@@ -62,11 +62,12 @@ class Faults(msgspec.Struct):
 class Metrics(msgspec.Struct):
     """Metrics of the timed part of a run.
 
-    seconds: its length. steps: committed, less those rolled back. rollbacks: their number; rolled_back: steps
-    that they undid. repaired: microbatches sent to another replica. removed: removals of honest peers, moves
-    to another stage included. falsely_suspected, falsely_removed: numbers of such events for honest peers
-    that no fault had hit. peer_hours: processes times hours. recovery: by "killed" (SIGKILL, which resets
-    connections) and "frozen" (SIGSTOP, which is silent).
+    faults: numbers of those delivered and not. seconds: length of that part. steps: committed, less those
+    rolled back. rollbacks: their number; rolled_back: steps that they undid. repaired: microbatches sent to
+    another replica. removed: removals of honest peers, moves to another stage included. falsely_suspected,
+    falsely_removed: numbers of such events for honest peers that no fault had hit. peer_hours: processes
+    times hours. recovery: by "killed" (SIGKILL, which resets connections) and "frozen" (SIGSTOP, which is
+    silent). compute: wasted compute. hostile: figures of the guests.
     """
 
     faults: Faults

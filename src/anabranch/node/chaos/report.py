@@ -14,9 +14,10 @@ from anabranch.node.chaos.wasted_compute import WastedCompute
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the experiment. population: number of relays. minutes: of the run with faults;
-    calm_minutes: of each run without. freeze, hostile: shares of the faults that are freezes, and hostile
-    guests. wan: emulated network, or "". preset: system whose settings the run has, or ""."""
+    """Settings of the experiment, as the user gave them. population: number of relays over `stages` stages.
+    seed: of the faults. minutes: of the run with faults; calm_minutes: of each run without. freeze, hostile:
+    shares of the faults that are freezes, and hostile guests. wan: emulated network, or "". preset: system
+    whose settings the run has, or ""."""
 
     population: int
     stages: int

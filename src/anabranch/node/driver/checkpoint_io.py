@@ -86,7 +86,8 @@ class CheckpointIo:
         return path
 
     def _check_room(self, t: int, size_bytes: int) -> None:
-        """Raise UserError if a checkpoint of this size would fill the disk, which the commit log needs."""
+        """Raise UserError if the checkpoint of step t, of this size, would leave fewer than SPARE_BYTES of
+        the disk free, which the commit log needs."""
         free = shutil.disk_usage(self._directory.checkpoints_path).free
         if free < size_bytes + SPARE_BYTES:
             raise UserError(

@@ -58,9 +58,10 @@ class EventWriter:
     """Writes the event log of one peer.
 
     peer: its id. path: of the log. leads: True in the leader, which also writes events on commits and
-    membership. membership: members by the commit log, read here. iteration_bytes(t),
-    window_bytes(w): bytes of corpus text in iteration t and in evaluation window w, set on data nodes.
-    on_event: called for each event that is written. send: sends encoded events to the leader.
+    membership. membership: members by the commit log, read here. iteration_bytes(t), window_bytes(w): bytes
+    of corpus text in iteration t and in evaluation window w, set on data nodes. on_event: called for each
+    event that is written. send: sends encoded events to the leader. open_t: iteration that is open at this
+    peer, set by the driver before each event.
     """
 
     def __init__(

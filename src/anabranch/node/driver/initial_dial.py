@@ -208,7 +208,7 @@ class InitialDial:
 
 
 def left(ticket: Ticket) -> str:
-    """Time for which a ticket is still good, in words."""
+    """Time for which a ticket is still good, in words such as "3 days" or "50 minutes"."""
     seconds = max(0.0, ticket.grant.expires_at_s - time.time())
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"

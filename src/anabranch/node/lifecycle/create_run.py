@@ -48,10 +48,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CreatedRun:
-    """A new or resumed run: everything that its leading process needs to start. history: state of the run
-    after the commit log on this disk. newest: iteration of the checkpoint that the run continues from; 0 if
-    there is none. certify: makes the certificate that a member shows to other peers. notices: sentences for
-    the user on damaged or missing checkpoints."""
+    """A new or resumed run: everything that its leading process needs to start. directory, run, run_id,
+    genesis: the run, its run file and its first log entry. identity, incarnation, peer, machine: its leading
+    peer, not started yet. history: state of the run after the commit log on this disk (`disk`). newest:
+    iteration of the checkpoint that the run continues from; 0 if there is none. certify: makes the
+    certificate that a member shows to other peers. notices: sentences for the user on damaged or missing
+    checkpoints."""
 
     directory: RunDirectory
     run: RunConfig

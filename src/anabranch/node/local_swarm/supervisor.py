@@ -125,7 +125,8 @@ class Supervisor:
         return process
 
     def close(self) -> None:
-        """Kill the processes that are still running."""
+        """Kill the processes that are still running, and wait for their end, at most KILL_S seconds for each.
+        The fork server stays."""
         for process in self._processes:
             process.signal(KILL)
         for process in self._processes:

@@ -71,7 +71,7 @@ class OwnedData:
         self._written = self._writer.submit(self._write, about, change)
 
     def wait(self) -> None:
-        """Wait until the last contribution is written."""
+        """Wait until the last contribution given to `keep` is written; nothing without one."""
         if self._written is not None:
             self._written.result()
 

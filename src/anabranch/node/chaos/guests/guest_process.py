@@ -74,7 +74,7 @@ class HostilePeer(LivePeer):
         self._loop.call_later(EVERY_S, self._talk)
 
     def begin(self) -> None:
-        """Print, once, that the deed begins."""
+        """Print that the deed begins, for the chaos test; nothing at later calls."""
         if not self._begun:
             self._begun = True
             print("begun", flush=True)

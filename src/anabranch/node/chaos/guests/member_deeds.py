@@ -31,7 +31,7 @@ AGAIN_S = 1.0
 
 
 class Role(Enum):
-    """Role that a guest needs for its deed."""
+    """Role that a guest must have come to in the run before it does its deed."""
 
     SERVES = "a serving replica"
     MEMBER = "a member"
@@ -94,7 +94,7 @@ def _false_state(guest: Guest, send: Send) -> list[Send]:
 
 
 def withhold(*kinds: type[msg.Message]) -> Swap:
-    """Make a swap that drops all messages of these kinds."""
+    """Make a swap (see `Deed`) that drops all messages of these kinds; others are sent as they are."""
     return lambda guest, send: [] if isinstance(send.message, kinds) else [send]
 
 
