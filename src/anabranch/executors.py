@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class Executor(Protocol):
-    """Where the jobs of a sweep are computed, such as processes of this machine."""
+    """Executor of the jobs of a sweep, such as the processes of this machine or a Ray cluster."""
 
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
@@ -59,7 +59,8 @@ class Processes:
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """Results as they come (`Executor.completed`). Raises UserError if a process dies."""
+        """Compute `work(job)` for each job in these processes, a few jobs for each process at a time; results
+        as of `Executor.completed`. Raises UserError if a process dies."""
         numbered = enumerate(jobs)
         if self.count <= 1:
             for number, job in numbered:
@@ -104,7 +105,8 @@ class Ray:
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """Results as they come (`Executor.completed`). Raises UserError if Ray is missing, or fails."""
+        """Compute `work(job)` for each job on the cluster; results as of `Executor.completed`. Raises
+        UserError if Ray is missing, or fails."""
         ray = _import_ray()
         ours, own_output = not ray.is_initialized(), ExitStack()
         try:
@@ -146,8 +148,9 @@ def _on_cluster(
 
 
 class _OutputOfOneThread:
-    """Standard output of the thread that makes it; others write to standard error. A thread of Ray prints
-    what it has to say of lost nodes to standard output, where a result in JSON may be."""
+    """Standard output that only the thread which makes this object writes to; what other threads print goes
+    to standard error. A thread of Ray prints what it has to say of lost nodes to standard output, where a
+    result in JSON may be."""
 
     def __init__(self, output: TextIO) -> None:
         self._output, self._thread = output, get_ident()
@@ -173,7 +176,8 @@ def _import_ray() -> Any:
 
 
 def _sources(work: Callable[..., object]) -> Iterator[Path]:
-    """Folders of the packages that `work` needs: this one, and the one that it is defined in."""
+    """Folders of the packages that `work` needs on another machine: anabranch's own, and that in which `work`
+    is defined."""
     yield Path(__file__).parent
     function = getattr(work, "func", work)  # inside a functools.partial
     package = sys.modules.get(function.__module__.partition(".")[0])

@@ -386,8 +386,9 @@ def verify(
 
 
 def prepared(path: str | Path) -> RunDirectory:
-    """Run directory at `path`, for a recomputation in this process: sets the environment that torch reads
-    when it is imported, and imports it. Raises UserError if the directory cannot be read."""
+    """Run directory at `path`, after preparing this process for a recomputation of the run: the environment
+    that torch reads when it is imported is set, and torch is imported. Raises UserError if the directory
+    cannot be read."""
     from anabranch.observe.console.progress import ticking
     from anabranch.train.numerics.numerics_class import set_environment
 

@@ -198,9 +198,9 @@ def _failed(plan: Plan) -> bool:
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
     """The scenario `name` (shipped, or a file) as a fleet to plan for: split into as many stages as the
-    model's blocks and the drawn relays allow (one, if it names its machines), and with no stage given to any
-    machine. model, churn: replace the scenario's values where given. Raises UserError if it cannot be read or
-    makes no scenario."""
+    model's blocks and the drawn relays allow (one, if the scenario names its machines), and with no stage
+    given to any machine. model, churn: replace the scenario's values where given. Raises UserError if the
+    scenario cannot be read or is none."""
     from anabranch.sim.cluster.scenario import parse_scenario, read_scenario
     from anabranch.train.model.sizes import named_size, size_names
 

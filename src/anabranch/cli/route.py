@@ -132,7 +132,8 @@ def _delay(text: str) -> tuple[float, float]:
 
 
 def _check_plot(path: Path) -> None:
-    """Raise UserError, before the work is done, if the plot cannot be written."""
+    """Raise UserError, before the work is done, if the name of the plot's file does not end in .svg, .png or
+    .pdf, or its folder does not exist."""
     if path.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UserError(f"--plot {path}: the name must end in .svg, .png or .pdf")
     if not path.parent.is_dir():

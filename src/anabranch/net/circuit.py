@@ -119,8 +119,8 @@ class Carrier:
 
     async def carry(self, near: Lane, opener: Opener) -> None:
         """Serve an opener, whose handshake was accepted: read the target's id, offer the circuit to the
-        target, and connect both once it comes. Returns then; the bytes are forwarded until one of the two
-        connections ends.
+        target, and connect both once the target comes. Returns then; the bytes are forwarded until one of the
+        two connections ends.
 
         near: the opener's connection. Raises Refused (no link to the target, too many circuits, the target
         did not come) and ConnectionError.

@@ -92,7 +92,8 @@ class EmulatedNetwork:
         return self._claim.name(host)
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """Command line that runs `command` on a host, in the process that executes it."""
+        """Command line that runs `command` in the network namespace of a host; the process that executes it
+        becomes that command."""
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def close(self) -> None:

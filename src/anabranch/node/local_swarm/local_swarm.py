@@ -277,7 +277,8 @@ class LocalSwarm:
         return self._stepped
 
     def _check_complete(self) -> None:
-        """Raise UserError if so many processes failed that a stage has too few relays for the first step."""
+        """Raise UserError if so many relays of a stage failed that fewer than `fleet.minimum` are left, which
+        the first step needs."""
         gone = [process for process in self.processes.values() if process.status]
         stages = processes_of(self.run)
         for stage, count in enumerate(relays_by_stage(self.run), start=1):
