@@ -86,11 +86,11 @@ class Run:
 
         config: path of a run file, a `RunConfig`, or changes to the default run by dotted keys, e.g.
         {"run.steps": 50, "model.size": "gpt-tiny"}. path: directory to make; by default runs/NAME, numbered
-        if taken. local: True for a local swarm of processes; False for a run that others join.
-        private_data: text or corpora of the relays of a local swarm, in a run on private data: one for each
-        of them, or one that is cut. say: gets
-        sentences about the corpus, and warnings. Raises UserError; for a run that cannot work nothing is
-        written.
+        if taken. local: True for a local swarm of processes, whose first iteration waits until each stage has
+        as many relays as the smallest stage is to have; False for a run that others join. private_data: text
+        or corpora of the relays of a local swarm, in a run on private data: one for each of them, or one of
+        which each gets a part. say: gets sentences about the corpus, and warnings. Raises UserError; for a
+        run that cannot work nothing is written.
         """
         from anabranch.node.lifecycle.create_run import create_run
         from anabranch.node.local_swarm.local_swarm import create_local
@@ -154,11 +154,12 @@ class Run:
         return MappingProxyType(texts)
 
     def start(self) -> Run:
-        """Start the run, or continue it from its newest checkpoint; returns this object.
+        """Start the run, or continue it from its newest checkpoint; returns this object once the leading
+        process has issued its tickets and all other processes are started.
 
         A local run starts all data nodes and relays of its run file; another one its leading data node alone,
         and others join with `tickets`. Raises LeaderFailed; and UserError, also if this object runs it
-        already or all steps are committed.
+        already, another process leads it, or all steps are committed.
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm
         from anabranch.node.local_swarm.supervisor import Supervisor

@@ -108,7 +108,8 @@ class Listener:
         self._begin(caller, functools.partial(self._end.resources.offered, link.peer_id), meet)
 
     async def close(self) -> None:
-        """Stop listening, and end pending handshakes and circuits that are being opened."""
+        """Stop listening, end pending handshakes and circuits that are being opened, and drop control
+        connections that wait for their bulk connection. Links stay."""
         tasks = [task for _, task in self._sockets] + [*self.pending, *self._openers]
         for task in tasks:
             task.cancel()

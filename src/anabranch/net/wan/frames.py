@@ -28,10 +28,10 @@ def destination(frame: bytes) -> bytes:
 
 
 class Segmentation:
-    """Packets into which the kernel would cut a frame that it left whole (TCP segmentation offload).
+    """Packets into which the kernel would cut `frame`, which it left whole (TCP segmentation offload).
 
     packets: their number. header: bytes of IP and TCP headers in each. payload: bytes of payload in each but
-    the last; 0 for a frame that is a single packet.
+    the last. header and payload are 0 for a frame that is no TCP and stays a single packet.
     """
 
     __slots__ = ("header", "packets", "payload")

@@ -63,8 +63,8 @@ def shipped_profiles() -> tuple[str, ...]:
 
 
 def find_profile(name: str) -> Profile:
-    """Shipped profile by name, or a profile by the path of its file. Raises WanError as `load_profile`
-    does."""
+    """The shipped profile of this name; if there is none, the profile in the file with this path. Raises
+    WanError as `load_profile` does."""
     if name not in shipped_profiles():
         return load_profile(Path(name))
     where = f"{name}.json"
