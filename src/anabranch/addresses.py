@@ -23,8 +23,9 @@ IROH_KINDS = ("iroh", "iroh+http", "udp")
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a peer. carrier: id of the carrier (a peer that forwards links) that listens there; "": the
-    peer itself does. kind: one of IROH_KINDS, e.g. "iroh" for an iroh relay's address; "": TCP."""
+    """Address of a peer, at host:port. carrier: id of the carrier (a peer that forwards links) that listens
+    there; "": the peer itself does. kind: one of IROH_KINDS, e.g. "iroh" for an iroh relay's address; "":
+    TCP."""
 
     host: str
     port: int
@@ -52,7 +53,8 @@ def host_port(host: str, port: int) -> str:
 
 
 def plain_host(host: str) -> str:
-    """Host of a connection, as the other side writes it: dual sockets show IPv4 as ::ffff:192.0.2.1."""
+    """IP address in its plain form: ::ffff:192.0.2.1, as a socket for both IP versions shows an IPv4 address,
+    becomes 192.0.2.1. Any other text is returned as it is."""
     address = _address(host)
     return host if address is None or address.version == 6 else str(address)
 
@@ -73,7 +75,8 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str, most: int = MOST_ADDRESSES) -> tuple[Address, ...]:
-    """Parse the addresses of a peer, "" if it has none. Raises ValueError."""
+    """Parse the addresses of a peer, joined by commas, in their order; () for "". Raises ValueError for an
+    ill-formed address, or more than `most`."""
     texts = text.split(",") if text else []
     if len(texts) > most:
         raise ValueError(f"{len(texts)} addresses; give at most {most}")
@@ -89,20 +92,21 @@ def direct_addresses(text: str) -> str:
 
 
 def own_addresses(text: str) -> str:
-    """The addresses in `text`, TCP or iroh, that lead through no carrier, joined by commas; "": none."""
+    """Those of a peer's addresses `text`, TCP or iroh, that lead through no carrier, joined by commas; "" if
+    there is none."""
     through = set(carrier_ways(text))
     return ",".join(one for one in text.split(",") if one and one not in through)
 
 
 def carrier_ways(text: str) -> list[str]:
-    """The addresses in `text` that lead through carriers."""
+    """Those of a peer's addresses `text` (joined by commas) that lead through carriers, each as text."""
     found = [one for one in text.split(",") if "/" in one]
     return [one for one in found if one.rpartition("/")[2] not in IROH_KINDS]
 
 
 def block_of(host: str) -> str:
-    """Network that an address is counted with: its /24, or its /48 for IPv6, as one customer of a provider
-    often has; the text itself if it is no address."""
+    """Address block of a host, with which limits count it: its /24, or its /48 for IPv6, as one customer of a
+    provider often has, as text (192.0.2.0/24); `host` itself if it is no IP address."""
     address = _address(host)
     if address is None:
         return host
@@ -118,7 +122,8 @@ def foreign_block_of(host: str) -> str:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Address in `host`, without its scope; IPv4 if it is mapped into IPv6. None if it is none."""
+    """IP address that the text `host` is, without the scope of an IPv6 address (%eth0); the IPv4 address for
+    one that is mapped into IPv6. None if `host` is no IP address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -129,6 +134,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def on_loopback(host: str) -> bool:
-    """True if only this machine can connect to an address."""
+    """True if `host` is a loopback address or "localhost", to which only this machine can connect. Other
+    names are not looked up: False."""
     address = _address(host)
     return host == "localhost" if address is None else address.is_loopback

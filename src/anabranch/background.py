@@ -10,8 +10,9 @@ _T = TypeVar("_T")
 
 
 def background(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Run a coroutine as a task whose exception goes to the event loop's exception handler as soon as it
-    ends. asyncio alone does so only when the task is collected as garbage: never, if somebody keeps it."""
+    """Run the coroutine `work` as a task, which is returned; an exception of it goes to the event loop's
+    exception handler as soon as the task ends. asyncio alone does so only when the task is collected as
+    garbage: never, if somebody keeps it."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(_tell_failure)
     return task

@@ -21,20 +21,20 @@ class CounterRng:
         self._state = _mix((_mix(seed & _MASK) + stream * _STEP) & _MASK)
 
     def bits(self) -> int:
-        """64 random bits."""
+        """Draw 64 random bits; each call is the next draw."""
         self._state = (self._state + _STEP) & _MASK
         return _mix(self._state)
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """A number in [low, high)."""
+        """Draw a number in [low, high)."""
         return low + (high - low) * ((self.bits() >> 11) * 2.0**-53)
 
     def below(self, bound: int) -> int:
-        """An integer in 0..bound-1; the bias is below bound / 2^64."""
+        """Draw an integer in 0..bound-1; the bias is below bound / 2^64."""
         return (self.bits() * bound) >> 64
 
     def shuffle(self, items: MutableSequence[Item]) -> None:
-        """Shuffle in place (Fisher and Yates)."""
+        """Shuffle `items` in place (Fisher and Yates)."""
         for last in range(len(items) - 1, 0, -1):
             other = self.below(last + 1)
             items[last], items[other] = items[other], items[last]

@@ -40,7 +40,8 @@ def words_of(error: UserError | OSError) -> str:
 
 @contextmanager
 def os_errors_named(problem: str, advice: str = "") -> Iterator[None]:
-    """Raise UserError "PROBLEM: reason; ADVICE" instead of an OSError of the block, e.g. of a full disk."""
+    """Context in which an OSError, e.g. of a full disk, becomes a UserError "PROBLEM: reason; ADVICE".
+    advice: "" for none. Other exceptions pass."""
     try:
         yield
     except OSError as error:

@@ -32,19 +32,20 @@ _Result = TypeVar("_Result")
 
 
 class Executor(Protocol):
-    """Place where jobs are computed."""
+    """Executor of the jobs of a sweep, such as the processes of this machine or a Ray cluster."""
 
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """(number of the job, result) of each job, as they come. The first exception of `work` is raised
-        here; closing the iterator ends what is still computed. Classes and functions of the module `__main__`
-        are not found on other machines."""
+        """Compute `work(job)` for each job; yields (number of the job from 0 on, result), in the order in
+        which results come. The first exception of `work` is raised here; closing the iterator ends what is
+        still computed. Classes and functions of the module `__main__` are not found on other machines."""
         ...
 
 
 def executor(name: str, processes: int) -> Executor:
-    """Executor of NAMES. processes: of this machine; Ray counts the processors of its cluster itself."""
+    """Executor with this name, one of NAMES. processes: how many of this machine compute; ignored for Ray,
+    which counts the processors of its cluster itself."""
     return Ray() if name == "ray" else Processes(processes)
 
 
@@ -58,7 +59,8 @@ class Processes:
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """Results as they come (`Executor.completed`). Raises UserError if a process dies."""
+        """Compute `work(job)` for each job in these processes, a few jobs for each process at a time; results
+        as of `Executor.completed`. Raises UserError if a process dies."""
         numbered = enumerate(jobs)
         if self.count <= 1:
             for number, job in numbered:
@@ -103,7 +105,8 @@ class Ray:
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
     ) -> Iterator[tuple[int, _Result]]:
-        """Results as they come (`Executor.completed`). Raises UserError if Ray is missing, or fails."""
+        """Compute `work(job)` for each job on the cluster; results as of `Executor.completed`. Raises
+        UserError if Ray is missing, or fails."""
         ray = _import_ray()
         ours, own_output = not ray.is_initialized(), ExitStack()
         try:
@@ -145,8 +148,9 @@ def _on_cluster(
 
 
 class _OutputOfOneThread:
-    """Standard output of the thread that makes it; others write to standard error. A thread of Ray prints
-    what it has to say of lost nodes to standard output, where a result in JSON may be."""
+    """Standard output that only the thread which makes this object writes to; what other threads print goes
+    to standard error. A thread of Ray prints what it has to say of lost nodes to standard output, where a
+    result in JSON may be."""
 
     def __init__(self, output: TextIO) -> None:
         self._output, self._thread = output, get_ident()
@@ -172,7 +176,8 @@ def _import_ray() -> Any:
 
 
 def _sources(work: Callable[..., object]) -> Iterator[Path]:
-    """Folders of the packages that `work` needs: this one, and the one that it is defined in."""
+    """Folders of the packages that `work` needs on another machine: anabranch's own, and that in which `work`
+    is defined."""
     yield Path(__file__).parent
     function = getattr(work, "func", work)  # inside a functools.partial
     package = sys.modules.get(function.__module__.partition(".")[0])

@@ -26,13 +26,14 @@ LOOK_S, LOOKS = 10.0, 2
 
 @dataclass(frozen=True)
 class Hours:
-    """Hours of a day in which a machine is lent, in minutes since midnight; they may pass midnight."""
+    """Hours of a day in which a machine is lent: from `start` until `end`, in minutes since midnight of its
+    local time. With `end` before `start` they pass midnight; equal ones are never open."""
 
     start: int
     end: int
 
     def open(self, now: datetime) -> bool:
-        """True if the machine is lent now."""
+        """True if the machine is lent at `now`, a local time."""
         return (_minute(now) - self.start) % _MINUTES < (self.end - self.start) % _MINUTES
 
     def __str__(self) -> str:
@@ -40,9 +41,10 @@ class Hours:
 
 
 class WhenIdle:
-    """Times at which other programs leave the processors of a machine alone.
+    """Times at which other programs leave the processors of a machine alone: lent once they did so for IDLE_S
+    seconds, no longer once LOOKS looks in a row found them busy. Not lent at first.
 
-    cores: processor cores that they used since the last call. clock: seconds.
+    cores(): mean number of processor cores that other programs used since its last call. clock(): seconds.
     """
 
     def __init__(self, cores: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +56,8 @@ class WhenIdle:
         self._busy_looks = 0
 
     def open(self, now: datetime) -> bool:
-        """True if the machine is lent now. To be asked every few seconds; looks once in LOOK_S."""
+        """True if the machine is lent now. To be asked every few seconds; measures the use of the processors
+        (`cores`) at most once in LOOK_S seconds. now: ignored."""
         at = self._clock()
         if at - self._looked_at >= LOOK_S:
             self._look(at)
@@ -78,7 +81,8 @@ class WhenIdle:
 
 
 def parse_hours(text: str) -> Hours | WhenIdle:
-    """Parse "22:00-07:00" or "when idle". Raises UserError."""
+    """Parse a user's times such as "22:00-07:00", or "when idle". Raises UserError for another text, for two
+    equal times, and for "when idle" on a system that does not tell how busy it is."""
     if " ".join(text.lower().split()) == WHEN_IDLE:
         try:
             return WhenIdle(OtherPrograms().cores)

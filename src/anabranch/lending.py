@@ -33,18 +33,20 @@ class Pause(NamedTuple):
 
 
 def begin_pause(home: Path, pause: Pause) -> None:
-    """Pause the peer of a home, in place of a former pause. Raises OSError."""
+    """Pause the peer whose folder is `home`, in place of a former pause, by a file there. Raises OSError if
+    the file cannot be written."""
     write_atomically(home / PAUSE, json.dumps({"until_s": pause.until_s}).encode())
 
 
 def end_pause(home: Path) -> None:
-    """End the pause of a home, if there is one. Raises OSError."""
+    """End the pause of the peer whose folder is `home`; nothing if there is none. Raises OSError if the file
+    cannot be removed."""
     (home / PAUSE).unlink(missing_ok=True)
 
 
 def pause_of(home: Path) -> Pause | None:
-    """The pause of a home that is not over yet; None if there is none. A file that cannot be read, such as
-    another user's, is a pause until it is ended: the machine's user wanted one."""
+    """Pause of the peer whose folder is `home`, if it is not over yet; None if there is none. A file that
+    cannot be read, such as another user's, is a pause until it is ended: the machine's user wanted one."""
     try:
         until_s = json.loads((home / PAUSE).read_bytes())["until_s"]
         pause = Pause(None if until_s is None else float(until_s))
@@ -56,15 +58,16 @@ def pause_of(home: Path) -> Pause | None:
 
 
 class NotLent(NamedTuple):
-    """Reason why a machine is not lent now. waiting: sentence for its user. leaving: for the run that it
-    leaves."""
+    """Reason why a machine is not lent now, as two sentences. waiting: for its user. leaving: for the run
+    that it leaves because of that."""
 
     waiting: str
     leaving: str
 
 
 class Lending:
-    """Hours and pauses of one peer's machine. hours: None for always."""
+    """Hours and pauses of one peer's machine. home: the peer's folder, in which a pause is a file. hours: at
+    which it is lent, None for always."""
 
     def __init__(self, home: Path, hours: Hours | WhenIdle | None) -> None:
         self._home, self._hours = home, hours

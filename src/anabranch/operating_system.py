@@ -31,8 +31,8 @@ _LOCKED_BYTE = (1 << 31) - 2
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT while processes are forked, where signals can be: Python loses an interrupt that arrives
-    as a fork returns, and the new process inherits the mask."""
+    """Context in which SIGINT is blocked, for forking processes, where signals can be: Python loses an
+    interrupt that arrives as a fork returns. The new processes inherit the mask, and have to unblock it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -44,8 +44,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def lock(handle: int, wait: bool = False) -> None:
-    """Lock an open file for this process; the kernel releases it when the process ends. Raises OSError if
-    another process holds the lock; wait: True to wait for it."""
+    """Lock the open file `handle` for this process; the kernel releases the lock when the process ends.
+    Raises OSError if another process holds the lock; wait: True to wait for it instead."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -57,7 +57,8 @@ def lock(handle: int, wait: bool = False) -> None:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace the file `path` by `data`; a crash leaves the old file or the new one. mode: of the file."""
+    """Replace the file `path` by `data`, and return once that is on the disk; a crash leaves the old file or
+    the new one. mode: of the file. Raises OSError if the disk refuses it; the old file stays then."""
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.unlink(missing_ok=True)  # it may be a link, or of another mode
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -69,7 +70,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush a folder to the disk, which makes the renames in it durable."""
+    """Flush a folder to the disk, which makes the renames in it durable; nothing on Windows, which opens no
+    folders."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:  # Windows opens no folders
@@ -81,8 +83,8 @@ def flush_folder(path: Path) -> None:
 
 
 def write_at(handle: int, data: bytes | memoryview, offset: int) -> int:
-    """Write to an open file at an offset; returns the number of bytes that were written. The position in the
-    file is undefined afterwards."""
+    """Write `data` to the open file `handle` at an offset; returns the number of bytes that were written,
+    which may be fewer. The position in the file is undefined afterwards."""
     if hasattr(os, "pwrite"):
         return os.pwrite(handle, data, offset)
     os.lseek(handle, offset, os.SEEK_SET)
@@ -96,7 +98,8 @@ def open_to_others(mode: int) -> bool:
 
 
 def descriptor_limit() -> int:
-    """Most descriptors that this process may have open."""
+    """Most descriptors that this process may have open; sys.maxsize without a limit, a constant on
+    Windows."""
     try:
         import resource
     except ImportError:  # Windows
@@ -106,14 +109,14 @@ def descriptor_limit() -> int:
 
 
 def physical_memory_bytes() -> int:
-    """Memory of this machine."""
+    """Memory of this machine in bytes, in use or free."""
     if sys.platform == "win32":
         return _windows_memory_bytes()[0]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory_bytes() -> int:
-    """Free memory of this machine; half of all where the system does not tell (macOS)."""
+    """Free memory of this machine in bytes; half of all its memory where the system does not tell (macOS)."""
     if sys.platform == "win32":
         return _windows_memory_bytes()[1]
     with contextlib.suppress(ValueError, OSError):
@@ -158,8 +161,8 @@ class OtherPrograms:
         return max(0.0, cores if sys.platform == "linux" else os.getloadavg()[0] + cores)
 
     def _used_s(self) -> float:
-        """Seconds of processors that other programs have used, on Linux. Elsewhere minus those of this
-        process: `cores` adds the load average."""
+        """Processor seconds that other programs have used since the system was started, on Linux. Elsewhere
+        the processor seconds of this process with a minus sign: `cores` adds the load average."""
         own = os.times()
         if sys.platform != "linux":
             return -(own.user + own.system)
@@ -176,7 +179,8 @@ def _normal_cpu_s() -> float:
 
 
 def _windows_memory_bytes() -> tuple[int, int]:
-    """Memory of a Windows machine: all, and free (GlobalMemoryStatusEx)."""
+    """Memory of a Windows machine in bytes: (all, free), by GlobalMemoryStatusEx. Raises OSError if the
+    system does not tell."""
     import ctypes
 
     class Status(ctypes.Structure):

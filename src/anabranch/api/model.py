@@ -29,7 +29,8 @@ class TrainedModel:
     """Model with its weights (by name, in the master dtype, on the CPU) and its tokenizer.
 
     t: step after which the weights are those of the run; 0 for a Hugging Face folder. path: run directory or
-    folder that it was loaded from.
+    folder that it was loaded from. config: shape of the model. adapters: of a run that trained adapters,
+    which the weights contain, too; {} else.
 
     >>> import anabranch
     >>> model = anabranch.load("runs/tiny")                       # doctest: +SKIP

@@ -42,9 +42,9 @@ def read_ledger(run_dir: Path) -> Ledger:
 
 
 def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
-    """Model card (Markdown, with the metadata that model hubs read) of the weights after step t. vocabulary:
-    number of tokens, used where the run file leaves it open. Raises UserError for a file of the run that
-    cannot be read."""
+    """Model card (Markdown, with the metadata that model hubs read) of the weights of the run in `run_dir`
+    after step t. vocabulary: number of tokens, used where the run file leaves it open. Raises UserError for a
+    file of the run that cannot be read."""
     directory = RunDirectory.open(run_dir)
     run, found = load_run_file(directory.run_file), read_ledger(run_dir)
     shape = model_config(run.model, run.model.vocab_size or vocabulary)
@@ -119,12 +119,14 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
 
 
 def _kept(run: RunConfig) -> str:
-    """Words for what a verification of the run needs beside its directory."""
+    """Words for what a verification of the run needs besides its directory; "" if it needs nothing more."""
     return " and the machines' contributions" if run.data.private else ""
 
 
 def _public(name: str, source: str = "") -> str:
-    """Name of a folder or file without its place on the owner's machine; whole if it is one of the hub."""
+    """Name of a folder or file that may be published, escaped for Markdown: without the folders in which it
+    lies on the owner's machine; the whole text if it names a model or data set of the hub. source: kind of
+    data (`data.source`), "" for a model."""
     of_hub = source == "hub" and HUB_NAME.fullmatch(name) and not Path(name).exists()
     whole = name.startswith(PREFIX) or of_hub
     return _safe(name if whole else Path(name).name, SENTENCE_MAX)

@@ -69,7 +69,8 @@ def push_new(
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    """File system of an address, and the path in it. Raises UserError if a package or the address is bad."""
+    """File system of fsspec for the address `url`, and the path in it. Raises UserError if a package that it
+    needs is missing or the address is bad."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -89,8 +90,8 @@ def _exists(store: Any, url: str, path: str) -> bool:
 
 
 def _copy(store: Any, url: str, files: list[tuple[Path, str]], ticker: Ticker) -> None:
-    """Copy files in order, each given as (local file, path in the store). Raises UserError if the store
-    fails."""
+    """Copy files in order to the store of the address `url`, each given as (local file, path in the store),
+    and show them on `ticker`. Raises UserError if the store fails."""
     try:
         for number, (source, target) in enumerate(files, 1):
             size = f"{source.stat().st_size / 1e6:,.1f} MB"

@@ -86,11 +86,11 @@ class Run:
 
         config: path of a run file, a `RunConfig`, or changes to the default run by dotted keys, e.g.
         {"run.steps": 50, "model.size": "gpt-tiny"}. path: directory to make; by default runs/NAME, numbered
-        if taken. local: True for a local swarm of processes; False for a run that others join.
-        private_data: text or corpora of the relays of a local swarm, in a run on private data: one for each
-        of them, or one that is cut. say: gets
-        sentences about the corpus, and warnings. Raises UserError; for a run that cannot work nothing is
-        written.
+        if taken. local: True for a local swarm of processes, whose first iteration waits until each stage has
+        as many relays as the smallest stage is to have; False for a run that others join. private_data: text
+        or corpora of the relays of a local swarm, in a run on private data: one for each of them, or one of
+        which each gets a part. say: gets sentences about the corpus, and warnings. Raises UserError; for a
+        run that cannot work nothing is written.
         """
         from anabranch.node.lifecycle.create_run import create_run
         from anabranch.node.local_swarm.local_swarm import create_local
@@ -154,11 +154,12 @@ class Run:
         return MappingProxyType(texts)
 
     def start(self) -> Run:
-        """Start the run, or continue it from its newest checkpoint; returns this object.
+        """Start the run, or continue it from its newest checkpoint; returns this object once the leading
+        process has issued its tickets and all other processes are started.
 
         A local run starts all data nodes and relays of its run file; another one its leading data node alone,
         and others join with `tickets`. Raises LeaderFailed; and UserError, also if this object runs it
-        already or all steps are committed.
+        already, another process leads it, or all steps are committed.
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm
         from anabranch.node.local_swarm.supervisor import Supervisor
@@ -234,10 +235,11 @@ class Run:
         return self.step
 
     def stop(self) -> int:
-        """End the run after its current step, with a checkpoint; returns the last committed step.
+        """End the run after its current step, with a checkpoint; returns the last committed step. Blocks
+        until all its processes have ended.
 
-        A leader that does not end in STOP_S is killed; a later start continues from the
-        checkpoint before. A run that this object did not start is not stopped.
+        A leader that does not end in STOP_S seconds is killed; a later start continues from the checkpoint
+        before. A run that this object did not start, or that has ended, is not touched.
         """
         if self._swarm is not None and self.running:
             self._ended_here = True
@@ -302,7 +304,7 @@ class Run:
 
 
 class _Collector:
-    """Writer of metrics that keeps them until they are taken."""
+    """Writer of metrics (see `MetricExporter`) that keeps them in memory until `taken` is called."""
 
     def __init__(self) -> None:
         self._kept: list[Metrics] = []
@@ -349,7 +351,7 @@ def complete_at_once(run: RunConfig) -> RunConfig:
 
 
 def free_path(run: RunConfig) -> Path:
-    """First of runs/NAME, runs/NAME-2, ... that does not exist."""
+    """First of runs/NAME, runs/NAME-2, ... that does not exist; it is not made. NAME: that of the run."""
     path, number = Path("runs") / run.run.name, 1
     while path.exists():
         number += 1
@@ -385,8 +387,9 @@ def verify(
 
 
 def prepared(path: str | Path) -> RunDirectory:
-    """Run directory at `path`, for a recomputation in this process: sets the environment that torch reads
-    when it is imported, and imports it. Raises UserError if the directory cannot be read."""
+    """Run directory at `path`, after preparing this process for a recomputation of the run: the environment
+    that torch reads when it is imported is set, and torch is imported. Raises UserError if the directory
+    cannot be read."""
     from anabranch.observe.console.progress import ticking
     from anabranch.train.numerics.numerics_class import set_environment
 

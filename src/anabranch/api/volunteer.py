@@ -88,17 +88,19 @@ def join(
 
 
 def _times(hours: str, nice: int) -> Hours | WhenIdle | None:
-    """Times of `join`. Where they are those without other programs, this whole process is lowered: by its
-    priority its work is told from theirs. Raises UserError."""
+    """Times at which this machine is lent, by the argument `hours` of `join`; None for "". For "when idle"
+    the priority of this whole process is lowered by `nice`, since the work of other programs is told from
+    that of peers by it. Raises UserError for another text."""
     if hours and isinstance(parse_hours(hours), WhenIdle):
         lower_priority(nice)
     return parse_hours(hours) if hours else None
 
 
 def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
-    """Ticket that permits taking part; as an auditor if `audits`. Raises NetError if it is none or has
-    expired, UserError if it permits watching only, is for the other command, or needs a corpus and
-    `has_corpus` is False."""
+    """Parse the text of a ticket with which a peer is to take part in a run, as an auditor if `audits` is
+    True, else as a relay or a data node; returns it. Raises NetError if the text is no ticket or the ticket
+    has expired; UserError if it permits watching only, is an auditor's and `audits` is False or the reverse,
+    or is a data node's and `has_corpus` is False."""
     from anabranch.net.ticket import AUDITOR, parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())
@@ -118,7 +120,8 @@ def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
 
 
 def home_of(ticket: Ticket) -> Path:
-    """Default folder for the ticket's run. Raises UserError if the run's name is no plain folder name."""
+    """Default folder of a volunteer's peer in the ticket's run: ~/.anabranch/RUN, which is not made here.
+    Raises UserError if the run's name is no plain folder name."""
     run_id = ticket.grant.run
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", run_id):
         raise UserError(

@@ -120,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configured(run_file: Path | None, population: int | None, preset: str = "") -> RunConfig:
-    """Configuration of the experiment: a run file's, or the default one, with more steps than any experiment
-    takes, a fixed port, and a first iteration that waits until every stage has as many replicas as the
-    smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
+    """Configuration of the experiment: that of `run_file` (None: the default one), with more steps than any
+    experiment takes, a fixed port, and a first iteration that waits until every stage has as many replicas as
+    the smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
     POPULATION). preset: system whose settings the run has, with rounds of at most ROUND_STEPS steps from the
     ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError if they cannot work together, or
     no port is free."""
@@ -236,8 +236,8 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 @contextmanager
 def _saying(stream: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Yield the function that prints a sentence on `stream`; after each a terminal's last line tells how long
-    ago it was."""
+    """Context that yields the function which prints a sentence on `stream`; after each sentence a terminal's
+    last line tells how long ago it was."""
     from anabranch.observe.console.progress import Ticker
 
     with Ticker(plain=False) as ticker:
@@ -251,7 +251,8 @@ def _saying(stream: IO[str]) -> Iterator[Callable[[str], None]]:
 
 
 def _copy(directory: RunDirectory, name: str) -> RunDirectory:
-    """Copy the directory of a run that has not begun to DIRECTORY-NAME. Raises UserError if that exists."""
+    """Copy the directory of a run that has not begun to a new one beside it, DIRECTORY-`name`, and return
+    that. Raises UserError if it exists."""
     from anabranch.checkpoint.directory import RunDirectory
 
     path = directory.path.with_name(f"{directory.path.name}-{name}")

@@ -239,9 +239,9 @@ def _of_relays(text: str) -> str:
 
 def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> int:
     """Join with one process for each GPU that --gpus names, until all have ended; returns their largest exit
-    status. home: folder below which each has its own. to: unless messages are JSON, each line that a process
-    writes is shown after the number of its GPU. Raises UserError if --gpus is ill-formed or names a GPU that
-    is not here."""
+    status. args: options of `anabranch join`. home: folder below which each has its own. to: unless messages
+    are JSON, each line that a process writes is shown after the number of its GPU. Raises UserError if --gpus
+    is ill-formed or names a GPU that is not here."""
     from anabranch.cli.support import gpus
 
     chosen = gpus.chosen_gpus(args.gpus)

@@ -105,7 +105,7 @@ def _cells(found: Ledger, each: Contribution, names: Mapping[str, str]) -> tuple
 
 
 def _short(number: int) -> str:
-    """Number in at most five characters: 950, 12.3k, 4.56M."""
+    """A number in at most five characters, for a table: 950, 12.3k, 4.56M."""
     for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}" if number < 999.5 * size else f"{number / size:.0f}{unit}"
@@ -113,8 +113,8 @@ def _short(number: int) -> str:
 
 
 def _csv(found: Ledger, names: Mapping[str, str]) -> str:
-    """CSV text: the names of the columns, then a line for each peer and stage. names: key of a ticket -> its
-    name."""
+    """The ledger `found` as CSV text: the names of the columns, then a line for each peer and stage. names:
+    key of a ticket -> its name."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

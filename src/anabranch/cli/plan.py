@@ -105,9 +105,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Refined:
-    """Plans of a fleet, which become better until the search ends or the user stops it.
+    """Plans of a fleet, which become better while `refine` searches, until the search ends or the user stops
+    it.
 
-    found: plans so far, sorted by estimate. codecs: lines of text on the choice of --wire auto.
+    regions: network of the fleet. args: options of `anabranch plan`. found: plans so far, sorted by estimate.
+    codecs: lines of text on the choice of --wire auto. stopped: True if the user ended the search.
     """
 
     def __init__(self, regions: Regions, args: argparse.Namespace) -> None:
@@ -121,9 +123,9 @@ class _Refined:
         self._began = time.monotonic()
 
     def refine(self, scenario: Scenario, advance: Progress) -> None:
-        """Search, simulate the best plans, and weigh codecs for the first, as the options say. After Ctrl+C
-        (KeyboardInterrupt) what was found until then stays. A search of more than QUIET_S prints its first
-        table, and every better plan, on stderr."""
+        """Search plans of the fleet `scenario`, simulate the best, and weigh codecs for the first, as the
+        options say. advance: shows progress. After Ctrl+C (KeyboardInterrupt) what was found until then
+        stays. A search of more than QUIET_S prints its first table, and every better plan, on stderr."""
         from anabranch.sim.planning.search import search, shortlist, simulated
         from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
 
@@ -158,7 +160,8 @@ class _Refined:
 
     @property
     def reached(self) -> str:
-        """Sentence on how far the search has come."""
+        """Sentence on how far the search came before the user stopped it: numbers of plans compared and
+        simulated."""
         if not self._simulated:
             return f"{len(self.found)} plans compared by estimate, none simulated"
         return f"{len(self._simulated)} of {self._args.simulate} plans simulated"
@@ -195,9 +198,9 @@ def _failed(plan: Plan) -> bool:
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
     """The scenario `name` (shipped, or a file) as a fleet to plan for: split into as many stages as the
-    model's blocks and the drawn relays allow (one, if it names its machines), and with no stage given to any
-    machine. model, churn: replace the scenario's values where given. Raises UserError if it cannot be read or
-    makes no scenario."""
+    model's blocks and the drawn relays allow (one, if the scenario names its machines), and with no stage
+    given to any machine. model, churn: replace the scenario's values where given. Raises UserError if the
+    scenario cannot be read or is none."""
     from anabranch.sim.cluster.scenario import parse_scenario, read_scenario
     from anabranch.train.model.sizes import named_size, size_names
 

@@ -92,14 +92,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _admitted(instance: Instance, result: RouteResult) -> dict[str, int]:
-    """Number of microbatches of each data node that have a path."""
+    """Number of microbatches of each data node of `instance` that have a path in `result`, the flow that was
+    found."""
     departed = Counter(path[0] for path in result.paths)
     return {node.id: departed[node.id] for node in instance.data_nodes}
 
 
 def _shares(instance: Instance, admitted: dict[str, int], fair: FairShares | None) -> list[str]:
-    """Line that says how many microbatches of each data node have a path, and its fair share if known; no
-    line if fewer than two data nodes have microbatches."""
+    """Line that says how many microbatches of each data node have a path (`admitted`), and its fair share if
+    known (`fair`), as a list of one; [] if fewer than two data nodes have microbatches."""
     demands = {node.id: node.microbatches for node in instance.data_nodes if node.microbatches}
     if len(demands) < 2:
         return []
@@ -131,7 +132,8 @@ def _delay(text: str) -> tuple[float, float]:
 
 
 def _check_plot(path: Path) -> None:
-    """Raise UserError, before the work is done, if the plot cannot be written."""
+    """Raise UserError, before the work is done, if the name of the plot's file does not end in .svg, .png or
+    .pdf, or its folder does not exist."""
     if path.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UserError(f"--plot {path}: the name must end in .svg, .png or .pdf")
     if not path.parent.is_dir():

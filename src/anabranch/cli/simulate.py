@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise UserError for options that cannot work."""
+    """Raise UserError for options of `anabranch simulate` that cannot work, alone or together."""
     from anabranch.sim.experiment.run import KNOWN_POLICIES
 
     for policy in args.policy:
@@ -143,9 +143,10 @@ def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequenc
 
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
-    """Outcomes of every policy with every seed, in that order. jobs: processes. An interrupt ends the
-    processes at once; what is done by then is returned; if nothing is, KeyboardInterrupt is raised. Raises
-    UserError if a process dies."""
+    """Simulate a scenario under every policy with every seed; returns the outcomes, by policy and then by
+    seed. jobs: processes. Progress is printed on stderr. An interrupt ends the processes at once; what is
+    done by then is returned; if nothing is, KeyboardInterrupt is raised. Raises UserError if a process
+    dies."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
         return _with_progress(map(_one, trials), len(trials))

@@ -84,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
-    """Create the run directory and train in this process, without a swarm; returns the exit status. Raises
-    UserError if it cannot be trained so, before the directory is made."""
+    """Create the run directory `path` of `config` and train in this process, without a swarm; returns the
+    exit status. args: options of `anabranch train`. Raises UserError if the run cannot be trained so, before
+    the directory is made."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 
@@ -105,9 +106,10 @@ def emulated_network(
     profile: str | None, config: RunConfig, option: str = "--network"
 ) -> Iterator[dict[str, Place] | None]:
     """Emulate a wide-area network while the context is entered; yields process name -> namespace, address and
-    region for each process of a local swarm, or None without a profile.
+    region for each process of the local swarm of `config`, or None without a profile.
 
-    option: name of the command-line option, for messages. Raises UserError if it cannot be emulated here.
+    profile: name of a shipped profile, or path of one. option: name of the command-line option, for messages.
+    Raises UserError if it cannot be emulated here.
     """
     if profile is None:
         yield None
@@ -166,8 +168,9 @@ def train_directory(
 
 
 def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: bool, to: Outputs) -> bool:
-    """Start the swarm, print its events until it ends, and close the supervisor. True if the last step was
-    committed. Raises LeaderFailed and UserError as `LocalSwarm` does."""
+    """Start the swarm, print its events on `console` until it ends, and close the supervisor. page: True to
+    serve the web page meanwhile. to: where metrics go. True if the last step was committed. Raises
+    LeaderFailed and UserError as `LocalSwarm` does."""
     from anabranch.cli.support.lead_run import page_beside
     from anabranch.node.local_swarm.local_swarm import Interrupted
     from anabranch.node.operator.owner_actions import SwarmOwner
@@ -210,9 +213,9 @@ def _what_next(path: Path, finished: bool, emulated: bool) -> str:
 
 
 class _Stopping:
-    """State of the user's request to stop. After the first request the swarm stops after the current step;
-    after the second one, or STOP_S after the first, at once. `poll`, which stops it, must be called
-    regularly."""
+    """State of the user's request to stop a swarm. After the first request the swarm stops after the current
+    step; after the second one, or STOP_S after the first, at once. `poll`, which stops it, must be called
+    regularly. console: tells the user."""
 
     def __init__(self, swarm: LocalSwarm, console: Console) -> None:
         self._swarm, self._console = swarm, console
@@ -224,7 +227,8 @@ class _Stopping:
         return len(self._requests) > 1
 
     def ask(self, *_: object) -> None:
-        """Record a request; also the signal handler."""
+        """Record a request of the user to stop the swarm, which the next `poll` carries out. The arguments
+        are those of a signal handler, and ignored."""
         self._requests.append(time.monotonic())
         self._swarm.stopping = True
 
@@ -242,8 +246,9 @@ class _Stopping:
 
 
 def _show_result(path: Path, console: Console, verify: list[str] | None) -> int:
-    """Print held-out loss, a sample and plots, then verify the run; returns the verification's exit status.
-    verify: options of `anabranch verify`; None skips it (status 0)."""
+    """Print the first and last held-out loss that `console` saw, a sample and plots, then verify the run;
+    returns the verification's exit status. verify: options of `anabranch verify`; None skips it (status
+    0)."""
     from anabranch.cli.main import main
 
     first, last = console.first_evaluation, console.last_evaluation

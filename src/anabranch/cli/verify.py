@@ -57,7 +57,8 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _folders(option: str, paths: list[Path]) -> list[Path]:
-    """Paths of an option that names folders. Raises UserError if one is none."""
+    """`paths`, which a command-line option named as folders. Raises UserError, with the name of the option,
+    if one of them is no folder."""
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{option} {path}: there is no such folder")

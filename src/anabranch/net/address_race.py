@@ -27,8 +27,8 @@ _free = threading.BoundedSemaphore(LOOK_UPS)
 
 async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
     """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them; a name is looked up
-    without blocking the loop. kind: as SOCK_STREAM. Raises OSError if the name stands for none, or is none:
-    strangers choose the names that a leader dials."""
+    without blocking the loop. kind: type of socket, such as SOCK_STREAM. Raises OSError if `host` has no
+    address or is no valid name of a host: strangers choose the names that a leader dials."""
     try:
         try:
             return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
@@ -40,7 +40,8 @@ async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
 
 async def _looked_up(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
     """Addresses of a name, looked up in a thread of its own: the few threads of an event loop would all wait
-    for names whose servers never answer. Raises as `socket.getaddrinfo`, and OSError beyond LOOK_UPS."""
+    for names whose servers never answer. kind: type of socket. Raises as `socket.getaddrinfo`, and OSError
+    while LOOK_UPS names are being looked up."""
     free = _free
     if not free.acquire(blocking=False):
         raise OSError("too many names are being looked up")
@@ -75,10 +76,15 @@ async def first_of(
     connect: Callable[[Address], Awaitable[_T]],
     discard: Callable[[_T], None],
 ) -> tuple[Address, _T]:
-    """Connect to the addresses in order, each STAGGER_S after the one before (CARRIER_STAGGER_S for a carrier
-    or iroh), or at once when that failed. Returns the first address that succeeded, with its connection;
-    later connections go to `discard`. Raises the error of the only address, or one DialError about all;
-    errors other than NetError end the race at once."""
+    """Dial the addresses in order with `connect`, each STAGGER_S after the one before (CARRIER_STAGGER_S for
+    a carrier or iroh), or at once when that failed. Returns the first address that succeeded, with its
+    connection; the other dials are cancelled, and a connection that one of them made all the same goes to
+    `discard`.
+
+    connect(address): makes a connection, or raises. Raises NetError if all addresses failed: the only
+    address's own error, or one DialError about several or none. An error of another type ends the race at
+    once.
+    """
     pending: dict[asyncio.Task[_T], Address] = {}
     failed: list[tuple[Address, Exception]] = []
     waiting = list(addresses)
@@ -112,8 +118,9 @@ def _drop(task: asyncio.Task[_T], discard: Callable[[_T], None]) -> None:
 
 
 def _all_failed(failed: Sequence[tuple[Address, Exception]]) -> Exception:
-    """The error of the only address, or one DialError about all. Its cause is a ConnectionRefusedError if
-    nobody listens at any of the peer's own addresses and every carrier refused."""
+    """Error to raise for the failed addresses: that of the only one, or one DialError about several or none.
+    The DialError's `__cause__` is a ConnectionRefusedError if nobody listens at any of the peer's own
+    addresses and each of its carriers refused, else None."""
     if len(failed) == 1:
         return failed[0][1]
     error = DialError("; ".join(str(reason) for _, reason in failed) or "no address is known")

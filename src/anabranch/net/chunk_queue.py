@@ -71,8 +71,8 @@ class ChunkQueue:
         self.queued_bytes += outgoing.left + len(message) + 1
 
     def next_pieces(self) -> Pieces:
-        """Remove the next chunk and return its frames and buffers, to be written in order; empty if nothing
-        waits."""
+        """Remove the next chunk from the queue and return its frames and buffers, to be written in order; []
+        if nothing waits. The first chunk of a payload brings its message, too, the last one its checksum."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))

@@ -67,8 +67,8 @@ class Opener:
 @dataclass(eq=False)
 class Circuit:
     """Forwarded connection. target: id of the peer that it leads to. near, far: the carrier's connections to
-    opener and target. seen_bytes, idle_checks: bytes carried at the last check for idle circuits, and checks
-    since without any."""
+    opener and target. seen_bytes: bytes carried until the last check for idle circuits. idle_checks: number
+    of the last checks in a row that found no new bytes."""
 
     opener: Opener
     target: str
@@ -87,10 +87,10 @@ class Circuit:
 
 
 class Carrier:
-    """Circuits that this process forwards.
+    """Carrier of this process: opens, forwards and ends circuits for other peers, within `limits`.
 
     link_of(peer): open link that the peer dialled directly; None: there is none. circuits: those that are
-    forwarded now.
+    forwarded now; one without bytes for `limits.idle_s` is ended.
     """
 
     def __init__(self, limits: CarryLimits, link_of: Callable[[str], Link | None]) -> None:
@@ -111,7 +111,7 @@ class Carrier:
         return self._ended_bytes + sum(circuit.carried_bytes for circuit in self.circuits)
 
     def close(self) -> None:
-        """End all circuits."""
+        """End all circuits that are forwarded now. Openers that still wait for one are not told."""
         for circuit in list(self.circuits):
             circuit.close()
         if self._check is not None:
@@ -119,8 +119,8 @@ class Carrier:
 
     async def carry(self, near: Lane, opener: Opener) -> None:
         """Serve an opener, whose handshake was accepted: read the target's id, offer the circuit to the
-        target, and connect both once it comes. Returns then; the bytes are forwarded until one of the two
-        connections ends.
+        target, and connect both once the target comes. Returns then; the bytes are forwarded until one of the
+        two connections ends.
 
         near: the opener's connection. Raises Refused (no link to the target, too many circuits, the target
         did not come) and ConnectionError.
@@ -139,8 +139,8 @@ class Carrier:
         self._connect(Circuit(opener, wish.target, near, far))
 
     def _check_opener(self, wish: _Wish) -> None:
-        """Raise Refused if the opener has too many circuits, or if this process carries as many as it may and
-        `_give_way` found none to end in favour of the new one."""
+        """Raise Refused if the opener of `wish` has too many circuits, or if this process carries as many as
+        it may and `_give_way` found none to end in favour of the new one."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
             raise Refused(errors.CARRIER, f"the calling peer has {limits.circuits_of_peer} circuits already")
@@ -148,8 +148,10 @@ class Carrier:
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
 
     async def _check_target(self, wish: _Wish) -> None:
-        """Wait up to `limits.link_s` for the target's link, and check that the circuit may lead to it; a
-        circuit may have to give way. Raises Refused, with the limit that is reached."""
+        """Wait up to `limits.link_s` for a link of the peer that `wish` names, and check that the circuit may
+        lead to that peer. If the peer has as many circuits as it may, another one may be ended for this one.
+        Raises Refused if the peer has no link or is the opener, or if there is no room (the reason names the
+        limit)."""
         limits, opener, target = self.limits, wish.opener.peer, wish.target
         for _ in range(math.ceil(limits.link_s / _LOOK_S)):
             if self._link_of(target) is None and not wish.near.lost.done():
@@ -168,9 +170,9 @@ class Carrier:
         return [*self._wishes, *self.circuits]
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
-        """End one of `full`, the circuits and wishes that have reached a limit, for the new `wish`; False if
-        none gives way. Wishes do first, then circuits of the peer with most. The opener's connection is
-        aborted."""
+        """End one of `full`, the circuits and wishes that have reached a limit, in favour of the new `wish`;
+        False if none may be ended (`_spare`). A wish is ended before a circuit, and one of the opener with
+        most of `full` before others. The connection of its opener is aborted."""
         given = self._spare(wish.opener, full)
         if not given:
             return False
@@ -182,11 +184,13 @@ class Carrier:
 
     @staticmethod
     def _spare(opener: Opener, full: Sequence[Circuit | _Wish]) -> list[Circuit | _Wish]:
-        """Those of `full` that may give way to a new one of `opener`; [] if none may. To a member a guest's
-        gives way, of the address block with most of them. Beyond that they give way to a group with at least
-        two less: guests to a guest of another block; members to one of another ticket, those of the same
-        ticket to one of another block. So many keys are worth no more than one address, and many seats of a
-        ticket no more than one ticket."""
+        """Those of `full` that may be ended for a new circuit of `opener`; [] if none may.
+
+        If guests opened any of them: those of the address block whose guests have most, for a member at once,
+        for a guest only if its own block has at least two fewer; for a guest never a member's. Else those of
+        the ticket with most (of its fullest block), if the opener's ticket has at least two fewer, or those
+        of the opener's ticket from its fullest block, if the opener's block has at least two fewer. So many
+        keys are worth no more than one address, and many seats of a ticket no more than one ticket."""
         guests = [each for each in full if each.opener.guest]
         if guests or opener.guest:
             return _crowd(guests, lambda each: each.opener.block, opener.block if opener.guest else None)
@@ -197,7 +201,7 @@ class Carrier:
         return _crowd(same, lambda each: each.opener.block, opener.block)
 
     def _forget(self, gone: Circuit | _Wish) -> None:
-        """Close a circuit, or drop one that was only asked for, and count it no longer."""
+        """Close a circuit, or drop a wish for one (`gone`), so that no limit counts it any longer."""
         if isinstance(gone, Circuit):
             gone.close()
             self._ended(gone)
@@ -205,8 +209,8 @@ class Carrier:
             self._wishes.discard(gone)
 
     async def _met(self, wish: _Wish) -> Lane:
-        """Offer a circuit to its target, and return the target's connection, with which it comes within
-        `limits.offer_s`. Raises Refused if it does not, or if the opener leaves."""
+        """Offer the circuit of `wish` to its target, and return the connection with which the target comes
+        for it within `limits.offer_s`. Raises Refused if it does not come, or if the opener leaves."""
         link = self._link_of(wish.target)
         assert link is not None  # `_check_target` has looked
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -228,8 +232,9 @@ class Carrier:
                 wish.met.result().transport.abort()
 
     async def meet(self, far: Lane, hello: Hello) -> None:
-        """Take the connection of a circuit's target, whose handshake is verified but not answered yet: accept
-        it, and hand it to the circuit that waits. Raises Refused if none does, and ConnectionError."""
+        """Take the connection `far` of a circuit's target, whose Hello is verified and not answered yet:
+        accept it, and hand it to the wish whose token the Hello names. Raises Refused if no circuit waits for
+        this peer, ConnectionError if the connection breaks."""
         wish = self._offers.get(hello.link_id)
         if wish is None or wish.target != hello.peer_id or wish.met.done():
             raise Refused(errors.LANE, "no circuit waits for this peer")
@@ -272,8 +277,8 @@ class Carrier:
 def _crowd(
     full: Sequence[Circuit | _Wish], group_of: Callable[[Circuit | _Wish], str], group: str | None = None
 ) -> list[Circuit | _Wish]:
-    """Circuits and wishes of the group with most of them; [] if that has not at least two more than
-    `group`."""
+    """Circuits and wishes of the largest group of `full`; [] if that has not at least two more than the group
+    `group` (None: without this condition). group_of(each): name of the group of a circuit or wish."""
     counts = Counter(map(group_of, full))
     most = max(counts.values(), default=0)
     if group is not None and counts[group] + 2 > most:
@@ -283,8 +288,8 @@ def _crowd(
 
 
 async def _read_target(near: Lane) -> str:
-    """Id of the peer that an opener wants to reach. Raises Refused for further bytes, ConnectionError if the
-    opener leaves."""
+    """Id of the peer that an opener wants to reach, read from the opener's connection `near`. Raises Refused
+    for further bytes, ConnectionError if the opener leaves."""
     wanted = b""
     while len(wanted) < TARGET_BYTES:
         wanted += await near.receive()

@@ -25,7 +25,18 @@ STALL_CHECKS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one transport and its links."""
+    """Limits of one transport and its links.
+
+    max_message_bytes, max_payload_bytes: largest message and payload that are accepted. link_payload_bytes:
+    most bytes of one peer's unfinished payloads (0: four of the largest). max_connections: of this process
+    (0: what its descriptor limit allows). stall_s: seconds in which a link with unfinished payloads must make
+    progress. control_bytes_per_s, control_burst_bytes: messages without payload that are read from one link;
+    the rest waits. max_queued_control_bytes, max_queued_bulk_bytes: messages and payloads that may wait for
+    one link; with more the link is closed. chunk_bytes: size of a payload's chunks. handshake_timeout_s,
+    max_pending_handshakes, max_pending_of_host: of incoming connections in their handshakes, in all and from
+    one host. attempts_per_s, attempts_burst: connections that one address block may begin.
+    shutdown_timeout_s: for a closing link to send its reason.
+    """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_payload_bytes: int = 256 << 20
@@ -61,14 +72,19 @@ class Limits:
     """Seconds for which a closing link tries to send queued messages and the reason of its end."""
 
     def budgets(self) -> Budgets:
-        """Budgets of the transport's resource manager."""
+        """Budgets of the transport's resource manager that follow from these limits: memory and number of
+        unfinished payloads of one link, and number of connections."""
         link_bytes = self.link_payload_bytes or _LARGEST_OF_LINK * self.max_payload_bytes
         return make_budgets(link_bytes, MAX_OPEN_STREAMS, self.max_connections)
 
 
 @dataclass(frozen=True)
 class CarryLimits:
-    """Limits of a carrier, set by its owner. A link of two peers takes two circuits."""
+    """Limits of a carrier, set by its owner. circuits: most at once (0: it carries for nobody).
+    circuits_of_peer: most that one peer opened or that lead to it. circuits_of_pair: most from one peer to
+    another. bytes_per_s: of all circuits together (0: no limit). link_s, offer_s: seconds to wait for a link
+    of the target, and for the target to come. idle_s: seconds without a byte after which a circuit ends. A
+    link of two peers takes two circuits."""
 
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""
@@ -90,21 +106,21 @@ class CarryLimits:
 
 @dataclass(frozen=True)
 class LineCaps:
-    """Most bytes per second of payloads that a machine sends and receives, over all its links together; 0: no
-    limit. Messages without payload are few and not counted, so that heartbeats never wait. Circuits that it
-    carries for others have a limit of their own (`CarryLimits`)."""
+    """Caps of a machine's line: most bytes per second of payloads that it sends (up) and receives (down),
+    over all its links together; 0: no limit. Messages without payload are few and not counted, so that
+    heartbeats never wait. Circuits that it carries for others have a limit of their own (`CarryLimits`)."""
 
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
 
 
 def limits_of_run(parameters: int, largest_share: float, activation_bytes: int, piece_bytes: int) -> Limits:
-    """Limits by what the payloads of a run can need.
+    """Limits whose payload sizes are what a run can need; all others are the defaults.
 
-    parameters: of the model. largest_share: share of them in the largest stage. activation_bytes,
-    piece_bytes: largest activation and piece of a state. A sender has at most two payloads of each priority
-    unfinished (`chunk_queue`): input gradients and activations, parts of sums and reduced gradients of at
-    most a stage, pieces and bandwidth probes.
+    parameters: number in the model. largest_share: share of them in the largest stage, at most 1.
+    activation_bytes, piece_bytes: largest activation and piece of a state. A sender has at most two payloads
+    of each priority unfinished (`chunk_queue`): input gradients and activations, parts of sums and reduced
+    gradients of at most a stage, pieces and bandwidth probes.
     """
     sums_bytes = size_bounds(math.ceil(parameters * min(1.0, largest_share)))[1]
     return Limits(

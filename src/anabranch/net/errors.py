@@ -27,7 +27,8 @@ class FrameError(NetError):
 
 
 class ListenError(NetError):
-    """Raised when a peer cannot accept connections: its address, its TLS library or iroh cannot be used."""
+    """Raised when a peer cannot accept connections: its address cannot be used, or its TLS library, or
+    iroh."""
 
 
 class PortInUseError(ListenError):
@@ -35,9 +36,9 @@ class PortInUseError(ListenError):
 
 
 class DialError(NetError):
-    """Raised when a dial failed, as nobody listens, it is no TLS server, it did not answer in time, or no way
-    leads there. step: of the dial that failed, one of those at the end of this module; "" for a dial of
-    several addresses."""
+    """Raised when a dial failed: nobody listens at the address, or no TLS server does, or the other end did
+    not answer in time, or no way leads there. step: of the dial that failed, one of those at the end of this
+    module; "" for a dial of several addresses."""
 
     def __init__(self, reason: str, step: str = "") -> None:
         super().__init__(reason)

@@ -74,9 +74,9 @@ class Blob:
 
     With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
     any contiguous buffer; a received one is writable. It must not change until it is sent. hash: of the
-    tensor (`payload_hasher`), "" if it is not known; of a received payload this end computed it. check: of a
-    received payload of form OF_VALUES, to be called with the hash of its tensor before anything uses it;
-    raises FrameError if the sender's checksum is another."""
+    tensor (`payload_hasher`), "" if it is not known; of a received payload this end computed it, and it is ""
+    for packed ones. check: of a received payload of form OF_VALUES (else None), to be called with the hash of
+    its tensor before anything uses it; raises FrameError if the sender's checksum is another."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,7 +85,8 @@ class Blob:
     check: Callable[[str], None] | None = None
 
     def view(self) -> memoryview:
-        """View of `data` as flat bytes, not a copy. Raises ValueError if dtype or shape do not match."""
+        """View of `data` as flat bytes, not a copy. Raises ValueError if the dtype or the shape cannot be
+        sent, `data` is not contiguous, or its size does not fit them."""
         if self.dtype not in _CODES:
             raise ValueError(f"dtype {self.dtype!r} cannot be sent; only {', '.join(_NAMES)}")
         if len(self.shape) > MAX_DIMS:
@@ -112,8 +113,9 @@ def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
 
 
 def payload_hasher(dtype: str, shape: Sequence[int]) -> blake3:
-    """Hasher of a payload, to be updated with its bytes; `hash_text` reads it. The hash is that of the tensor
-    in receipts (`train.stage.audit.payload_hash`)."""
+    """Hasher of a payload of this dtype and shape, which it hashes first; to be updated with the payload's
+    bytes. `hash_text` reads it. The hash is that of the tensor in receipts
+    (`train.stage.audit.payload_hash`)."""
     return blake3(f"torch.{dtype} {tuple(shape)}".encode())
 
 
@@ -122,7 +124,8 @@ def hash_text(hasher: blake3) -> str:
 
 
 def checksum_of(opened: blake3, payload_hash: str) -> bytes:
-    """Checksum of a payload, from the hasher of its OPEN frame's body, and from its hash."""
+    """Checksum of a payload. opened: hasher of its OPEN frame's body, which is not changed. payload_hash:
+    hash of the payload, as text."""
     return opened.copy().update(payload_hash.encode()).digest(length=CHECKSUM_BYTES)
 
 
@@ -149,8 +152,8 @@ def message_frame(message: bytes) -> tuple[bytes, bytes]:
 
 
 def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tuple[bytes, bytes]:
-    """Header and body of the frame that announces a payload, whose `size_bytes` bytes follow as chunks of
-    `stream`. The payload's checksum also covers this body."""
+    """Header and body of the frame that announces the payload `blob` of `message`; its `size_bytes` bytes
+    follow as chunks of `stream`. The payload's checksum also covers this body."""
     shape = blob.shape
     form = OF_VALUES if blob.hash and blob.dtype in (PACKED, SCALED) else 0
     body = b"".join(
@@ -186,15 +189,16 @@ def offer_frame(token: bytes) -> bytes:
 
 
 class _Incoming:
-    """Payload that is being received. opened: hasher of its OPEN frame's body. hasher: of the payload's bytes
-    so far; None if its hash is of its values."""
+    """Payload that is being received. opened: hasher of its OPEN frame's body. hasher: hasher of the
+    payload's bytes so far; None for form OF_VALUES, whose hash is of the unpacked values."""
 
     __slots__ = ("blob", "hasher", "message", "opened", "received", "target")
 
     def __init__(
         self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int, form: int, opened: blake3
     ) -> None:
-        """message: that of the OPEN frame, which is kept until the payload is whole."""
+        """message: that of the OPEN frame, kept until the payload is whole. dtype, shape, form, size_bytes:
+        of the payload, as the frame announces them; its memory is mapped now."""
         self.message = message
         # Not a bytearray, which would write zeros to all of it at once.
         self.target = np.empty(size_bytes, dtype=np.uint8).data
@@ -205,7 +209,7 @@ class _Incoming:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that are reserved for it."""
+        """Bytes of memory that are reserved for this payload and its message."""
         return len(self.target) + len(self.message)
 
 
@@ -294,7 +298,9 @@ class FrameReader:
         return out
 
     def _parse(self, end: int) -> list[Parsed]:
-        """Parse all complete frames in `_scratch[:end]`, and keep the beginning of the next frame."""
+        """Parse all complete frames in `_scratch[:end]`, keep the beginning of the next frame, and return
+        what became complete (messages, offers, a Goodbye). Raises FrameError, and ResourceRefused if a
+        payload or a long frame has no room."""
         out: list[Parsed] = []
         scratch = self._scratch
         at = 0
@@ -351,7 +357,8 @@ class FrameReader:
         self._current = incoming if self._chunk_left else None
 
     def _check_header(self, kind: int, zero: int, stream: int, length: int) -> None:
-        """Raise FrameError for a bad header, before any of the frame's body is stored."""
+        """Raise FrameError for a frame header that is not allowed now, before any of the frame's body is
+        stored. kind, zero, stream, length: its fields (see the module)."""
         if zero or (stream and kind in (MESSAGE, CLOSE, OFFER, PAUSE)):
             raise FrameError("a reserved field is not zero")
         if kind == MESSAGE:
@@ -382,8 +389,9 @@ class FrameReader:
             raise FrameError(f"there is no frame of kind {kind}")
 
     def _check_pause(self, length: int) -> None:
-        """Count a PAUSE frame. Raises FrameError if it is not empty, comes within a payload, where it would
-        pass for progress, or follows MAX_PAUSES others."""
+        """Count a PAUSE frame. Raises FrameError if the frame has a body (`length` bytes), comes within a
+        payload, where it would pass for progress, or is more than the MAX_PAUSES-th since the last
+        payload."""
         if length:
             raise FrameError(f"a pause of {length} bytes, which has none")
         if self._streams:

@@ -1,6 +1,6 @@
 """Handshake after TLS, as two state machines without I/O.
 
-    server -> client   Challenge   version, run, the server's key and incarnation, a fresh nonce
+    server -> client   Challenge   version, run, the server's incarnation, a fresh nonce
     client -> server   Hello       run, the client's key and incarnation, the lane, a credential, signatures,
                                    or the answer to a puzzle in place of the ticket's (an open ticket)
     server -> client   Answer      accepted, or a kind and a sentence
@@ -102,8 +102,10 @@ class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class _HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Body of a Hello, the dialling side's message in a handshake. ticket_signature: by the ticket's key;
-    with an open ticket the answer to the puzzle instead."""
+    """Body of a Hello, the dialling side's message in a handshake; all fields are of that side. nonce:
+    repeats the server's. credential_kind: "ticket", "open" (an open ticket) or "certificate". credential:
+    sealed grant or certificate. ticket_signature: by the ticket's key; with an open ticket the answer to the
+    puzzle instead; empty with a certificate. signature: by the peer's key."""
 
     run: RunId
     peer_id: PeerIdText
@@ -125,7 +127,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 @dataclass(frozen=True)
 class Hello:
-    """Verified self-introduction of a dialling peer.
+    """Verified self-introduction of a dialling peer: its id, incarnation and run.
 
     lane: kind of connection. CONTROL or BULK: one of a link's two, with the same link_id in both. CARRY: to a
     carrier, to open a circuit. MEET: to a carrier, to take part in the circuit whose token is link_id.
@@ -159,7 +161,8 @@ INCARNATIONS_KEPT = 1 << 16
 
 
 class IncarnationFence:
-    """Highest incarnation (start count) seen of each admitted peer; lower ones are stale or copies."""
+    """Highest incarnation (start count) noted of each admitted peer, of the last INCARNATIONS_KEPT; lower
+    ones are stale processes or copies of the peer's files."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
@@ -228,8 +231,9 @@ class ServerHandshake:
         nonce: bytes | None = None,
         price: int = 0,
     ) -> None:
-        """gate: admission rules. binding: bytes that only the two ends of the TLS connection know. price:
-        bits of work that an open ticket needs. nonce: for tests; its first byte is the price."""
+        """identity, incarnation: of this peer. gate: admission rules. binding: bytes that only the two ends
+        of the TLS connection know. price: bits of work that an open ticket needs. nonce: for tests, in place
+        of a random one; its first byte is the price then, and `price` is ignored."""
         self._identity = identity
         self._incarnation = incarnation
         self._gate = gate
@@ -285,8 +289,8 @@ class ServerHandshake:
         )
 
     def _work_of(self, hello: _HelloBody, statement: bytes) -> int:
-        """Bits of work in a Hello with an open ticket; 0 for another credential, and for a bulk connection.
-        Raises Refused if they are fewer than were asked."""
+        """Bits of work that the puzzle's answer in a Hello with an open ticket proves for `statement`; 0 for
+        another credential, and for a bulk connection. Raises Refused if they are fewer than were asked."""
         if hello.credential_kind != OPEN or hello.lane == BULK:
             return 0
         work = work_in(statement, hello.ticket_signature)
@@ -352,7 +356,8 @@ class AnswerReader:
 
 
 class ClientHandshake:
-    """Dialling side of a handshake. Pass on received bytes, send what `receive` returns."""
+    """Dialling side of a handshake. Pass received bytes to `receive` and send what it returns, until
+    `accepted` is True."""
 
     def __init__(
         self,
@@ -367,9 +372,10 @@ class ClientHandshake:
         credential: Credential,
         binding: bytes,
     ) -> None:
-        """server: the dialled peer id. server_certificate_key: the one in the TLS certificate. lane, link_id:
-        as in `Hello`. binding: bytes that only the two ends of the TLS connection know. Raises Refused if the
-        two ids differ, before anything is sent."""
+        """identity, incarnation: of this peer. server: the dialled peer id. server_certificate_key: the one
+        in the TLS certificate. lane, link_id: as in `Hello`. credential: ticket or certificate to show.
+        binding: bytes that only the two ends of the TLS connection know. Raises Refused if the server's two
+        ids differ, before anything is sent."""
         if server_certificate_key != server:
             who = "another peer" if server_certificate_key else "a server without a peer's key"
             raise Refused(errors.SERVER_KEY, f"{who} answers at this address")
@@ -459,8 +465,10 @@ class ClientHandshake:
         )
 
     def _proof(self, ticket: Ticket | None, statement: bytes, price: int) -> bytes:
-        """Proof that goes with the credential: the ticket's signature, or the answer to the puzzle. price:
-        bits of work that the server asks. Raises Refused if they are too many."""
+        """Proof that goes with the credential: a ticket's signature of `statement`, or with an open ticket
+        the answer to the puzzle, which may take seconds. b"" for a certificate (`ticket` is None), and on the
+        bulk connection of an open ticket. price: bits of work that the server asks. Raises Refused if they
+        are more than MOST_SOLVED."""
         if ticket is None or (self._is_open and self._lane == BULK):
             return b""
         if not self._is_open:
@@ -471,8 +479,8 @@ class ClientHandshake:
 
 
 def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, binding: bytes) -> bytes:
-    """Bytes that the dialling peer signs to prove its key: everything that identifies this connection, with
-    the bytes `binding` that only its two ends know."""
+    """Bytes that the dialling peer signs to prove its key: all fields of the Hello but its signatures, the
+    server's id and incarnation, and `binding`, the bytes that only the two ends of this connection know."""
     return msgspec.msgpack.encode(
         (
             WIRE_VERSION,

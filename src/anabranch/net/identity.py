@@ -128,7 +128,8 @@ class Identity:
 
 
 class IdentitySigner:
-    """Signatures of an identity on statements of its peer (`protocol.interface.signatures.Signer`)."""
+    """Signer that signs statements of a peer with its identity, and verifies those of others
+    (`protocol.interface.signatures.Signer`)."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity

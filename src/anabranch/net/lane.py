@@ -27,7 +27,8 @@ TURN_S = 0.01
 
 
 class TokenBucket:
-    """Token bucket of bytes that are read from lanes, or written to them. burst_bytes: most bytes at once."""
+    """Token bucket that limits the bytes read from lanes, or written to them, to `bytes_per_s`. It is full at
+    first. burst_bytes: most bytes at once after a pause. Several lanes may share one."""
 
     def __init__(self, bytes_per_s: float, burst_bytes: float) -> None:
         self._bytes_per_s, self._burst_bytes = bytes_per_s, burst_bytes
@@ -37,13 +38,14 @@ class TokenBucket:
 
     @property
     def second_bytes(self) -> int:
-        """Bytes of one second, at least one."""
+        """Bytes that the rate permits in one second; at least 1."""
         return max(1, int(self._bytes_per_s))
 
     def turn_s(self, who: object, now: float) -> float:
-        """Seconds after which `who` is to ask again for its turn to write; 0: it is its turn. Turns come in
-        the order in which they were first asked for, so that no link of a slow line waits for ever; one that
-        does not ask again has given up."""
+        """Seconds after which `who`, any object, is to ask again for its turn to write; 0: it is its turn
+        now, which this call uses up. Turns come in the order in which they were first asked for, so that no
+        link of a slow line waits for ever; one that does not ask again within TURN_S of that time loses its
+        place."""
         self._waiting = {each: at for each, at in self._waiting.items() if now < at + TURN_S or each is who}
         self._waiting.setdefault(who, now)
         pause_s = self.pause_s(0, now)
@@ -55,8 +57,8 @@ class TokenBucket:
         return wait_s
 
     def pause_s(self, size_bytes: int, now: float) -> float:
-        """Charge bytes that were read or written at time `now` (s); returns the seconds for which nothing
-        more may be, 0 while tokens are left."""
+        """Charge bytes that were read or written at time `now` (s), at once and in full; returns the seconds
+        for which nothing more may be read or written, 0 while tokens are left."""
         elapsed_s = max(0.0, now - self._at)
         self._left = min(self._burst_bytes, self._left + self._bytes_per_s * elapsed_s) - size_bytes
         self._at = now
@@ -123,7 +125,7 @@ class Lane(asyncio.BufferedProtocol):
 
     def attach(self, on_writable: Callable[[], None], on_lost: OnLaneLost) -> None:
         """Register the callbacks of the link that takes this lane over: `on_writable()` when the send buffer
-        has room again, `on_lost(lane, reason)` when the connection is lost, also if it already is.
+        has room again, `on_lost(lane, reason)` when the connection is lost, soon if it is lost already.
         `bytes_sent` counts from here on."""
         self._on_writable = on_writable
         self._on_lost = on_lost
@@ -165,7 +167,8 @@ class Lane(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def pause_for(self, why: str) -> None:
-        """Read nothing until `resume_for` was called for this reason, and for all others."""
+        """Read nothing until `resume_for` was called for this reason (`why`, any text), and for all others
+        that hold."""
         self._read_pauses.add(why)
         self.pause_reading()
 
@@ -175,7 +178,8 @@ class Lane(asyncio.BufferedProtocol):
             self.resume_reading()
 
     def _pause_for_s(self, pause_s: float) -> None:
-        """Read nothing for a time; a pause that is planned already gives way, as the new one is longer."""
+        """Read nothing for `pause_s` seconds; a pause by the rate that is planned already gives way, as the
+        new one is longer."""
         if self._resume is not None:
             self._resume.cancel()
         self.pause_for("rate")

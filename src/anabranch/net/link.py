@@ -64,7 +64,8 @@ class Way:
 
 @dataclass(frozen=True)
 class LineBuckets:
-    """Caps of this machine's line, which all its links share; None: no cap."""
+    """Caps of this machine's line, which all its links share: of bytes that it sends (up) and receives
+    (down); None: no cap."""
 
     up: TokenBucket | None = None
     down: TokenBucket | None = None
@@ -165,13 +166,15 @@ class Link:
             self.bulk.open(self._payloads, self._received)
 
     def hold_payloads(self, hold: bool) -> None:
-        """Stop reading payloads (`hold`), which then wait at the other side, or go on."""
+        """Stop reading payloads (`hold` True), which then wait at the other side, or read on (False).
+        Messages without payload are read in any case."""
         self._holds = hold
         if self.closed_reason is None:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
-        """Change the largest payload (bytes) that is accepted; those that have begun are not affected."""
+        """Change the largest payload (bytes) that is accepted from now on; payloads that have begun are not
+        affected."""
         self._limits = replace(self._limits, max_payload_bytes=max_payload_bytes)
         if self._payloads is not None:
             self._payloads.max_payload_bytes = max_payload_bytes
@@ -237,7 +240,7 @@ class Link:
             self._awaiting_room.append((most_bytes, then))
 
     def _tell_room(self) -> None:
-        """Call those callbacks of `when_room` that wait no longer."""
+        """Call, soon, the callbacks given to `when_room` for which there is room now."""
         waiting, self._awaiting_room = self._awaiting_room, []
         for most_bytes, then in waiting:
             self.when_room(most_bytes, then)
@@ -316,14 +319,17 @@ class Link:
             self._plan_warming()
 
     def _plan_warming(self) -> None:
-        """Keep the rate of the bulk connection in the pause that may begin now (`_warm`)."""
+        """Plan the next PAUSE frame (`_warm`) for _WARM_S from now, in place of one that is planned already;
+        none on a connection that keeps its rate in a pause (`Lane.forgets_rate`)."""
         if self._warming is not None:
             self._warming.cancel()
         self._warming = self._loop.call_later(_WARM_S, self._warm) if self.bulk.forgets_rate else None
 
     def _warm(self) -> None:
-        """Send a PAUSE frame, as nothing else was sent for _WARM_S; MAX_PAUSES of them in one pause. While
-        the last chunk still leaves, look again later; a write from the queue plans the next look itself."""
+        """Send a PAUSE frame on the bulk connection, as nothing else was sent for _WARM_S, and plan the next;
+        nothing more after MAX_PAUSES of them in a row, once the link has closed, or while payloads wait,
+        whose writing plans the next one. While the send buffer is full, none is sent but the next one
+        planned."""
         if self._queue or self.closed_reason is not None or self._pauses >= MAX_PAUSES:
             return
         if self.bulk.writable:

@@ -126,7 +126,7 @@ def _tables(values: Values) -> list[Values]:
 
 
 def _widths(table: Values) -> Bytes:
-    """Bytes per value that each row needs, from the row's greatest magnitude."""
+    """Bytes per value that each row of `table` needs, from the row's greatest magnitude; 1 to 8."""
     greatest = np.maximum(table.max(axis=1), ~table.min(axis=1))
     widths: Bytes = (np.searchsorted(_LIMITS, greatest, side="right") + 1).astype(np.uint8)
     return widths

@@ -41,7 +41,8 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one scope: bytes and number of unfinished payloads, and connections."""
+    """Limits of one scope at one time: bytes of unfinished payloads (memory_bytes), their number (streams),
+    and connections."""
 
     memory_bytes: int
     streams: int
@@ -50,7 +51,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """Budgets of all scopes: this process, each ticket, address block, peer, and peer's circuits."""
+    """Budgets of the scopes: of this process (system), and of each ticket, address block, peer, and peer's
+    circuits."""
 
     system: Budget
     ticket: Budget
@@ -63,7 +65,8 @@ def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Bu
     """Budgets for links that each need up to `link_bytes` of memory in `link_streams` unfinished payloads.
 
     connections: most of this process; 0: what its descriptor limit allows. The system's memory is that of
-    FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least.
+    FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least. Each ticket and each
+    address block may take SHARE of the system's budget, each peer a link's.
     """
     most = min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS)
     connections = connections or max(MIN_CONNECTIONS, most)
@@ -96,8 +99,9 @@ class ResourceRefused(NetError):
 
 @dataclass(eq=False)
 class Scope:
-    """Account of one scope, such as an address block or a peer: its budget, and the memory (bytes),
-    unfinished payloads and connections that its reservations use now."""
+    """Account of one scope, such as an address block or a peer. name: its words in a refusal. memory_bytes,
+    streams, connections: bytes and number of unfinished payloads, and connections, that its reservations use
+    now. users: number of its reservations, also of those that hold nothing."""
 
     name: str
     budget: Budget
@@ -108,7 +112,8 @@ class Scope:
     users: int = 0
 
     def lacks(self, memory_bytes: int, streams: int, connections: int) -> str:
-        """Reason why this scope has no room for so much more; "" if it has. Nothing is charged."""
+        """Reason why this scope has no room for so many more bytes and unfinished payloads (streams) and
+        connections; "" if it has. Nothing is charged."""
         budget = self.budget
         if streams and self.streams + streams > budget.streams:
             return f"{self.name} has {self.streams} unfinished payloads, of at most {budget.streams}"
@@ -126,7 +131,8 @@ class Scope:
 
 
 class Reservation:
-    """Resources that one connection or link holds, in every scope that it belongs to.
+    """Resources that one connection or link holds, in every scope that it belongs to. keys: (kind, name) of
+    the first scopes, which it enters at once, holding nothing.
 
     A scope can be joined later, when the peer and its ticket are known; the reservation is charged to it as a
     whole. `release_all` gives everything back, once.
@@ -138,7 +144,8 @@ class Reservation:
         self.memory_bytes = self.streams = self.connections = 0
 
     def reserve(self, memory_bytes: int = 0, streams: int = 0, connections: int = 0) -> None:
-        """Charge every scope, or raise ResourceRefused and charge none."""
+        """Charge bytes of memory, unfinished payloads (streams) and connections to every scope, or raise
+        ResourceRefused and charge none."""
         for (kind, _), scope in self._scopes.items():
             self._check(kind, scope, memory_bytes, streams, connections)
         for scope in self._scopes.values():
@@ -148,8 +155,8 @@ class Reservation:
         self.connections += connections
 
     def join(self, kind: str, name: str) -> None:
-        """Charge what is held to one more scope, by kind and name; nothing if it belongs to that scope
-        already. Raises ResourceRefused, and charges nothing, if the scope has no room."""
+        """Charge all that this reservation holds to one more scope, by kind and name; nothing if it belongs
+        to that scope already. Raises ResourceRefused, and charges nothing, if the scope has no room."""
         if (kind, name) in self._scopes:
             return
         scope = self._manager.enter(kind, name)
@@ -162,8 +169,8 @@ class Reservation:
         self._scopes[kind, name] = scope
 
     def release(self, memory_bytes: int = 0, streams: int = 0, connections: int = 0) -> None:
-        """Give back a part of what is held, in every scope that it belongs to. The caller gives back no more
-        than is held: that is not checked."""
+        """Give back a part of what is held (bytes, unfinished payloads, connections), in every scope that it
+        belongs to. The caller gives back no more than is held: that is not checked."""
         for scope in self._scopes.values():
             scope.add(-memory_bytes, -streams, -connections)
         self.memory_bytes -= memory_bytes
@@ -184,7 +191,8 @@ class Reservation:
 
 
 class ResourceManager:
-    """Scopes of one transport. refusals: number of refused reservations, by kind of scope."""
+    """Scopes of one transport, within `budgets`. refusals: number of refused reservations, by kind of
+    scope."""
 
     def __init__(self, budgets: Budgets) -> None:
         self.system = Scope("this process", budgets.system)
@@ -193,7 +201,8 @@ class ResourceManager:
         self._scopes: dict[tuple[str, str], Scope] = {("system", ""): self.system}
 
     def use_budgets(self, budgets: Budgets) -> None:
-        """Change the budgets of all scopes; what is held already stays."""
+        """Change the budgets of all scopes, present and later ones. What is held already stays held, even
+        above a smaller budget."""
         self._budgets = budgets
         for (kind, _), scope in self._scopes.items():
             scope.budget = getattr(budgets, kind)
@@ -210,7 +219,8 @@ class ResourceManager:
         return scope
 
     def leave(self, kind: str, name: str) -> None:
-        """Count one reservation less in a scope; a scope without any is forgotten."""
+        """Count one reservation less in a scope that was entered (`enter`); a scope without any is forgotten,
+        other than the system's."""
         scope = self._scopes[kind, name]
         scope.users -= 1
         if not scope.users and scope is not self.system:
@@ -218,7 +228,7 @@ class ResourceManager:
 
     def incoming(self, host: str) -> Reservation:
         """Reserve a connection from `host`, before anything is read from it. Raises ResourceRefused if this
-        process or its address block has too many."""
+        process, or the host's address block, has too many."""
         return self._connection(("system", ""), ("block", block_of(host)))
 
     def outgoing(self, peer: str) -> Reservation:
@@ -248,7 +258,9 @@ class ResourceManager:
 
 
 class AttemptRate:
-    """Token buckets of the connections that each address block begins: refused handshakes cost time, too."""
+    """Token buckets that limit the connections which each address block begins to `per_s` a second, and
+    `burst` at once after a pause: refused handshakes cost time, too. The last BLOCKS_KEPT blocks are
+    remembered."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst

@@ -3,7 +3,7 @@
 Used for the contributions and results of rounds, which are rounded to such values
 (`train.numerics.block_float`). Values are packed in blocks of 64 (the last is filled up with zeros):
 
-    shifts  one byte for each block, in order: power of two by which its values are divided, 0..63
+    shifts  one byte for each block, in order: exponent of the power of two that divides its values, 0..63
     widths  one byte for each block, in order: 0 (all zero), or 1..5 for 4, 8, 16, 32, 64 bits a value
     blocks  those of width 1, then those of width 2, and so on, each in order
 
@@ -44,7 +44,8 @@ def size_bounds(count: int) -> tuple[int, int]:
 
 
 def pays(values: Values) -> bool:
-    """True if a sample of blocks takes at most WORTH_BYTES a value in this packing; False without a block."""
+    """True if this packing is worth while: a sample of whole blocks of `values` takes at most WORTH_BYTES a
+    value in the mean. False for fewer values than a block has."""
     blocks = len(values) // BLOCK
     if not blocks:
         return False

@@ -49,8 +49,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Address at which a peer can be dialled. via: id of the carrier that listens there, or kind of an
-    address through iroh (`addresses`); "": the peer listens there."""
+    """Address at which the peer `peer_id` can be dialled. via: id of the carrier that listens at host:port,
+    or kind of an address through iroh (`addresses`); "": the peer listens there."""
 
     peer_id: PeerIdText
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -77,8 +77,9 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class MembershipCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Statement by `issuer` that `peer_id` is a member of `run` until `expires_at_s` (Unix time). ticket: key
-    of the ticket with which the peer came ("": the owner's own peer). quota: as in the ticket's grant."""
+    """Statement by `issuer` that `peer_id` is a member of `run` in a role until `expires_at_s` (Unix time).
+    role: that of the ticket ("relay", "data", ...). ticket: key of the ticket with which the peer came ("":
+    the owner's own peer). quota: as in the ticket's grant."""
 
     run: RunId
     peer_id: PeerIdText
@@ -97,8 +98,9 @@ class _TicketBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 @dataclass(frozen=True)
 class Ticket:
-    """A parsed ticket. sealed_grant: signed permissions, shown in the handshake. key: the ticket's own key.
-    peers: addresses to dial. text: the line that the owner gave away."""
+    """A parsed ticket, whose `text` (the line that the owner gave away) and `key` are secrets. grant: its
+    permissions. sealed_grant: these with the owner's signature, as shown in the handshake. key: the ticket's
+    own key. peers: addresses to dial."""
 
     grant: Grant
     sealed_grant: bytes
@@ -168,8 +170,9 @@ def parse_ticket(text: str, *, now_s: float) -> Ticket:
 
 
 def check_grant(sealed: bytes, *, run: str, owner: str, now_s: float) -> Grant:
-    """Verify a ticket's permissions shown to a peer of `run`, whose owner is `owner`; returns them. now_s:
-    Unix time. Raises TicketError if they are of another run or owner, forged or expired."""
+    """Verify a ticket's permissions (`sealed`: with the owner's signature) that were shown to a peer of
+    `run`, whose owner is `owner`; returns them. now_s: Unix time. Raises TicketError if they are of another
+    run or owner, forged or expired."""
     grant = _decode(Grant, sealed, "the ticket's grant")
     if grant.run != run:
         raise TicketError(TICKET, f"the ticket is for run {grant.run!r}, not for {run!r}")
@@ -203,9 +206,9 @@ def issue_certificate(
 
 
 def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
-    """Verify a certificate's signature, run and expiry (now_s: Unix time); returns its content. Raises
-    TicketError if one of them is wrong. The caller checks that the issuer may issue certificates, and that
-    the holder presents it."""
+    """Verify a certificate (`sealed`: with its issuer's signature) for `run`; returns its content. now_s:
+    Unix time. Raises TicketError if it is of another run, forged or expired. The caller checks that the
+    issuer may issue certificates, and that the holder presents it."""
     certificate = _decode(MembershipCertificate, sealed, "the certificate")
     if certificate.run != run:
         raise TicketError(CERTIFICATE, f"the certificate is for run {certificate.run!r}, not for {run!r}")
@@ -218,7 +221,8 @@ def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCer
 
 
 def _seal(signer: Identity, purpose: bytes, body: msgspec.Struct) -> bytes:
-    """Sign `body` for one purpose: returns the signature (64 bytes) and the signed msgpack bytes."""
+    """Sign `body` as `signer`, for one purpose: returns the signature (64 bytes) and the signed msgpack
+    bytes, joined."""
     encoded = msgspec.msgpack.encode(body)
     return signer.sign(purpose, encoded) + encoded
 

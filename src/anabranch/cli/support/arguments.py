@@ -26,7 +26,8 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a run directory and one of its checkpoints."""
+    """Add the arguments that name a run directory (RUN_DIR) and one of its checkpoints (--step; the newest if
+    left out)."""
     add_run_dir(parser)
     parser.add_argument("--step", type=int, metavar="T", help="checkpoint after step T (default: the newest)")
 

@@ -24,8 +24,9 @@ class Children:
     session of its own: Ctrl+C in the terminal reaches them once, through this process. On Linux they die with
     it.
 
-    labels: text before each line that a process writes. show: prints such a line. ticket: handed over in the
-    environment, as other users of the machine can read a command line; "" for none.
+    labels: text before each line that a process writes. show: prints such a line. program: words before those
+    of each command. ticket: handed over in the environment, as other users of the machine can read a command
+    line; "" for none.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class Children:
             self._show(f"{label}{line.rstrip()}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the processes that still run. On Windows they have the terminal's Ctrl+C already,
-        and no other signal asks."""
+        """Send the signal `number` to the processes that still run. Nothing on Windows: they have the
+        terminal's Ctrl+C already, and no other signal asks."""
         for process in self._processes:
             if SIGNALS_ASK and process.poll() is None:
                 process.send_signal(number)

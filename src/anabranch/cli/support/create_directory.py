@@ -19,10 +19,10 @@ def create(
     say: Callable[[str], None] = print,
     private: Sequence[Path] | None = None,
 ) -> RunDirectory:
-    """Make the run directory `path` with its corpus, after checks of this machine's port and device; `say`
-    prints a sentence for the user. private: of a local swarm, data of its relays (`create_local`). Raises
-    UserError if a check fails or the directory cannot be made, and KeyboardInterrupt after Ctrl+C, once the
-    directory is removed again."""
+    """Make the run directory `path` of `config` with its corpus, after checks of this machine's port and
+    device; `say` prints a sentence for the user. private: of a local swarm, data of its relays
+    (`create_local`). Raises UserError if a check fails or the directory cannot be made, and KeyboardInterrupt
+    after Ctrl+C, once the directory is removed again."""
     from anabranch.node.lifecycle.create_run import create_run
     from anabranch.node.local_swarm.local_swarm import create_local
 

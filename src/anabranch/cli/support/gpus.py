@@ -24,8 +24,9 @@ _OWN = {
 
 
 def check_device(device: str, said: str = "") -> None:
-    """Raise UserError if `device` does not name a device, or several on which a stage can lie, or names a GPU
-    that torch does not find here. said: option with its value, as the user wrote it ("": --device)."""
+    """Raise UserError unless `device` names one device, or several GPUs on which a stage can lie together,
+    all of which torch finds here; devices other than GPUs are not looked for. said: option with its value as
+    the user wrote it, for the message ("": --device)."""
     if not re.fullmatch(DEVICE, device):
         raise UserError(f"--device {device}: write {DEVICE_WORDS}")
     if problem := device_problem(device):
@@ -63,7 +64,8 @@ def chosen_gpus(text: str) -> list[int]:
 
 
 def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> list[list[str]]:
-    """Arguments of `anabranch`, without the ticket, with which each GPU's peer joins.
+    """Arguments of `anabranch`, without the ticket, with which the peer of each of `gpus` (their numbers)
+    joins. args: options that the user gave `anabranch join --gpus`.
 
     home: folder below which each has one of its own, so that a GPU keeps its peer's key. A fixed port, and
     the port of `--advertise`, count upwards from the first GPU to the last. The peers share the caps of this

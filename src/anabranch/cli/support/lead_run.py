@@ -36,9 +36,9 @@ LOOPBACK_WARNING = (
 def page_beside(
     directory: RunDirectory, say: Callable[[str], None], owner: Owner, wanted: bool = True
 ) -> Iterator[None]:
-    """Serve the run's web page while the context is entered; `say` gets its addresses, or why it cannot be
-    served. wanted: False serves none. owner: executes the actions that the page offers to whoever has the
-    owner's address."""
+    """Context in which the run's web page is served; `say` gets its addresses, or why it cannot be served.
+    wanted: False serves none. owner: executes the actions that the page offers to whoever has the owner's
+    address."""
     if not wanted:
         yield
         return
@@ -57,8 +57,9 @@ def page_beside(
 
 
 def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig) -> None:
-    """Raise UserError if the log ends with a stop and all steps are committed: nothing is left to resume. The
-    number of steps is the last one in the log, else that of `run`, the genesis's configuration."""
+    """Raise UserError if the log ends with a stop and all steps are committed: nothing is left to resume.
+    history: state of the run by its log. The number of steps is the last one in the log, else that of `run`,
+    the genesis's configuration."""
     steps = rounds_of(run).iterations(history.course.steps) or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
@@ -166,7 +167,8 @@ def _founded(directory: RunDirectory, address: str, quiet: bool) -> CreatedRun:
 
 
 def _network(config: RunConfig) -> NetworkSection:
-    """Network section of the run file, or the address that a local swarm's supervisor gave."""
+    """Network section of a run file. In a process of a local swarm in an emulated network, which finds its
+    address in the environment, `host` is that address, and nothing is advertised."""
     from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE
 
     address = os.environ.get(LISTEN_VARIABLE)

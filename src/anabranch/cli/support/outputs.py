@@ -37,8 +37,8 @@ def add_out(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def check_out(out: Path | None, force: bool) -> None:
-    """Raise UserError if the file that `--out` names cannot be written, or exists without `force`; called
-    before work that takes a while."""
+    """Raise UserError if the file that `--out` names lies in no folder, is a folder, or exists without
+    `force`; nothing if none is named. Called before work that takes a while; nothing is written."""
     if out is None:
         return
     if not out.parent.is_dir():
@@ -57,7 +57,7 @@ def write_out(path: Path, text: str) -> None:
 
 @contextmanager
 def handled_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """`handler` handles SIGINT (Ctrl+C) and SIGTERM while the context is entered; then the former handlers do
+    """Context in which `handler` handles SIGINT (Ctrl+C) and SIGTERM; at its end the former handlers do so
     again. For the main thread only (else ValueError)."""
     former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -88,7 +88,9 @@ def add_writers(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a command's messages and metrics, as its options say; None or "": none there."""
+    """Destinations of a command's messages and metrics, as its options say. log_format: of printed messages,
+    TEXT or JSON. tensorboard: folder for TensorBoard's files; wandb, mlflow, trackio: project or experiment
+    there; None or "": no metrics there."""
 
     log_format: str = TEXT
     tensorboard: Path | None = None
@@ -137,8 +139,9 @@ class Outputs:
 
     @contextmanager
     def beside(self, directory: RunDirectory) -> Iterator[None]:
-        """Write the run's metrics from a thread while the context is entered, from the present end of its
-        event log on; nothing if no option asks for metrics. Raises UserError as `exporter` does."""
+        """Context in which a thread writes the run's metrics to other programs, from the present end of the
+        run's event log on; nothing is written if no option asks for metrics. Raises UserError as `exporter`
+        does."""
         exporter = self.exporter(directory)
         if exporter is None:
             yield

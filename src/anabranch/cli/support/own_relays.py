@@ -24,7 +24,7 @@ ONE = "one"
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--serve`."""
+    """Add the option `--serve` to a command that leads a run."""
     text = (
         "lend this machine to the run as well: one relay on the run file's device, or one on each GPU that "
         "is named (all, or numbers with commas between)"
@@ -47,8 +47,10 @@ def check(run: RunConfig, serve: str) -> None:
 
 
 class OwnRelays:
-    """Relays of this machine, one for each device of `devices` ("": that of the run file); none runs before
-    `join`. line: caps of the machine's line, which they and the leader share."""
+    """Relays of the machine that leads, one for each device of `devices` ("": that of the run file); none
+    runs before `join`. to: format of their messages, which are printed. line: caps of the machine's line,
+    which the relays and the leader share equally; the attribute of this name has the caps of each. Raises
+    UserError if a share is too small."""
 
     def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs, line: Line) -> None:
         self._directory, self._devices, self._to = directory, devices, to
@@ -87,8 +89,9 @@ class OwnRelays:
 @contextmanager
 def own_relays(directory: RunDirectory, serve: str, to: Outputs, line: Line) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
-    serve: value of `--serve`; "" for no relay. line: caps of this machine's line. Raises UserError
-    for a GPU that is not here, and for a run on private data."""
+    serve: value of `--serve`; "" for no relay. to: format of their messages. line: caps of this machine's
+    line, which they and the leader share. Raises UserError for a GPU that is not here, for a share of the
+    line that is too small, and for a run on private data."""
     check(load_run_file(directory.run_file), serve)
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:

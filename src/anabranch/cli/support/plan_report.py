@@ -97,8 +97,9 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
 
 
 def lines_advice(plan: Plan) -> list[str]:
-    """Sentence on what makes thin lines count less, if they and the reduce take more than half of an
-    iteration; else none."""
+    """Sentence, as a list of one, on what makes thin lines count less, if lines and the reduce take more than
+    half of the plan's iteration by estimate; else []. Lines count only where they take longer than computing.
+    """
     parts, whole_s = plan.estimated, plan.estimated.iteration_s
     links_s = parts.lines_s if parts.lines_s > max(parts.computing_s, parts.places_s) else 0.0
     if links_s + parts.reduce_s <= whole_s / 2:
@@ -124,13 +125,13 @@ def _row(plan: Plan) -> list[str]:
 
 
 def _islands(plan: Plan) -> str:
-    """Islands of a plan, and inner steps of a round, in words."""
+    """Words for a plan's number of islands and inner steps of a round; "–" for a plan without islands."""
     slots = plan.scenario.round.slots
     return f"{slots}, {plan.steps} steps" if slots else "–"
 
 
 def _placement(plan: Plan) -> list[Counter[str]]:
-    """For each stage from 0 on: number of its machines by "DEVICE REGION"."""
+    """Placement of a plan: for each stage from 0 on, the number of its machines by "DEVICE REGION"."""
     machines = plan.scenario.machines
     stages = range(plan.scenario.model.relay_stages + 1)
     return [_kinds(part for part in machines if part.stage == stage) for stage in stages]
@@ -146,12 +147,13 @@ def _in_words(kinds: Counter[str]) -> str:
 
 
 def _price_per_billion(plan: Plan) -> float:
-    """Price of 10⁹ tokens on the plan's machines."""
+    """Price of 10⁹ tokens on the plan's machines, in the currency of the scenario's prices."""
     return plan.price_per_hour * 1e9 / (3600.0 * plan.tokens_per_s)
 
 
 def _activations(plan: Plan) -> str:
-    """Fate of activations between forward and backward, in words, with its factor of memory slots."""
+    """Words for what becomes of activations between forward and backward: "kept", or "offloaded" and
+    "recomputed" with the factor by which that multiplies the microbatches that a machine holds."""
     park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
     words = (["offloaded"] if park else []) + (["recomputed"] if again else [])
     return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× slots" if words else "kept"

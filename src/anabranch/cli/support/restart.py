@@ -45,10 +45,11 @@ def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
 
 
 def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float = WAIT_S) -> int:
-    """Run the command, again after each internal failure or crash, until it ends in another way; returns its
-    exit status, 128 + N if signal N ended it. wait_s: seconds before the first restart; they double from
-    failure to failure, up to WAIT_MAX_S. A signal to stop is handed on to the command, which is then not
-    restarted; if this process is killed, the command stops cleanly (on Linux)."""
+    """Run `command`, again after each internal failure or crash, until it ends in another way; returns its
+    exit status, 128 + N if signal N ended it. say: prints a sentence for the user before each restart.
+    wait_s: seconds before the first restart; they double from failure to failure, up to WAIT_MAX_S. A signal
+    to stop is handed on to the command, which is then not restarted; if this process is killed, the command
+    stops cleanly (on Linux)."""
     stopped = threading.Event()
     process: subprocess.Popen[bytes] | None = None
 

@@ -36,7 +36,8 @@ def _profile_of(scenario: Scenario, name: str) -> Profile:
 
 
 def file_of(name: str) -> str:
-    """File name of a scenario, for messages."""
+    """File name of a scenario for messages: NAME.toml of a shipped one, else `name`, the path that the user
+    gave."""
     from anabranch.sim.cluster.scenario import shipped_scenarios
 
     return f"{name}.toml" if name in shipped_scenarios() else name

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def plot(folder: Path, fleet: Fleet, summaries: Sequence[Summary], outcomes: Sequence[Outcome]) -> None:
     """Draw bars and throughput of all policies into `folder`, which is made if missing; for each of the
-    protocol's own also a timeline and a world map of the iteration with most crashes. outcomes: those of seed
-    0. Raises UserError if a file cannot be written."""
+    protocol's own also a timeline and a world map of the iteration with most crashes. fleet: that was
+    simulated. summaries: means of each policy over all seeds. outcomes: those of seed 0. Raises UserError if
+    a file cannot be written."""
     from anabranch.flow.policies.registry import POLICIES
     from anabranch.observe.plots.policy_plots import draw_bars, draw_throughput
 
@@ -47,8 +48,9 @@ def plot(folder: Path, fleet: Fleet, summaries: Sequence[Summary], outcomes: Seq
 
 
 def _draw_worst_iteration(folder: Path, fleet: Fleet, policy: str) -> None:
-    """Simulate seed 0 again, and draw its iteration with most crashes as timeline (SVG and JSON) and world
-    map; into `folder`; nothing if no iteration is counted. Raises OSError if a file cannot be written."""
+    """Simulate the fleet under a policy with seed 0 again, and draw its iteration with most crashes as
+    timeline (SVG and JSON) and world map into `folder`; nothing if no iteration is counted. Raises OSError if
+    a file cannot be written."""
     from anabranch.observe.plots.iteration_timeline import draw_timeline, in_seconds, trace
     from anabranch.observe.plots.world_map import draw_map
     from anabranch.sim.experiment.initial_placement import placed

@@ -99,7 +99,8 @@ def report(summaries: Sequence[Summary]) -> str:
 
 
 def carried(policy: str, outcomes: Sequence[Outcome]) -> str:
-    """Line with the bytes that hosts carried for others, as a mean over seeds; "" if they carried none."""
+    """Line with the bytes that hosts carried for others under `policy`, as a mean over the seeds of its
+    outcomes; "" if they carried none."""
     each = [outcome.carried_bytes for outcome in outcomes if outcome.carried_bytes]
     if not each:
         return ""
@@ -116,7 +117,7 @@ def _cell(summary: Summary, key: str, form: str, factor: float = 1.0) -> str:
 
 
 def _kinds(summary: Summary) -> str:
-    """Control messages of a node per iteration, by kind."""
+    """Words for the number of control messages of a node per iteration, by kind."""
     named = [f"{kind} {count:.1f}" for kind, count in list(summary.kinds.items())[:_NAMED]]
     others = sum(list(summary.kinds.values())[_NAMED:])
     return f"{sum(summary.kinds.values()):.1f} ({', '.join(named)}, others {others:.1f})"

@@ -1,7 +1,7 @@
 """Price of the door: bits of work asked of walk-ins, by the address block that they come from.
 
-Each walk-in that came from a block of late doubles the work of the next one; above MOST_BITS the door is
-closed to the block until one of them is forgotten. The work of a key that came before is not counted twice.
+Each walk-in that was let in from a block within WINDOW_S doubles the work of the next one; above MOST_BITS
+the door is closed to the block until one of them is older. A key that comes again counts once.
 """
 
 from __future__ import annotations

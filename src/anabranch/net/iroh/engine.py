@@ -163,8 +163,8 @@ class IrohEngine:
             await asyncio.sleep(RESTART_S)
 
     def _fail(self, reason: str) -> None:
-        """Forget all paths, and end all dials with an error; also the start, if the process was
-        never ready."""
+        """Forget all paths, and end all dials with a DialError for `reason`; also the start, with a
+        ListenError, if the process was never ready."""
         self.paths.clear()
         for met in self._dials.values():
             if not met.done():

@@ -102,7 +102,8 @@ class EngineProcess:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, commands: asyncio.StreamReader) -> None:
-        """Serve dials, and connections of others, until standard input ends."""
+        """Serve the dials that come as lines of standard input (`commands`), and the connections of other
+        peers, until standard input ends."""
         self._spawn(self._accept())
         self._spawn(self._close_idle())
         while data := await commands.readline():
@@ -153,8 +154,9 @@ class EngineProcess:
                     each.connection.close(0, b"idle")
 
     async def _streams(self, peer: str, usage: _Usage) -> None:
-        """Pass on the streams that the other side opens, each over a new local connection, until the
-        connection ends. Streams beyond STREAMS_OF_CONNECTION are reset."""
+        """Pass on the streams that the other side of a connection opens, each over a new local connection,
+        until the connection ends, and count them in `usage`. Streams beyond STREAMS_OF_CONNECTION are
+        reset."""
         connection = usage.connection
         connection.set_receive_window(_WINDOW_BYTES)
         self._spawn(self._watch(peer, connection))
@@ -209,8 +211,9 @@ class EngineProcess:
             await self._pass(stream, dial, peer)
 
     async def _open(self, peer: str, command: dict[str, Any]) -> Any:
-        """New stream to a peer, over the connection to it. If there is none, it is made by the relay and
-        addresses in `command`."""
+        """New stream to a peer, over the connection to it. If there is none, one is made, through the relay
+        or to the addresses that `command` names, within DIAL_S; dials of the same peer at one time share
+        it."""
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()
@@ -284,7 +287,7 @@ class EngineProcess:
 
 
 async def _reset(stream: Any) -> None:
-    """Refuse a stream of the far end."""
+    """Refuse a stream that the far end opened: reset both of its directions."""
     await stream.send().reset(1)
     await stream.recv().stop(1)
 

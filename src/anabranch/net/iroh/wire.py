@@ -15,9 +15,9 @@ SECRET_BYTES = 16
 
 
 def header(secret: str, dial: int, peer: str) -> bytes:
-    """First bytes of a local connection, from the iroh process to the peer's own process. dial: number of the
-    dial that the connection answers; 0: another peer dialled. peer: id of the remote peer whose stream the
-    connection carries."""
+    """First bytes of a local connection, from the iroh process to the peer's own process. secret: shows that
+    the iroh process made it. dial: number of the dial that the connection answers; 0: another peer dialled.
+    peer: id of the remote peer whose stream the connection carries."""
     return json.dumps({"secret": secret, "dial": dial, "peer": peer}).encode().ljust(HEADER_BYTES)
 
 

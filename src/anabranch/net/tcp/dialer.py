@@ -38,14 +38,16 @@ _T = TypeVar("_T")
 
 @dataclass
 class Progress:
-    """Step that a dial takes now (`net.errors`), for the error if it fails there or never ends."""
+    """Step that a dial takes now (`step`, one of those in `net.errors`), for the error if the dial fails
+    there or never ends."""
 
     step: str = errors.TCP
 
 
 class Dialer:
     """Dialling side of a transport: connects to other peers, and makes a link of two connections to a peer.
-    only_engine: True if only addresses through iroh are dialled."""
+    end: key, limits and budgets of this side. links: table that keeps the links. only_engine: True if only
+    addresses through iroh are dialled."""
 
     def __init__(self, end: Endpoint, links: LinkTable, only_engine: bool) -> None:
         self._end = end
@@ -56,8 +58,9 @@ class Dialer:
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
         """Make a link to the peer `peer_id`, which reads nothing until its `start`, at the first of its
-        addresses that answers; later ones are tried while earlier ones are silent. Raises DialError, and
-        Refused by either side."""
+        addresses that answers; later ones are tried while earlier ones are silent or after they failed. With
+        `only_engine` others than those through iroh are left out. credential: shown to the peer. Raises
+        DialError if no address leads to the peer, or none is left, and Refused by either side."""
         connect = lambda address: self.reach(peer_id, address, credential)  # noqa: E731
         left = [address for address in addresses if address.kind or not self._only_engine]
         while True:
@@ -75,8 +78,9 @@ class Dialer:
                 raise
 
     async def probe(self, peer_id: str, address: Address) -> str:
-        """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
-        failure, "" if there is none. An address at a carrier fails, as the carrier answers there."""
+        """Test whether the peer `peer_id` answers at an address: connect, and close as soon as a key is
+        proved. Returns "" if it is the peer's, else the reason of the failure, which is not raised. An
+        address at a carrier fails, as the carrier answers there."""
         try:
             if address.kind:
                 lane = await self._within(address, self._connect_iroh, peer_id, address)
@@ -89,9 +93,10 @@ class Dialer:
         return "" if found == peer_id else f"another machine answers at {address}"
 
     async def meet(self, link: Link, token: bytes, reserved: Reservation) -> Lane:
-        """Dial the carrier at the other end of `link` for the circuit of `token`; returns the connection with
-        the peer that opened it. Raises Refused if the carrier refuses, DialError and OSError if the
-        connection cannot be made. reserved: given back when the connection ends or cannot be made."""
+        """Come for a circuit that was offered to this side: dial the carrier at the other end of `link` for
+        the circuit of `token`. Returns the TLS connection with the peer that opened the circuit, whose
+        handshake this side has to serve yet. Raises Refused if the carrier refuses, DialError and OSError if
+        the connection cannot be made. reserved: given back when the connection ends or cannot be made."""
         carrier, address = link.peer_id, link.way.address
         assert address is not None  # only a link that this side dialled brings offers
         outer = None
@@ -110,15 +115,17 @@ class Dialer:
         return inner
 
     async def reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError if it cannot be
-        made, Refused if another key answers there."""
+        """Connection to the peer `peer_id` at one of its addresses, whose key is proved; no handshake has
+        begun on it. credential: shown to the carrier, if the address is at one. Raises DialError if the
+        connection cannot be made, Refused if another key answers there."""
         return await self._within(address, self._connect, peer_id, address, credential)
 
     def introduction(
         self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
     ) -> ClientHandshake:
-        """Handshake of this side, not begun yet, for the connection `lane` that it made to the peer `server`.
-        name: kind of the connection (`Hello.lane`). Raises Refused if another key answered."""
+        """Handshake of this side, not begun yet, for the connection `lane` that this side made to the peer
+        `server`. name, link_id, credential: kind of the connection, id of its link, and what this side shows
+        (`Hello`). Raises Refused if another key answered."""
         return ClientHandshake(
             self._end.identity,
             self._end.incarnation,
@@ -155,7 +162,8 @@ class Dialer:
             raise DialError(f"cannot reach {what} ({step}): {why}", step) from cause
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential, at: Progress) -> Lane:
-        """Connection to a peer at an address, whose key is proved. Raises Refused if another key is,
+        """Connection to the peer `peer_id` at an address, whose key is proved. credential: shown to the
+        carrier, if the address is at one. at: gets the steps. Raises Refused if another key is proved,
         DialError if this process or the peer has too many connections or the way fails, and OSError."""
         try:
             connection = self._end.resources.outgoing(peer_id)
@@ -179,8 +187,8 @@ class Dialer:
         return lane
 
     async def _connect_iroh(self, peer_id: str, address: Address, at: Progress) -> Lane:
-        """TLS connection to a peer through iroh. Raises DialError if iroh is not in use or finds no way,
-        OSError if the connection breaks."""
+        """TLS connection to the peer `peer_id` through iroh. at: gets the steps. Raises DialError if iroh is
+        not in use or finds no way, OSError if the connection breaks."""
         if self._end.engine is None:
             raise DialError(f"{_named(address)}: iroh is not in use here", errors.IROH)
         at.step = errors.IROH
@@ -212,9 +220,9 @@ class Dialer:
     async def _dial(
         self, peer_id: str, address: Address, control: Lane, credential: Credential, at: Progress
     ) -> Link:
-        """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
-        both go through the handshake. Raises Refused, DialError and OSError; then all connections are
-        dropped."""
+        """Make a link to the peer `peer_id` from `control`, a connection with proved key, and a bulk
+        connection that is made now; both go through the handshake, in which this side shows `credential`. at:
+        gets the steps. Raises Refused, DialError and OSError; then all connections are dropped."""
         end, link_id = self._end, secrets.token_bytes(LINK_ID_BYTES)
         lanes = [control]
         incarnation = 0
@@ -242,8 +250,9 @@ class Dialer:
     async def _open_circuit(
         self, peer_id: str, address: Address, credential: Credential, at: Progress
     ) -> Lane:
-        """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
-        carrier. Raises DialError (also if the carrier refuses) and OSError."""
+        """Connection to the peer `peer_id` through the carrier at `address`: TLS with the peer inside one
+        with the carrier, to which `credential` is shown. at: gets the steps. Raises DialError (also if the
+        carrier refuses) and OSError."""
         outer = await self._connect_tls(address, at)
         try:
             at.step = errors.CIRCUIT
@@ -266,8 +275,8 @@ class Dialer:
 
 
 async def introduce(lane: Lane, handshake: ClientHandshake) -> None:
-    """Run the dialling side's handshake on a connection, which then reads nothing until its link starts.
-    Raises Refused by either side, ConnectionError if the connection is lost."""
+    """Run the dialling side's handshake on the connection `lane`, which then reads nothing until its link
+    starts. Raises Refused by either side, ConnectionError if the connection is lost."""
     while not handshake.accepted:
         data = await lane.receive()
         try:
@@ -288,7 +297,7 @@ def _abort(lane: Lane) -> None:
 
 
 def _named(address: Address) -> str:
-    """An address in a sentence."""
+    """Words for an address in a message to the user, such as "the carrier at HOST:PORT"."""
     if address.kind:
         return f"iroh, {address.relay_url or f'UDP {address.where}'}"
     return f"the carrier at {address.where}" if address.carrier else address.where

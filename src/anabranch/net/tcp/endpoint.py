@@ -1,4 +1,5 @@
-"""This side of all connections of a transport: key, demands, limits, budgets. Not here: any connection."""
+"""This side of all connections of a transport: key, admission rules, limits, budgets. Not here: any
+connection."""
 
 from __future__ import annotations
 
@@ -33,10 +34,12 @@ class Engine(Protocol):
 
 @dataclass(eq=False)
 class Endpoint:
-    """This side of all connections of a transport. Raises ListenError where TLS lacks channel bindings.
+    """This side of all connections of a transport: its key and incarnation, admission rules (gate) and
+    limits. Raises ListenError where TLS lacks channel bindings.
 
-    engine: iroh endpoint of this peer; None: addresses through iroh are not used. refusals: numbers of
-    refused connections and broken frames, by kind (`errors.TICKET`, `errors.FRAME`, ...).
+    engine: iroh endpoint of this peer; None: addresses through iroh are not used. unix_time_s(): Unix time,
+    for the expiry of credentials. refusals: numbers of refused connections and broken frames, by kind
+    (`errors.TICKET`, `errors.FRAME`, ...).
     """
 
     identity: Identity
@@ -55,5 +58,6 @@ class Endpoint:
 
 
 def carried_name(carrier: str) -> str:
-    """Name of the far end of a circuit in counts and reports, in place of its address, which is not known."""
+    """Name of the far end of a circuit through the carrier with this id, in counts and reports, in place of
+    its address, which is not known."""
     return f"carrier {carrier[:12]}"

@@ -44,8 +44,9 @@ class LinkTable:
         reservation: Reservation,
         way: Way,
     ) -> Link:
-        """Make a link of a control and a bulk connection, which reads nothing until it is started; open links
-        to lower incarnations of the peer are closed."""
+        """Make a link of a control and a bulk connection (`lanes`, in this order), and keep it in this table;
+        it reads nothing until it is started. Links to lower incarnations of the peer are closed, one to the
+        same incarnation is not. reservation: charged with the link's payloads."""
         for older in list(self.links):
             if older.peer_id == peer_id and older.incarnation < incarnation:
                 older.close(f"incarnation {incarnation} of this peer has taken over")
@@ -105,7 +106,7 @@ class LinkTable:
         task.add_done_callback(self._closing.discard)
 
     async def _drop_after_closing(self, link: Link) -> None:
-        """Let a closing link send its reason, then drop its connections."""
+        """Let a closing link send its reason for at most `shutdown_timeout_s`, then drop its connections."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(link.wait_gone(), self._end.limits.shutdown_timeout_s)
         link.abort()

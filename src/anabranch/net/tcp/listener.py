@@ -46,7 +46,8 @@ class _Caller:
 
 @dataclass
 class _HalfOpen:
-    """An accepted control connection that waits for its bulk connection."""
+    """An accepted control connection (`lane`) that waits for its bulk connection. hello: what its peer said.
+    caller: where it came from. expiry: timer that drops it."""
 
     lane: Lane
     hello: Hello
@@ -55,9 +56,9 @@ class _HalfOpen:
 
 
 class Listener:
-    """Accepts connections of other peers, and makes links of them. carrier: serves circuits. on_link: gets
-    each link. on_refused: called for each refused connection, with its kind, the caller's host and the
-    reason."""
+    """Accepts connections of other peers, and makes links of them. end: key, admission rules and limits of
+    this side. dialer: comes for circuits that carriers offer. carrier: serves circuits. on_link: gets each
+    link. on_refused: called for each refused connection, with its kind, the caller's host and the reason."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class Listener:
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
-        cannot be used."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if the
+        address cannot be used."""
         listener = await bind(host, port)
         self._sockets.append((listener, background(self._accept(listener))))
         name = listener.getsockname()
@@ -96,8 +97,9 @@ class Listener:
         self._take(connection, _Caller(host, iroh=True))
 
     def offered(self, link: Link, token: bytes) -> None:
-        """Come for a circuit that the carrier at the other end of `link` offers: dial the carrier in a task
-        of its own. The offer is refused and counted if no connection can begin now."""
+        """Come for the circuit of `token` that the carrier at the other end of `link` offers: dial the
+        carrier in a task of its own, and serve the peer that opened the circuit as an incoming connection.
+        The offer is refused and counted if no connection can begin now."""
         caller = _Caller(carried_name(link.peer_id), link.peer_id)
 
         async def meet(reserved: Reservation) -> None:
@@ -106,7 +108,8 @@ class Listener:
         self._begin(caller, functools.partial(self._end.resources.offered, link.peer_id), meet)
 
     async def close(self) -> None:
-        """Stop listening, and end pending handshakes and circuits that are being opened."""
+        """Stop listening, end pending handshakes and circuits that are being opened, and drop control
+        connections that wait for their bulk connection. Links stay."""
         tasks = [task for _, task in self._sockets] + [*self.pending, *self._openers]
         for task in tasks:
             task.cancel()
@@ -156,7 +159,8 @@ class Listener:
         return True
 
     def _reserve(self, host: str, reserve: Callable[[], Reservation]) -> Reservation | str:
-        """Reserve one more connection from `host`, or return the reason why none can begin now."""
+        """Reserve one more connection from `host` by `reserve()`, and return the reservation; or return the
+        reason why none can begin now."""
         limits = self._end.limits
         if not self._attempts.take(host, asyncio.get_running_loop().time()):
             return "its address block has begun too many connections of late; try again"
@@ -170,8 +174,8 @@ class Listener:
             return str(refusal)
 
     async def _welcome(self, handshake: Callable[[], Coroutine[Any, Any, None]], host: str) -> None:
-        """Handle an incoming connection, from its first byte until it is part of a link or refused; no error
-        leaves."""
+        """Run `handshake()`, which handles an incoming connection from `host` from its first byte until it is
+        part of a link; a failure or a timeout refuses and counts the connection, and no error leaves."""
         limit_s = self._end.limits.handshake_timeout_s
         try:
             await asyncio.wait_for(handshake(), limit_s)
@@ -207,7 +211,8 @@ class Listener:
         await self._greet(lane, caller, reserved)
 
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
-        """Run the listening side's handshake on a connection with TLS, and admit the caller. Raises Refused,
+        """Run the listening side's handshake on a connection with TLS, and admit the caller. reserved:
+        reservation of the connection, which is charged to the caller's key and ticket, too. Raises Refused,
         which the caller is then told, and ConnectionError."""
         end = self._end
         with _refusal_told(lane):
@@ -233,8 +238,9 @@ class Listener:
     # Circuits.
 
     async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
-        """Serve a peer that opens a circuit here, or comes for one, until its circuit is connected. Raises
-        Refused if it may not, or no circuit waits."""
+        """Serve a verified caller whose connection is about a circuit (`Hello.lane`). One that opens a
+        circuit here is accepted, and served on in a task of its own; one that comes for a circuit is handed
+        to that circuit. Raises Refused if the caller may not, or no circuit waits."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         if caller.via:
             raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")
@@ -259,8 +265,9 @@ class Listener:
 
     def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
-        then make the link of both. Raises Refused if the incarnation is stale, the gate refuses, too many
-        links wait, or the two do not fit together."""
+        then make the link of both and pass it on. If too many control connections wait, another one is
+        dropped for it (`_make_room`). Raises Refused if the incarnation is stale, the gate refuses, or the
+        two do not fit together."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         key = hello.peer_id, hello.link_id
         if hello.lane == CONTROL:
@@ -318,8 +325,9 @@ class Listener:
 
 
 def _charge(reserved: Reservation, hello: Hello) -> None:
-    """Charge a connection to the peer that showed its key on it (to its circuits, if it is for one), and to
-    its ticket. Raises Refused if one of them has no room."""
+    """Charge the reservation of a connection to the peer that showed its key on it (to its circuits, if the
+    connection is for one), and to its ticket. hello: what that peer said. Raises Refused if one of them has
+    no room."""
     try:
         reserved.join("circuits" if hello.lane in (CARRY, MEET) else "peer", hello.peer_id)
         if ticket := _ticket_of(hello.credential):
@@ -344,5 +352,6 @@ def _refusal_told(lane: Lane) -> Iterator[None]:
 
 
 def _ticket_of(credential: Grant | MembershipCertificate) -> str:
-    """Key of the ticket with which a peer came; "" for the owner's own peer."""
+    """Key of the ticket with which a peer came, by the credential that it showed; "" for the owner's own
+    peer."""
     return credential.ticket_key if isinstance(credential, Grant) else credential.ticket

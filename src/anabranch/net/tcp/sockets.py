@@ -41,8 +41,9 @@ def bbr_missing() -> bool:
 
 
 async def bind(host: str, port: int) -> socket.socket:
-    """Listening socket at an address (port 0: a free one). Raises ListenError if it cannot be used,
-    PortInUseError if another socket has the port."""
+    """Listening socket, non-blocking, at an address (port 0: a free one); at :: also over IPv4. host: of a
+    name the first address is taken. Raises ListenError if the address cannot be used, PortInUseError if
+    another socket has the port."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -125,8 +126,9 @@ def host_of(lane: Lane) -> str:
 
 
 def tune(lane: Lane) -> None:
-    """Set options of a connected socket: no delay of small packets, and BBR congestion control if
-    available. Sets `forgets_rate` of the lane. Raises ConnectionError if the other end is gone already."""
+    """Set options of a lane's connected socket: no delay of small packets, few unsent bytes in the kernel
+    (UNSENT_BYTES), and to other machines BBR congestion control, as far as the system has these. Sets
+    `forgets_rate` of the lane. Raises ConnectionError if the other end is gone already."""
     connection = lane.transport.get_extra_info("socket")
     if connection is None:  # uvloop has closed it
         raise ConnectionResetError("the connection was lost")

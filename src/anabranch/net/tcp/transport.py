@@ -24,7 +24,8 @@ SHUTDOWN = "the peer is shutting down"
 
 
 class TcpTransport:
-    """Dials other peers and accepts their connections, for one peer; use within one running event loop."""
+    """Transport of one peer: dials other peers and accepts their connections; for use within one running
+    event loop. It accepts none before `listen`."""
 
     def __init__(
         self,
@@ -40,10 +41,12 @@ class TcpTransport:
         only_engine: bool = False,
         caps: LineCaps | None = None,
     ) -> None:
-        """`on_link` receives each link that another peer dialled, and must call `start` on it. carry: limits
-        of the circuits that this process forwards for others. engine: iroh endpoint of this peer, which
-        `close` ends; None: addresses through iroh are not used. only_engine: True if only those are.
-        caps: of this machine's line. Raises ListenError where TLS lacks channel bindings."""
+        """identity, incarnation: of this peer. gate: whom it admits. `on_link` receives each link that
+        another peer dialled, and must call `start` on it. unix_time_s(): Unix time, for the expiry of
+        credentials. carry: limits of the circuits that this process forwards for others. engine: iroh
+        endpoint of this peer, which `close` ends; None: addresses through iroh are not used. only_engine:
+        True if only those are. caps: of this machine's line. Raises ListenError where TLS lacks channel
+        bindings."""
         caps = caps or LineCaps()
         line = LineBuckets(_bucket(caps.up_bytes_per_s), _bucket(caps.down_bytes_per_s))
         self.engine = engine
@@ -69,17 +72,18 @@ class TcpTransport:
         self.links.limit_payloads(limits.max_payload_bytes)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if that
-        cannot be used."""
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError if the
+        address cannot be used."""
         return await self.listener.listen(host, port)
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
-        """Make a link to the peer `peer_id` at host:port, which reads nothing until its `start`. Raises
-        DialError, and Refused by either side."""
+        """Make a link to the peer `peer_id` at host:port, which reads nothing until its `start`. credential:
+        shown to the peer. Raises DialError, and Refused by either side."""
         return await self.dialer.dial_any(peer_id, (Address(host, port),), credential)
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
-        """Make a link to a peer at the first of its addresses that answers (`Dialer.dial_any`)."""
+        """Make a link to the peer `peer_id` at the first of its addresses that answers, which reads nothing
+        until its `start`; arguments and errors as of `Dialer.dial_any`."""
         return await self.dialer.dial_any(peer_id, addresses, credential)
 
     async def probe(self, peer_id: str, address: Address) -> str:

@@ -48,7 +48,8 @@ _REFUSED = "nothing listens there: check that it is running, and its port"
 @dataclass(frozen=True)
 class Attempt:
     """Outcome of a dial of one address of a peer. how: the way, for a sentence ("directly"); "" if it failed.
-    seconds: until the peer had proved its key. reason, repair: of a failure."""
+    seconds: until the peer had proved its key, or the dial had failed. reason: of a failure, "" else. repair:
+    what the user can do about it, "" if that is not known."""
 
     address: Address
     how: str
@@ -61,7 +62,8 @@ async def attempts(
     transport: TcpTransport, peer: str, addresses: Sequence[Address], credential: Credential
 ) -> list[Attempt]:
     """Outcomes, in the order of `addresses`, of dialling all addresses of a peer at once; failures are
-    outcomes, too. The connections are closed when the peer has proved its key."""
+    outcomes, too. credential: shown to carriers. The connections are closed when the peer has proved its key;
+    through iroh a direct path is waited for first."""
     return list(await asyncio.gather(*(_attempt(transport, peer, each, credential) for each in addresses)))
 
 
@@ -90,7 +92,8 @@ async def _how(transport: TcpTransport, peer: str, address: Address) -> str:
 
 
 def way_of(address: Address) -> str:
-    """Way that an address names, for a sentence."""
+    """Words for the way that an address names, such as "directly, at HOST:PORT" or "through carrier ID at
+    HOST:PORT"."""
     if address.kind:
         return f"through iroh ({address.where})"
     if address.carrier:
@@ -99,7 +102,8 @@ def way_of(address: Address) -> str:
 
 
 def repair_of(error: NetError) -> str:
-    """Repair for the failed dial of one address; "" if none is known."""
+    """Repair for the failed dial of one address, in words for the user, by the kind of refusal or the step
+    that failed; "" if none is known."""
     refusal = error if isinstance(error, Refused) else error.__cause__
     if isinstance(refusal, Refused) and refusal.kind in _REFUSALS:
         return _REFUSALS[refusal.kind]
@@ -109,7 +113,8 @@ def repair_of(error: NetError) -> str:
 
 
 def told(tried: Sequence[Attempt]) -> str:
-    """Attempts as a sentence: the ways that work, in the order given, then those that do not, and why."""
+    """Outcomes of dials of one peer as a sentence: the ways that work, in the order given, then those that do
+    not, and why. Without any it says that the peer named no address."""
     good = [f"{each.how} ({1000 * each.seconds:.0f} ms)" for each in tried if each.how]
     bad = [f"not at {each.address.where}: {each.reason}" for each in tried if not each.how]
     return "; ".join([*good, *bad]) or "it has named no address"

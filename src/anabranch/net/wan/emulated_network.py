@@ -29,8 +29,10 @@ _END_S = 30.0
 class EmulatedNetwork:
     """Network namespaces, one for each host, and the process that routes between them; a context manager.
 
-    Delays and rates are those of the profile, by the hosts' regions. Making a network also removes the
-    namespaces of dead owners. Raises WanError for a bad name, an unknown region, and missing permission.
+    hosts: name -> access line; each gets an address. Delays and rates between hosts are those of the profile,
+    by the hosts' regions; none without a profile. The network exists from construction to `close`. Making one
+    also removes the namespaces of networks whose processes have ended. Raises WanError for a bad name, too
+    many hosts, an unknown region, and missing permission.
     """
 
     def __init__(self, hosts: Mapping[str, Host], profile: Profile | None = None) -> None:
@@ -90,7 +92,8 @@ class EmulatedNetwork:
         return self._claim.name(host)
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """Command line that runs `command` on a host, in the process that executes it."""
+        """Command line that runs `command` in the network namespace of a host; the process that executes it
+        becomes that command."""
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def close(self) -> None:
@@ -113,8 +116,8 @@ class EmulatedNetwork:
 
 
 def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple[int, int, float, float]]:
-    """Links of all pairs of hosts with regions (none without a profile), (sender's number, receiver's number,
-    delay in s, bit/s)."""
+    """Links of all ordered pairs of hosts that have a region, as (sender's number, receiver's number, delay
+    in s, bit/s); [] without a profile. regions: of the hosts, by number."""
     links = []
     for (sender, one), (receiver, other) in permutations(enumerate(regions), 2):
         if profile is not None and one is not None and other is not None:

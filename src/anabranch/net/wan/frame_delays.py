@@ -56,8 +56,8 @@ class Transmitter:
 class Fabric:
     """All links between hosts, which are numbered from 0.
 
-    addresses: IPv4 address of each host, four bytes. links: by (sender, receiver); a pair without one has
-    neither delay nor rate.
+    addresses: IPv4 address of each host, four bytes. links: by (sender, receiver); between a pair without one
+    frames pass without delay and at any rate.
     """
 
     def __init__(
@@ -74,8 +74,9 @@ class Fabric:
         self._in_flight_bytes = 0
 
     def submit(self, now: float, sender: int, frame: bytes) -> None:
-        """Take a frame that the host `sender` sent at the time `now` (s). It is dropped if it is not IPv4, is
-        for no other host, or finds no room in a queue."""
+        """Take a frame that the host `sender` (its number) sent at the time `now` (s); `due` returns it
+        later. The frame is dropped if it is not IPv4, is for no other host, or finds no room in a queue; of a
+        frame of several packets those that find none are dropped."""
         receiver = self._number_of.get(destination(frame)) if is_ipv4(frame) else None
         if receiver is None or receiver == sender:
             return

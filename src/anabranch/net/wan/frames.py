@@ -28,10 +28,10 @@ def destination(frame: bytes) -> bytes:
 
 
 class Segmentation:
-    """Packets into which the kernel would cut a frame that it left whole (TCP segmentation offload).
+    """Packets into which the kernel would cut `frame`, which it left whole (TCP segmentation offload).
 
     packets: their number. header: bytes of IP and TCP headers in each. payload: bytes of payload in each but
-    the last; 0 for a frame that is a single packet.
+    the last. header and payload are 0 for a frame that is no TCP and stays a single packet.
     """
 
     __slots__ = ("header", "packets", "payload")
@@ -46,7 +46,7 @@ class Segmentation:
             self.packets = max(1, -(-payload // self.payload))
 
     def wire_bytes(self, frame: bytes) -> int:
-        """Bytes of the frame's IP packets."""
+        """Bytes of all IP packets into which `frame` would be cut, headers included."""
         return len(frame) - VNET_BYTES + (self.packets - 1) * self.header
 
     def packets_in(self, room_bytes: float) -> int:
@@ -55,7 +55,8 @@ class Segmentation:
 
 
 def first_packets(frame: bytes, segments: Segmentation, count: int) -> bytes:
-    """Frame of the first `count` packets of this one, fewer than all, with correct headers."""
+    """Frame of the first `count` packets of `frame`, fewer than all, with correct headers. segments: the
+    packets of `frame`."""
     begin = VNET_BYTES + segments.header
     body = frame[begin : begin + count * segments.payload]
     head = bytearray(frame[VNET_BYTES:begin])

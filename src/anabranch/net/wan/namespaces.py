@@ -39,8 +39,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Claim:
-    """Ownership of an emulated network's namespaces, whose names contain `token`. The owner holds a file
-    lock, so that `sweep` removes only the namespaces of owners that have ended."""
+    """Ownership of an emulated network's namespaces, whose names contain `token`. The owner holds a lock on a
+    file (descriptor `handle`), so that `sweep` removes only the namespaces of owners that have ended."""
 
     def __init__(self, token: str, handle: int) -> None:
         self.token = token

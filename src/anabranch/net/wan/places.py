@@ -22,8 +22,8 @@ class Place:
 
 
 def regions_of(names: Sequence[str], profile: Profile) -> dict[str, str]:
-    """Region of each process by name. A region with the process's name is its own; the other processes take
-    the remaining regions in turn. Raises WanError if there is none for them."""
+    """Region in `profile` of each process in `names`, by name. A region with the process's name is its own;
+    the other processes take the remaining regions in turn. Raises WanError if there is none for them."""
     shared = [region for region in profile.regions if region not in names]
     others = [name for name in names if name not in profile.regions]
     if others and not shared:

@@ -41,7 +41,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Profile:
-    """A validated profile of a network. links: by unordered pair of regions. same_region: link within one."""
+    """A validated profile of a network. source: origin of its figures, in words. links: by unordered pair of
+    regions. same_region: link within one."""
 
     source: str
     regions: tuple[str, ...]
@@ -62,8 +63,8 @@ def shipped_profiles() -> tuple[str, ...]:
 
 
 def find_profile(name: str) -> Profile:
-    """Shipped profile by name, or a profile by the path of its file. Raises WanError as `load_profile`
-    does."""
+    """The shipped profile of this name; if there is none, the profile in the file with this path. Raises
+    WanError as `load_profile` does."""
     if name not in shipped_profiles():
         return load_profile(Path(name))
     where = f"{name}.json"
@@ -144,7 +145,8 @@ def _link(raw: Any, where: str) -> Link:
 
 
 def _check_units(raw: dict[str, Any], where: str) -> None:
-    """Raise WanError if "units" does not explain a field of a link."""
+    """Raise WanError if "units" in the profile's JSON object `raw` does not explain a field of a link. where:
+    name of the profile, for the message."""
     units = _object(raw["units"], where)
     for link in (raw["same_region"], *raw["pairs"].values()):
         for name in link:
@@ -154,7 +156,7 @@ def _check_units(raw: dict[str, Any], where: str) -> None:
 
 def _check_plausible(links: Mapping[str, Link], same_region: Link, where: str) -> None:
     """Raise WanError for a latency or bandwidth so far from the median that its unit must be wrong; within a
-    region links may be much better. Nothing without links between regions."""
+    region links may be much better. Nothing is checked without links between regions."""
     if not links:
         return
     figures: tuple[tuple[str, Callable[[Link], float]], ...] = (

@@ -14,7 +14,8 @@ class WanError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """Access line of a host in the network. Rates are in bit/s, including IP headers; inf: unlimited."""
+    """Host of an emulated network and its access line. region: for links by a profile; None: its links have
+    neither delay nor limit. Rates are in bit/s, including IP headers; inf: unlimited."""
 
     region: str | None = None
     """Region of the profile; None: links from and to the host have no delay and no rate."""

@@ -28,8 +28,11 @@ UNHIT_ABSENT_S = 10.0
 
 @dataclass
 class Seat:
-    """Position in a swarm of constant size: its present process, and when the next one is due. name: of the
-    process. role: DATA or RELAY."""
+    """Position in a swarm of constant size, whose process is replaced when it is lost. name: of its present
+    process. role: DATA or RELAY. hit_by: fault that hit that process (None: none). replaces_victim_of: fault
+    that hit the former process, until the present one is an active member. joined: True once the present one
+    has been a member. absent_at: Unix time (s) since when it has not run or not been a member (0: it is one).
+    due: Unix time (s) at which the next process starts (0: none is needed)."""
 
     name: str
     role: str
@@ -46,8 +49,8 @@ class Seat:
 
     @property
     def killed(self) -> bool:
-        """True from the SIGKILL to the process on until the next one starts. The system may take a moment to
-        say that it has ended."""
+        """True if the seat's process was sent SIGKILL, until the next process starts: the system may take a
+        moment to say that the killed one has ended."""
         return self.hit_by is not None and not self.hit_by.planned.freeze_s
 
 
@@ -65,7 +68,7 @@ class ChaosSwarm(LocalSwarm):
 
 
 class FaultInjector:
-    """Injects faults into a running swarm and keeps the number of its processes constant.
+    """Injects the faults of `schedule` into a running swarm and keeps the number of its processes constant.
 
     `on_event` must get the swarm's events. `poll` must be called about ten times a second; it delivers
     faults, wakes frozen processes and starts replacements that are due. say: prints a sentence for the user.
@@ -87,7 +90,8 @@ class FaultInjector:
         self._honest = HonestSeats(self._honest_name, self._was_hit)
 
     def begin(self) -> None:
-        """Start the clock by which scheduled faults are delivered."""
+        """Start the clock by which scheduled faults are delivered, and with it the timed part of the
+        record."""
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:
@@ -248,9 +252,9 @@ class FaultInjector:
             self._replace(seat, founder or (gone and returns))
 
     def _replace(self, seat: Seat, returns: bool) -> None:
-        """Start the next process of a seat. returns: True for the same peer and key, else a new peer with
-        another name, at the same place in an emulated network. The seat counts as not joined and not hit
-        again."""
+        """Start the next process of a seat, whose `hit_by`, `joined`, `absent_at` and `due` are reset for it.
+        returns: True for the same peer with its key, False for a new peer with another name, at the same
+        place of an emulated network."""
         former = seat.name
         if not returns:
             self._strangers += 1

@@ -24,7 +24,13 @@ REPLACE_S = (0.2, 3.0)
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest."""
+    """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest.
+
+    at_s: seconds after the schedule begins. target: kind of process to hit, from TARGETS, or GUEST. freeze_s:
+    length of the freeze; 0 for a kill. pick: number in [0, 1) that selects the victim, or the stage of a
+    guest. returns: True if the victim starts again with its key, False if a new peer takes its place.
+    replace_s: seconds between the loss and that start. deed: of a guest; "" for other faults.
+    """
 
     at_s: float
     """Seconds after the schedule begins."""
@@ -50,7 +56,7 @@ class PlannedFault:
 
 def draw_schedule(seed: int, length_s: float, per_minute: float, freeze: float) -> list[PlannedFault]:
     """Draw round(per_minute * length_s / 60) faults, uniform in time and sorted; a share `freeze` of them are
-    SIGSTOP, the others SIGKILL.
+    SIGSTOP, the others SIGKILL. The same arguments give the same faults.
 
     From MIN_FOR_RARE faults on, the one nearest to the middle kills a whole stage, and one in RARE_EVERY is
     aimed at a data node and as many at a voter, at least one each. All others are aimed at relays.
@@ -85,8 +91,8 @@ def draw_schedule(seed: int, length_s: float, per_minute: float, freeze: float) 
 def with_guests(
     schedule: Sequence[PlannedFault], seed: int, share: float, deeds: Sequence[str]
 ) -> list[PlannedFault]:
-    """The schedule with round(share * its length) faults of relays (all, if there are fewer) replaced by
-    hostile guests. The `deeds` are spread evenly over the guests."""
+    """Copy of `schedule` in which round(share * its length) faults of relays (all, if there are fewer), drawn
+    with `seed`, are replaced by hostile guests. The `deeds` are spread evenly over the guests."""
     rng = random.Random(f"anabranch guests {seed}")
     relays = [i for i, fault in enumerate(schedule) if fault.target == RELAY]
     chosen = rng.sample(relays, min(len(relays), round(share * len(schedule))))

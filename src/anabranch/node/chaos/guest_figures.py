@@ -14,8 +14,10 @@ REASON_CHARS = 160
 
 
 class GuestFigures(msgspec.Struct):
-    """Guest that did its deed. seconds: from its beginning until the guest was put out (with `reason`), else
-    until its process was ended; steps: those committed meanwhile. links_closed: by the run, of a stranger."""
+    """Guest that did its deed. name: of its process. stage: that it asked for. put_out: True if the run put
+    it out, for `reason`. seconds: from the deed's beginning until the guest was put out, else until its
+    process was ended; steps: those committed meanwhile. links_closed: number of a stranger's links that the
+    run closed."""
 
     name: str
     deed: str
@@ -28,7 +30,8 @@ class GuestFigures(msgspec.Struct):
 
 
 class SeatFigures(msgspec.Struct):
-    """Removal of an honest member that no fault had hit. back_s: seconds until it served again, or null."""
+    """Removal of an honest member that no fault had hit. name: of its process. reason: of the removal.
+    back_s: seconds until it served again, or null."""
 
     name: str
     reason: str
@@ -36,8 +39,8 @@ class SeatFigures(msgspec.Struct):
 
 
 class Hostile(msgspec.Struct):
-    """Guests that did their deeds; removals of honest members without a fault; seats that were empty at the
-    end, after up to a minute without faults."""
+    """Guests that did their deeds (guests); removals of honest members without a fault (honest_removed);
+    names of the seats that were empty at the end, after up to a minute without faults (empty_seats)."""
 
     guests: list[GuestFigures] = []
     honest_removed: list[SeatFigures] = []
@@ -45,7 +48,8 @@ class Hostile(msgspec.Struct):
 
     @property
     def lost(self) -> list[str]:
-        """Names of honest members that lost their seat for good."""
+        """Names, sorted, of honest members that were removed without a fault and did not come back, and of
+        seats that were empty at the end."""
         gone = {seat.name for seat in self.honest_removed if seat.back_s is None}
         return sorted(gone | set(self.empty_seats))
 

@@ -33,7 +33,8 @@ BLOCKS = 250
 
 @dataclass
 class _Running:
-    """Started guest. until: Unix time (s) at which it is ended. read: bytes that were read of its output."""
+    """Started guest. visit: its entry in the record. until: Unix time (s) at which its process is ended.
+    read: bytes that were read of its output."""
 
     visit: GuestVisit
     process: Process
@@ -42,7 +43,8 @@ class _Running:
 
 
 class GuestHost:
-    """Guests of a swarm, each a process with a ticket of its own. say: prints a sentence for the user."""
+    """Hostile guests of a swarm, each a process with a ticket of its own. tracker: state of the swarm, read
+    here. record: gets each guest's visit. say: prints a sentence for the user."""
 
     def __init__(
         self, swarm: LocalSwarm, tracker: SwarmTracker, record: RunRecord, say: Callable[[str], None]
@@ -72,8 +74,9 @@ class GuestHost:
                     self._put_out(guest.visit, event.reason, event.time)
 
     def poll(self) -> None:
-        """Read the guests' output; kill those without a role after ARRIVES_S, or STAYS_S into a deed. A guest
-        that ends before its deed began is recorded as undelivered."""
+        """Read the guests' output. Kill each guest whose deed has not begun ARRIVES_S seconds after its
+        start, and each whose deed began STAYS_S seconds ago. A guest that ends before its deed began is
+        recorded as undelivered."""
         now = time.time()
         for guest in list(self._running):
             ended = not guest.process.running

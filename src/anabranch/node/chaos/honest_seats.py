@@ -10,8 +10,8 @@ from anabranch.observe.events import Event, PeerActive, PeerRemoved
 
 @dataclass
 class LostSeat:
-    """Removal of an honest member that no fault had hit. name: of its process. peer: its id. at: Unix time.
-    back_s: seconds until it served again; negative: never."""
+    """Removal of an honest member that no fault had hit. name: of its process. peer: its id. reason: that the
+    run gave. at: Unix time (s). back_s: seconds until it served again; negative: never."""
 
     name: str
     peer: str

@@ -21,7 +21,8 @@ VERSION = 1
 
 
 class Spread(msgspec.Struct):
-    """Distribution of durations (s), `most` the longest; zeros if nothing was measured."""
+    """Distribution of durations (s): their number, median, 95th percentile (p95) and longest (`most`); zeros
+    if nothing was measured."""
 
     count: int = 0
     median: float = 0.0
@@ -39,7 +40,7 @@ class Spread(msgspec.Struct):
 
 class Recovery(msgspec.Struct):
     """Seconds from a fault until a microbatch of its victim was sent to another replica (`next_hop`), until
-    the next step was committed, and until the victim's replacement was active."""
+    the next step was committed (`commit`), and until the victim's replacement was active (`replaced`)."""
 
     next_hop: Spread
     commit: Spread
@@ -61,11 +62,12 @@ class Faults(msgspec.Struct):
 class Metrics(msgspec.Struct):
     """Metrics of the timed part of a run.
 
-    seconds: its length. steps: committed, less those rolled back. rollbacks: their number; rolled_back: steps
-    that they undid. repaired: microbatches sent to another replica. removed: removals of honest peers, moves
-    to another stage included. falsely_suspected, falsely_removed: numbers of such events for honest peers
-    that no fault had hit. peer_hours: processes times hours. recovery: by "killed" (SIGKILL, which resets
-    connections) and "frozen" (SIGSTOP, which is silent).
+    faults: numbers of those delivered and not. seconds: length of that part. steps: committed, less those
+    rolled back. rollbacks: their number; rolled_back: steps that they undid. repaired: microbatches sent to
+    another replica. removed: removals of honest peers, moves to another stage included. falsely_suspected,
+    falsely_removed: numbers of such events for honest peers that no fault had hit. peer_hours: processes
+    times hours. recovery: by "killed" (SIGKILL, which resets connections) and "frozen" (SIGSTOP, which is
+    silent). compute: wasted compute. hostile: figures of the guests.
     """
 
     faults: Faults
@@ -100,8 +102,8 @@ def _faults_of(record: RunRecord) -> Faults:
 
 
 def metrics_of(record: RunRecord, events: Sequence[Event], population: int, wasted: WastedCompute) -> Metrics:
-    """Metrics of the timed part of a run. events: of the whole run, in order. population: number of
-    processes. wasted: compute that entered no step, as `wasted_compute` found it."""
+    """Metrics of the timed part of the run in `record`. events: of the whole run, in order. population:
+    number of processes. wasted: compute that entered no step, as `wasted_compute` found it."""
     inside = [event for event in events if record.began <= event.time <= record.ended]
     back = [(before, after) for before, after in _steps_around_rollbacks(inside) if after < before]
     guests = {visit.peer for visit in record.guests}
@@ -133,8 +135,8 @@ def metrics_of(record: RunRecord, events: Sequence[Event], population: int, wast
 
 
 def _steps_around_rollbacks(events: Iterable[Event]) -> Iterable[tuple[int, int]]:
-    """For each rollback: (last committed step before it, step to which the run returned). A step before the
-    first event counts as 0."""
+    """For each rollback in `events` (of a run, in order): (last committed step before it, step to which the
+    run returned). A step before the first event counts as 0."""
     t = 0
     for event in events:
         if isinstance(event, Step):

@@ -14,9 +14,10 @@ from anabranch.node.chaos.wasted_compute import WastedCompute
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the experiment. population: number of relays. minutes: of the run with faults;
-    calm_minutes: of each run without. freeze: share of the faults that are freezes. wan: emulated network, or
-    ""."""
+    """Settings of the experiment, as the user gave them. population: number of relays over `stages` stages.
+    seed: of the faults. minutes: of the run with faults; calm_minutes: of each run without. freeze, hostile:
+    shares of the faults that are freezes, and hostile guests. wan: emulated network, or "". preset: system
+    whose settings the run has, or ""."""
 
     population: int
     stages: int
@@ -36,8 +37,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of recomputing the run (`anabranch verify`). steps: that were recomputed. text: the last line of
-    its report, or why there is none."""
+    """Result of recomputing the run (`anabranch verify`). exact: True if the run promises every bit and keeps
+    the promise. steps: number of steps that were recomputed. text: the last line of the report, or why there
+    is none."""
 
     exact: bool
     """True if the run promises every bit and keeps the promise."""
@@ -47,7 +49,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of the experiment: the run with faults, and those without (`calm`) to compare with."""
+    """Result of the experiment: the run with faults (record, metrics, verify), and those without (`calm`) to
+    compare with. same_as_calm: True if all steps that the runs without faults have in common with it are the
+    same there, bit for bit; None if there are no such runs."""
 
     setting: Settings
     record: RunRecord

@@ -13,7 +13,9 @@ AFTERMATH_S = 15.0
 
 @dataclass(frozen=True)
 class DeliveredFault:
-    """A planned fault that was delivered, and the processes that it hit."""
+    """A planned fault that was delivered, and the processes that it hit. at: Unix time (s). t: last committed
+    step then. stage: of the victims (-1: unknown). victims: names of their processes. ids: their peer ids, in
+    the same order ("" where unknown)."""
 
     planned: PlannedFault
     at: float
@@ -31,8 +33,10 @@ class DeliveredFault:
 @dataclass
 class GuestVisit:
     """Hostile guest that came to a run. at, began, ended: Unix time (s) at which its process started, its
-    deed began (0: never), and its process ended. began_t, ended_t, put_out_t: last committed steps then.
-    stage: that it asked for. peer: its id ("" until the guest has told it)."""
+    deed began (0: never), and its process ended. put_out: reason of its removal, its refusal or the end of
+    its link by the run ("": it stayed until its end); put_out_s: seconds from the beginning of its deed to
+    that. began_t, ended_t, put_out_t: last committed steps at these times. stage: that it asked for. peer:
+    its id ("" until the guest has told it). closed: number of a stranger's links that the run closed."""
 
     name: str
     planned: PlannedFault
@@ -54,7 +58,12 @@ class GuestVisit:
 
 @dataclass
 class RunRecord:
-    """Record of the timed part of a run. began, ended: Unix time (s); began_t, ended_t: last step by then."""
+    """Record of the timed part of a run. began, ended: Unix time (s); began_t, ended_t: last committed step
+    by then. tokens: target tokens of the steps committed meanwhile (0: not known). after_last: steps
+    committed since the last fault. undelivered: faults with the reason. replaced_s: for each replaced victim,
+    its fault, and the seconds from that until the replacement was active. lost_seats: removals of honest
+    members that no fault had hit; empty_seats: processes that were no active members at the end (both in a
+    run with guests only). stuck: reason why the run was broken off ("": it was not)."""
 
     delivered: list[DeliveredFault] = field(default_factory=list)
     undelivered: list[tuple[PlannedFault, str]] = field(default_factory=list)

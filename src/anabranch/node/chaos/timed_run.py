@@ -36,8 +36,9 @@ class _GivenUp(Exception):
 
 
 class _Timer:
-    """Starts the injector's clock once all peers are active and WARM_UP_STEPS steps are committed, stops it
-    after `length_s` seconds, and ends the run once STEPS_AFTER further steps are committed."""
+    """Clock of a run with faults: starts the injector's clock once all peers are active and WARM_UP_STEPS
+    steps are committed, stops it after `length_s` seconds, and ends the run once STEPS_AFTER further steps
+    are committed. `poll`, which does so, must be called about ten times a second."""
 
     def __init__(self, swarm: ChaosSwarm, injector: FaultInjector, length_s: float) -> None:
         self._swarm, self._injector, self._length_s = swarm, injector, length_s
@@ -85,10 +86,11 @@ def timed_run(
     say: Callable[[str], None],
     places: Mapping[str, Place] | None = None,
 ) -> RunRecord:
-    """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it.
-    schedule: the faults, by seconds after the clock starts. say: prints a sentence for the user. places: as
-    in `LocalSwarm`. Returns the record; its `stuck` has the reason if the run hung or ended too early. All
-    processes are killed at the end. Raises UserError or LeaderFailed if the swarm cannot start."""
+    """Start a swarm, inject faults for `length_s` seconds once all its peers are active, and end it. config:
+    its run file. supervisor: starts its processes. schedule: the faults, by seconds after the clock starts.
+    say: prints a sentence for the user. places: as in `LocalSwarm`. Returns the record; its `stuck` has the
+    reason if the run hung or ended too early. All processes are killed at the end. Raises UserError or
+    LeaderFailed if the swarm cannot start."""
     swarm = ChaosSwarm(directory, config, supervisor, places=places, ledgers=True)
     try:
         swarm.start()

@@ -12,7 +12,9 @@ _NO_MAJORITY = "a majority of the voters would be gone"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A running process of the swarm, a possible victim of a planned fault."""
+    """A running process of the swarm, a possible victim of a planned fault. stage: -1 if it has none yet.
+    serves: True if it is an active replica of its stage. awake: False while it is frozen. votes: True if it
+    is a voter of the log."""
 
     name: str
     stage: int
@@ -28,9 +30,10 @@ class Candidate:
 def choose_victims(
     fault: PlannedFault, candidates: Iterable[Candidate], voters: int
 ) -> tuple[str, ...] | str:
-    """Names of the processes to hit, or the reason why no process can be. candidates: all running processes.
-    The fault leaves a majority of the `voters` voters awake. A voter is hit only if there are three. Unless
-    the fault is aimed at a stage, it also leaves an awake active replica of every stage."""
+    """Names of the processes to hit, or the reason why no process can be hit. candidates: all running
+    processes. voters: number of voters of the log. The fault leaves a majority of them awake; one aimed at a
+    voter needs at least three voters. Unless it is aimed at a whole stage, the fault also leaves an awake
+    active replica of every stage that has one. Nothing is hit here."""
     present = sorted(candidates, key=lambda each: each.name)
     awake = [each for each in present if each.awake]
     if fault.target == STAGE:
@@ -51,8 +54,8 @@ def choose_victims(
 
 
 def _choose_stage(fault: PlannedFault, present: list[Candidate], voters: int) -> tuple[str, ...] | str:
-    """Names of all processes of one served relay stage, including frozen and joining ones; or why there is
-    none."""
+    """Names of all processes of one relay stage that an awake replica serves, frozen and joining processes
+    included; or the reason why no stage can be hit."""
     awake = [each for each in present if each.awake]
     served = sorted({each.stage for each in awake if each.stage > 0 and each.serves})
     groups = [tuple(each.name for each in present if each.stage == stage) for stage in served]

@@ -16,8 +16,9 @@ AFTER_S = 1.0
 
 
 class WastedCompute(msgspec.Struct):
-    """Seconds of compute on microbatches: in all, and those whose result entered no committed step because
-    the peer was killed or frozen, because the step was rolled back, or for another reason."""
+    """Seconds of compute on microbatches: in all (computed_s), and those whose result entered no committed
+    step, by cause: the peer was killed (killed_s), a peer was frozen (frozen_s), the step was rolled back, or
+    another reason (other_s)."""
 
     computed_s: float = 0.0
     killed_s: float = 0.0
@@ -36,8 +37,8 @@ class WastedCompute(msgspec.Struct):
 def wasted_compute(
     record: RunRecord, events: Iterable[Event], history: LogReplay, ledgers: Mapping[str, Sequence[Entry]]
 ) -> WastedCompute:
-    """Wasted compute of a run, without the iteration open at its end. events: of the run. ledgers: by peer
-    id, the compute tasks in order of time."""
+    """Wasted compute of a run, without the iteration open at its end. record: of its faults. events: of the
+    run. history: state by its commit log. ledgers: by peer id, the compute tasks in order of time."""
     useful = {
         (commit.t, stage, unit, entry.members[owner])
         for commit in history.commits
@@ -63,7 +64,8 @@ def wasted_compute(
 
 
 def _without_freezes(entry: Entry, peer: str, record: RunRecord) -> Entry:
-    """The ledger's entry, less the seconds for which the peer's process was frozen meanwhile."""
+    """The ledger's entry, its seconds less those for which the process of `peer` was frozen meanwhile, by the
+    faults in `record`."""
     frozen_s = 0.0
     for fault in record.delivered:
         if peer in fault.ids:
@@ -76,8 +78,8 @@ def _add_to_cause(
     waste: WastedCompute, peer: str, entry: Entry, record: RunRecord, rollbacks: Iterable[tuple[float, int]]
 ) -> None:
     """Add the seconds of a compute task (`entry`), whose result entered no committed step, to their cause in
-    `waste`: a kill or freeze in `record` that explains it by peer, stage and time; else a later one of the
-    `rollbacks`; else another reason."""
+    `waste`: a kill in `record` of this peer during that iteration; a freeze of a peer of that stage at that
+    time; else a later one of the `rollbacks` (time, step); else another reason."""
     for fault in record.delivered:
         ended = fault.at + fault.planned.freeze_s + AFTER_S
         if not fault.planned.freeze_s:

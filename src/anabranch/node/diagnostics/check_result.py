@@ -9,7 +9,8 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check. verdict: GREEN, YELLOW or RED. found: finding, as text. repair: remedy, or ""."""
+    """Result of one check of a machine. name: what was checked. verdict: GREEN, YELLOW or RED. found:
+    finding, as text. repair: remedy, or ""."""
 
     name: str
     verdict: str

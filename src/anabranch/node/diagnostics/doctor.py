@@ -227,7 +227,9 @@ def _advertised(advertise: str, host: str) -> CheckResult | None:
 
 
 def _own_address(host: str, port: int, advertise: str, leader_host: str) -> tuple[int, str]:
-    """Port to listen on, and addresses at which the leader is to dial this machine ("": none)."""
+    """Port to listen on (a free one for port 0), and addresses at which the leader is to dial this machine:
+    `advertise`, else `host` and the port; "" where others cannot dial these. leader_host: host of the leader.
+    """
     with contextlib.suppress(OSError, OverflowError):  # such a host is reported by `_listening`
         listens = bind_port(host, port)
         if advertise or host in ("0.0.0.0", "::"):
@@ -237,7 +239,8 @@ def _own_address(host: str, port: int, advertise: str, leader_host: str) -> tupl
 
 
 def _own_addresses(version: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Addresses of this machine on packets to others: IPv4, with version 6 also IPv6; may be none."""
+    """Addresses that this machine's system puts as the sender on packets to the internet: that of IPv4, with
+    `version` 6 also that of IPv6; none without a route. Nothing is sent."""
     found = []
     for far in ("192.0.2.1", "2001:db8::1")[: 2 if version == 6 else 1]:
         with contextlib.suppress(OSError):

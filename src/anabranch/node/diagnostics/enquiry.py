@@ -20,7 +20,8 @@ ANSWER_S = 15.0
 @dataclass(frozen=True)
 class Enquiry:
     """Answers of a run's leader. leader, addresses: of the peer that answered. link: to it, open, for the
-    caller to close. reached: None if this machine named no address."""
+    caller to close. about: what the run is. reached: which of this machine's addresses the leader could dial;
+    None if this machine named none."""
 
     leader: str
     addresses: str
@@ -56,8 +57,9 @@ async def enquire(
 
 
 async def _answers(link: Link, own: str) -> tuple[About, Reached | None] | Elsewhere | str:
-    """Answers to an enquiry (None: no addresses were to be tried), a redirect to the leader, or the reason
-    why there is no answer. Starts the link."""
+    """Answers to an enquiry over `link`, which is started here: what the run is, and which of this machine's
+    addresses `own` the leader could dial (None: none was to be tried). Or a redirect to the leader, or the
+    reason why there is no answer."""
     inbox: asyncio.Queue[bytes | str] = asyncio.Queue()
     link.start(lambda data, blob: inbox.put_nowait(data), inbox.put_nowait)
     link.send(encode(Enquire(own)))

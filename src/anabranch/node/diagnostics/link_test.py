@@ -140,8 +140,9 @@ class Greeting:
 
 @dataclass(frozen=True)
 class LinkTestClient:
-    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port. They raise
-    LinkTestError if it cannot be reached, does not answer, or answers something else."""
+    """Link tests with another machine, which answers them (`LinkTestServer`) at host:port to whoever knows
+    its `code`. Each raises LinkTestError if the machine cannot be reached, does not answer, or answers
+    something else."""
 
     host: str
     port: int
@@ -170,7 +171,8 @@ class LinkTestClient:
             return Greeting(trip_s, clock_s, str(answer["host"]), int(answer["port"]))
 
     def up_bps(self) -> float:
-        """Bandwidth from this machine to the other in bit/s."""
+        """Measure the bandwidth from this machine to the other, in bit/s, by sending at most MAX_BYTES within
+        MAX_S seconds. Blocks."""
         with self._connected("up") as connection:
             self._say(connection, "up")
             block, count, begun = bytes(BLOCK_BYTES), 0, time.monotonic()
@@ -183,7 +185,8 @@ class LinkTestClient:
             return 8 * float(answer["bytes"]) / max(1e-6, float(answer["seconds"]))
 
     def down_bps(self) -> float:
-        """Bandwidth from the other machine to this one in bit/s."""
+        """Measure the bandwidth from the other machine to this one, in bit/s, by receiving at most MAX_BYTES
+        within MAX_S seconds. Blocks."""
         with self._connected("down") as connection:
             self._say(connection, "down")
             count, first = len(connection.recv(BLOCK_BYTES)), time.monotonic()
@@ -195,7 +198,7 @@ class LinkTestClient:
         return 8 * max(1, total - count) / max(1e-6, time.monotonic() - first)
 
     def dials_back(self, port: int) -> bool:
-        """True if the other machine can connect to a port of this one."""
+        """True if the other machine, which tries it now, can connect to a port of this one."""
         with self._connected("dial") as connection:
             self._say(connection, f"dial {port}")
             return self._read_answer(connection).get("reached") is True
@@ -209,7 +212,8 @@ class LinkTestClient:
             raise LinkTestError(f"{question}: {error.strerror or error}") from None
 
     def _connect(self, own_port: int) -> socket.socket:
-        """Connection to the first address of the host that answers. Raises OSError if none does."""
+        """Connection from port `own_port` (0: any) to the first address of the host that answers. Raises
+        OSError if none does."""
         ends = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         failure = OSError("the name has no address")
         for family, kind, protocol, _, address in ends:

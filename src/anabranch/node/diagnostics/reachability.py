@@ -60,7 +60,8 @@ def _link(far: LinkTestClient, seen: Greeting) -> Iterator[CheckResult]:
 
 
 def _clocks(offsets_s: list[float]) -> CheckResult:
-    """Check this machine's clock against the other clock that differs least, since others may be wrong."""
+    """Check this machine's clock against the other clock that differs least, since others may be wrong.
+    offsets_s: of the other machines' clocks (s; positive: ahead of this one), at least one."""
     off_s = min(offsets_s, key=abs)
     verdict = graded(-abs(off_s), -CLOCK_OFFSET_S[0], -CLOCK_OFFSET_S[1])
     words = f"{abs(off_s):.1f} s {'behind' if off_s > 0 else 'ahead of'} that of the other machine"
@@ -69,7 +70,8 @@ def _clocks(offsets_s: list[float]) -> CheckResult:
 
 
 def _nat(seen: list[tuple[LinkTestClient, Greeting]]) -> CheckResult:
-    """Find the type of address translation (NAT; RFC 4787, 4.1) between this machine and the others."""
+    """Check for the type of address translation (NAT; RFC 4787, 4.1) between this machine and the others.
+    seen: the other machines, with what each saw of this one, at least one."""
     first, other = seen[0]
     own = own_address(first.host, first.port)
     if own == other.host:

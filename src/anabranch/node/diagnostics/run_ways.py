@@ -80,7 +80,8 @@ async def _engine(identity: Identity, ticket: Ticket, results: list[CheckResult]
 
 
 def _way(peer: str, tried: Sequence[Attempt], role: str, none: str) -> CheckResult:
-    """Check of the ways to one peer. role: of the peer, for the user. none: verdict if no way leads there."""
+    """Check of the ways to one peer. tried: outcomes of the dials of its addresses. role: of the peer, for
+    the user. none: verdict if no way leads there."""
     works = any(each.how for each in tried)
     repairs = list(dict.fromkeys(each.repair for each in tried if each.repair))
     found = f"{role}: {told(tried)}" if role else told(tried)
@@ -113,8 +114,8 @@ async def _of_run(transport: TcpTransport, ticket: Ticket, own: str) -> list[Che
 
 
 def _candidates(text: str, found: Enquiry) -> list[Address]:
-    """Addresses to try for a member: those in `text` (none if it cannot be parsed), then the leader as its
-    carrier."""
+    """Addresses to try for a member of the run: those in `text` (none if it cannot be parsed), then each
+    direct address of the leader that answered (`found`) as a carrier."""
     own: list[Address] = []
     with contextlib.suppress(ValueError):
         own = list(parse_addresses(text))

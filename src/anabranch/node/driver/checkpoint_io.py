@@ -18,9 +18,10 @@ StageCopy = tuple[tuple[Payload, ...], str]
 
 
 class CheckpointIo:
-    """Checkpoints of a run directory. The methods block. newest: step of the checkpoint that the run
-    continues from (0: none); younger ones are damaged, or of steps that were never announced. keep: number of
-    checkpoints to keep. frozen: hashes of stages' frozen weights, if there are any."""
+    """Checkpoints of a run directory. The methods block. run_id: of the run, written into them. newest: step
+    of the checkpoint that the run continues from (0: none); younger ones are damaged, or of steps that were
+    never announced. keep: number of checkpoints to keep. frozen: hashes of stages' frozen weights, if there
+    are any."""
 
     def __init__(
         self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()
@@ -32,8 +33,9 @@ class CheckpointIo:
         self._newest = newest
 
     def read(self, t: int, stage: int) -> ev.CheckpointRead:
-        """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage S + 1
-        + n means the frozen weights of stage n, for t = 0. Raises UserError if it is not there or damaged."""
+        """Read a stage's state in the checkpoint after step t (-1: the newest). In a run with frozen weights
+        for its S + 1 stages, the number S + 1 + n in place of a stage, with t = 0, reads the frozen weights
+        of stage n. Raises UserError if what is asked for is not there or damaged."""
         import torch
 
         from anabranch.train.stage.state import piece_hashes
@@ -84,7 +86,8 @@ class CheckpointIo:
         return path
 
     def _check_room(self, t: int, size_bytes: int) -> None:
-        """Raise UserError if a checkpoint of this size would fill the disk, which the commit log needs."""
+        """Raise UserError if the checkpoint of step t, of this size, would leave fewer than SPARE_BYTES of
+        the disk free, which the commit log needs."""
         free = shutil.disk_usage(self._directory.checkpoints_path).free
         if free < size_bytes + SPARE_BYTES:
             raise UserError(

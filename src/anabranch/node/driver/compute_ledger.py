@@ -40,7 +40,8 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Ledger:
-    """Appends the peer's compute tasks to a file."""
+    """Ledger of this peer in the file `path`: `add` appends an `Entry` for a compute task; nothing for a task
+    on no unit of a step."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (as long as the process)

@@ -63,8 +63,8 @@ def _at_once(work: Callable[[], Any], done: Callable[[Any], object]) -> None:
 
 
 def ticket_of(shown: Grant | MembershipCertificate) -> str:
-    """Key of the ticket that a credential is, or descends from; "" for the certificate of the owner's
-    peer."""
+    """Key of the ticket that the credential `shown` is, or descends from; "" for the certificate of the
+    owner's own peer."""
     return shown.ticket_key if isinstance(shown, Grant) else shown.ticket
 
 
@@ -81,9 +81,11 @@ def _credential(link: Link) -> VerifiedCredential | None:
 class Connections:
     """Links of this peer to other peers, by peer id.
 
-    handle: gets the events of the links. credential: shown to every peer that this one dials. offload: runs
-    the packing and unpacking of payloads, which takes too long for an event loop. seated(peer): True if the
-    peer is a member, whose payloads are unpacked before those of strangers.
+    transport: makes them. handle: gets the events of the links. credential: shown to every peer that this one
+    dials. offload(work, done): runs the packing and unpacking of payloads, which takes too long for an event
+    loop, and hands the result to `done` on it. seated(peer): True if the peer is a member, whose payloads are
+    unpacked before those of strangers. sent_bytes: payload bytes sent, by message type. refusals: by peer,
+    the refusal of the last dial of it, if that was refused.
     """
 
     def __init__(
@@ -291,9 +293,10 @@ class Connections:
             link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 
     def dial(self, peer: str, address: str) -> None:
-        """Carry out the effect Dial; nothing is done while the peer is being dialled, or linked as well as
-        `address` permits. A linked peer is dialled beside its link, and nothing is told of a failure; if the
-        link ends meanwhile, the next dial takes the place of this one."""
+        """Carry out the effect Dial: dial a peer at its addresses `address`, in a task of its own. The
+        outcome is an event, LinkUp or LinkDown. Nothing is done while the peer is being dialled, or linked as
+        well as `address` permits. A peer whose link a carrier forwards is dialled beside that link, and a
+        failure is no event then; if the link ends meanwhile, the next dial takes the place of this one."""
         linked = peer in self._links
         if peer in (self._direct if linked else self._dialling):
             return

@@ -10,8 +10,9 @@ _T = TypeVar("_T")
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end, on uvloop if that is installed, else on asyncio's own event loop; returns
-    its result. An OSError or RuntimeError of the loop after that end is ignored."""
+    """Run the coroutine `main` to its end, on uvloop if that is installed, else on asyncio's own event loop;
+    returns its result, or raises its error. An OSError or RuntimeError of the loop after that end is
+    ignored."""
     results: list[_T] = []
 
     async def kept() -> None:

@@ -57,9 +57,11 @@ FREE_CHECK_S = 1.0
 class EventWriter:
     """Writes the event log of one peer.
 
-    leads: True in the leader, which also writes events on commits and membership. iteration_bytes(t),
-    window_bytes(w): bytes of corpus text in iteration t and in evaluation window w, set on data nodes.
-    on_event: called for each event that is written. send: sends encoded events to the leader.
+    peer: its id. path: of the log. leads: True in the leader, which also writes events on commits and
+    membership. membership: members by the commit log, read here. iteration_bytes(t), window_bytes(w): bytes
+    of corpus text in iteration t and in evaluation window w, set on data nodes. on_event: called for each
+    event that is written. send: sends encoded events to the leader. open_t: iteration that is open at this
+    peer, set by the driver before each event.
     """
 
     def __init__(
@@ -89,9 +91,10 @@ class EventWriter:
         self._free_checked_at = float("-inf")
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write a note of this peer's protocol as an event, which `flush` sends to the leader; nothing in
-        others than the leader for kinds that it alone writes (`_LEADER_NOTES`). fields: by name, as the kind
-        of note has them. A control note "continue" also restarts the time of the open step."""
+        """Write a note of this peer's protocol as an event of the log, which `flush` sends to the leader. A
+        peer other than the leader writes nothing for the kinds that the leader alone writes
+        (`_LEADER_NOTES`). fields: by name, as the kind of note has them. A control note "continue" also
+        restarts the time of the open step, so that a pause is no part of its duration."""
         if kind == "control" and fields["action"] == "continue":
             self._step_at = time.time()  # a pause is no part of the next step
         if self._leads or kind not in _LEADER_NOTES:

@@ -58,12 +58,12 @@ class Reminder:
 
 
 class InitialDial:
-    """Dials the data node that a volunteer's ticket names, again and again while there is no link to it.
-    Stops the peer when the data node says that the run is over or refuses it for good, when the ticket has
-    expired, or after `patience_s` seconds if the data node was never reached. A peer with a link to another
-    voter needs no link to this data node. reached: True once the data node was reached, in this part of the
-    run or an earlier one. over: how the run ended when this machine last took part; "" if it did not. If it
-    is given, `patience_s` is at most OVER_S."""
+    """Dials the data node that a volunteer's ticket names, again and again while there is no link to it, for
+    the peer `live`. Stops the peer when the data node says that the run is over or refuses it for good, when
+    the ticket has expired, or after `patience_s` seconds if the data node was never reached. A peer with a
+    link to another voter needs no link to this data node. say: prints a sentence for the user. reached: True
+    once the data node was reached, in this part of the run or an earlier one. over: how the run ended when
+    this machine last took part; "" if it did not. If it is given, `patience_s` is at most OVER_S."""
 
     def __init__(
         self,
@@ -109,13 +109,14 @@ class InitialDial:
                 self._lost(reason)
 
     def close(self) -> None:
-        """End what this dialler does beside the peer."""
+        """End the trials of ways to further peers, if they still go on; to be called when the peer has
+        ended."""
         if self._trying is not None:
             self._trying.cancel()
 
     def _run_over(self, reason: str) -> bool:
-        """True if the data node closed its link because the run is over, and this machine is not a member (a
-        member learns that from the log)."""
+        """True if the data node closed its link for `reason` because the run is over, and this machine is not
+        a member (a member learns that from the log)."""
         context = self._live.peer.ctx
         return says_run_over(reason) and context.me not in context.run.membership.members
 
@@ -124,8 +125,9 @@ class InitialDial:
         return way_of(address) if address is not None else "which dialled this machine"
 
     async def _try_ways(self, doors: dict[str, str]) -> None:
-        """Tell the user which ways lead to further peers that the run named, while this machine is measured.
-        Those that no way leads to are reached through a carrier, if the run has one."""
+        """Try which ways lead to further peers that the run named (`doors`: peer id -> addresses), while this
+        machine is measured, and tell the user. No link is made. Peers that no way leads to are reached
+        through a carrier, if the run has one."""
         doors.pop(self._leader, None)
         links = self._live.links
         for peer, text in doors.items():
@@ -173,7 +175,8 @@ class InitialDial:
             self._loop.call_later(wait_s, self._dial)
 
     def _refused_for_good(self) -> bool:
-        """Stop the peer if the last dial was refused and no further one can succeed; True if it was so."""
+        """Stop the peer (`LivePeer.finish`) if its last dial of the data node was refused and no further dial
+        can succeed; returns True if that is so."""
         refusal = self._live.links.refusals.get(self._leader)
         if refusal is None or refusal.kind in TRANSIENT:
             return False
@@ -205,7 +208,7 @@ class InitialDial:
 
 
 def left(ticket: Ticket) -> str:
-    """Time for which a ticket is still good, in words."""
+    """Time for which a ticket is still good, in words such as "3 days" or "50 minutes"."""
     seconds = max(0.0, ticket.grant.expires_at_s - time.time())
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"

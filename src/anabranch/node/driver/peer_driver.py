@@ -69,7 +69,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Reason for the end of a peer's part in the run.
+    """End of a peer's part in the run. reason: sentence for the user.
 
     ok: as planned. internal: by a defect of the program or an exhausted machine, after which a new process
     may go on. again: this machine may join the run again with the same ticket. unreached: the run could not
@@ -171,7 +171,8 @@ class LivePeer:
         return not self._outcome.done()
 
     def stop(self, reason: str) -> None:
-        """Ask the protocol, at the user's request, to leave the run cleanly; `run` returns once it has."""
+        """Ask the protocol, at the user's request, to leave the run cleanly, and return; `run` returns once
+        it has left. reason: for the outcome and the other peers."""
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
@@ -205,8 +206,8 @@ class LivePeer:
             self.journal.flush()
 
     def _connection_refused(self, kind: str, host: str, reason: str) -> None:
-        """Write an event about refused incoming connections of this kind, at some of their counts only
-        (`RateLimits.is_noted`); none if the caller vanished in the handshake."""
+        """Write an event about refused incoming connections of a kind, with the host and reason of this one,
+        at some of their counts only (`RateLimits.is_noted`); none if the caller vanished in the handshake."""
         count = self.links.transport.refusals[kind]
         if kind != VANISHED and RateLimits.is_noted(count):
             why = f"a connection from {f'[{host}]' if ':' in host else host}: {reason}"
@@ -233,9 +234,9 @@ class LivePeer:
             self._loop.call_soon_threadsafe(action)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End this peer (`_failed`) for an exception that reached the event loop from a callback or a task.
-        One about a connection is only printed: asyncio closes the connection on whose bytes its code failed.
-        """
+        """End this peer (`_failed`) for an exception that reached the event loop from a callback or a task;
+        `context` is asyncio's description of it. An exception about a connection is only printed: asyncio
+        closes the connection on whose bytes its code failed."""
         error = context.get("exception")
         if error is None or not {"transport", "protocol", "socket"}.isdisjoint(context):
             loop.default_exception_handler(context)
@@ -253,7 +254,8 @@ class LivePeer:
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
 
     def _farewell(self) -> str:
-        """Reason for which this peer closes its links when it ends."""
+        """Reason that this peer gives when it closes its links at its end: RUN_OVER if the run is over, else
+        SHUTDOWN."""
         over = self._outcome.done() and self._outcome.result().over
         return RUN_OVER if over else SHUTDOWN
 
@@ -336,8 +338,8 @@ class LivePeer:
         self.handle(ev.DialledBack(peer, addresses, reached, reason))
 
     async def _read_events(self, peer: str, position: int) -> None:
-        """Read a piece of the event log for the watcher `peer`, on a pool thread, and hand it to the
-        protocol: the disk's writes must not wait."""
+        """Read the piece of the event log from byte `position` on for the watcher `peer`, on a pool thread,
+        and hand the piece to the protocol: the disk's writes must not wait."""
         found = await self._loop.run_in_executor(None, piece_of, self.journal.path, position)
         self.handle(ev.EventsRead(peer, position, *found))
 
@@ -356,8 +358,8 @@ class LivePeer:
         self._worker.submit(lambda: computer.run(task, inputs), done)
 
     def _describe(self, genesis: Genesis) -> ev.Described | UserError:
-        """This machine's offer to the run, or the error that says what its user has to do first; on the
-        worker thread."""
+        """This machine's offer to the run of `genesis`, or the error that says what its user has to do first;
+        called on the worker thread."""
         try:
             return self.machine.describe(genesis)
         except UserError as error:

@@ -138,7 +138,8 @@ class RaftStorage:
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`, of which a system call may store a part without an error."""
+    """Write all of `data` to the open file `handle` at `offset`; one system call may store a part of it
+    without an error."""
     view = memoryview(data)
     while view:
         written = write_at(handle, view, offset)

@@ -30,7 +30,8 @@ _FREE_SHARE = 0.5
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
-    """Beginning of a file, as JSON after its length in 4 bytes; the pieces follow. sizes: of them (bytes)."""
+    """Beginning of a file of the cache, as JSON after its length in 4 bytes; the pieces of the state follow.
+    run, stage, t, fingerprint: of the state. sizes, hashes: of its pieces in order (bytes)."""
 
     run: str
     stage: int
@@ -82,8 +83,9 @@ class StateCache:
         return ""
 
     def load(self, run: str, stage: int) -> KeptState | None:
-        """Kept state of a stage, its pieces mapped from the file; None if there is none, or it is damaged. A
-        cache that is switched off is cleared."""
+        """Kept state of a stage, its pieces mapped from the file, which the caller compares with the hashes
+        of the run; None if there is none, or the file is damaged. With `most_bytes` 0 all files are deleted,
+        and there is none."""
         try:
             if self.most_bytes:
                 return self._read(self.path(run, stage), run, stage)
@@ -124,7 +126,8 @@ class StateCache:
         return sum(path.stat().st_size for path in self._files())
 
     def _shrink(self, most_bytes: int) -> None:
-        """Delete the oldest files until the others take at most `most_bytes`."""
+        """Delete the oldest files until the others take at most `most_bytes`; a file that the system does not
+        let go stays."""
         used = self._used()
         for path in self._files():
             if used <= most_bytes:
@@ -147,9 +150,10 @@ def kept_text(
     copy: KeptState | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Keep the state of `stage` after iteration `t`, or after a step that was just being taken; returns what
-    was done, for the event log. copy: of that state, if there is one: in a round the worker's own state is
-    ahead of it. stopped: as in `StateCache.keep`."""
+    """Write the state of `stage` after iteration `t`, or after t + 1 if the worker has just taken that step,
+    to the cache; returns a sentence on what was done, or why it was not, for the event log. Errors of the
+    disk and of memory are such reasons, and are not raised. copy: of the state, if there is one: in a round
+    the worker's own state is ahead of it. stopped: as in `StateCache.keep`."""
     try:
         state = copy or _snapshot(computer, t) or _snapshot(computer, t + 1)
         why = "the worker has another" if state is None else cache.keep(run, stage, state, stopped)

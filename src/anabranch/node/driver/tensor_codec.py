@@ -31,16 +31,17 @@ _HEAD = 5
 
 
 def is_slow(payload: Payload | Blob) -> bool:
-    """True if its conversion packs or unpacks values, which takes too long for the event loop."""
+    """True if the conversion of this payload, from or to bytes, packs or unpacks values, which takes too long
+    for the event loop."""
     if isinstance(payload, Blob):
         return payload.dtype in (PACKED, SCALED)
     return isinstance(payload, torch.Tensor) and payload.dtype == torch.int64
 
 
 def to_blob(payload: Payload) -> Blob:
-    """Payload of a CPU tensor or of bytes. int64 tensors are packed; other contiguous tensors share their
-    memory. A hash that is known goes along. Raises TypeError for anything else, KeyError for a tensor of a
-    dtype that is not in `net.framing.DTYPES`."""
+    """Bytes to send for a payload: a CPU tensor, or bytes. int64 tensors are packed; other contiguous tensors
+    share their memory. A hash of the tensor that is known goes along. Raises TypeError for anything else,
+    KeyError for a tensor of a dtype that is not in `net.framing.DTYPES`."""
     if isinstance(payload, bytes):
         return Blob("uint8", (len(payload),), payload)
     if not isinstance(payload, torch.Tensor):
@@ -56,8 +57,9 @@ def to_blob(payload: Payload) -> Blob:
 
 
 def from_blob(blob: Blob) -> torch.Tensor:
-    """Tensor over the received buffer, or unpacked from it, whose hash is known where this end computed it.
-    Raises FrameError for damaged packed values."""
+    """Tensor of a received payload: over the payload's buffer, or unpacked from it; its hash is noted where
+    this end computed it. Raises FrameError for damaged packed values, and for a hash other than the
+    sender's."""
     tensor = _tensor_of(blob)
     if blob.check is not None:
         blob.check(payload_hash(tensor))
@@ -100,8 +102,9 @@ def deflated(piece: Payload) -> torch.Tensor:
 
 
 def inflated(payload: torch.Tensor, most_bytes: int) -> torch.Tensor:
-    """Piece of a state from the line. Raises FrameError unless it is one of at most `most_bytes` bytes,
-    before more than these are allocated."""
+    """Piece of a state (uint8 vector) from its form on the line, `payload` (see `deflated`). Raises
+    FrameError unless the piece is whole and has at most `most_bytes` bytes, before more than these are
+    allocated."""
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not len(payload):
         raise FrameError("a piece of a state is a vector of bytes")
     data = payload.contiguous().numpy()

@@ -19,10 +19,9 @@ TRIPS_MAX = 64
 
 
 class VitalsMonitor:
-    """Measures how a peer spends its iterations, and collects round trips, rates and ways of its links.
-
-    iroh_paths: path that iroh uses to each peer that it reaches: "relay", or a UDP address.
-    """
+    """Measures how a peer spends its iterations, and collects round trips, rates and ways of its links. ctx:
+    of the peer, read here. iroh_paths: path that iroh uses to each peer that it reaches: "relay", or a UDP
+    address."""
 
     def __init__(self, ctx: PeerContext, iroh_paths: Mapping[str, str]) -> None:
         self._ctx = ctx

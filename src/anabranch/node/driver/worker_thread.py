@@ -19,7 +19,8 @@ CLOSE_S = 30.0
 
 
 class Computer(Protocol):
-    """Worker of a model stage: carries out the stage's compute tasks, such as a forward pass."""
+    """Worker of a model stage. run(task, inputs): carries out one of the stage's compute tasks, such as a
+    forward pass, and returns its result; blocks meanwhile."""
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result: ...
 

@@ -24,9 +24,10 @@ _reserved: list[socket.socket] = []
 
 
 def bind_port(host: str, port: int) -> int:
-    """Port to listen on: `port`, or a free port of the host if `port` is 0. On Linux a bound socket, kept
-    open but never listening, reserves the free port: other processes cannot take the port, while this process
-    can still listen there with another socket. Raises OSError if the host is no address of this machine."""
+    """Port to listen on: `port` itself, which is not tried, or a free port of the host if `port` is 0. On
+    Linux a bound socket, kept open until this process ends but never listening, reserves the free port: other
+    processes cannot take the port, while this process can still listen there with another socket. Raises
+    OSError if a free port is wanted and the host is no address of this machine."""
     if port:
         return port
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -56,14 +57,15 @@ def remember_port(folder: Path, port: int) -> None:
 
 
 def reachable_address(host: str, port: int, leader_host: str) -> str:
-    """Address (host:port) at which other peers can dial a peer that listens there; "" for a loopback address
-    if the leader is on another machine."""
+    """Address (host:port) at which other peers can dial a peer that listens at `host` and `port`; "" if that
+    is a loopback address and the leader (`leader_host`) is on another machine."""
     return "" if on_loopback(host) and not on_loopback(leader_host) else host_port(host, port)
 
 
 def advertised(network: NetworkSection, port: int) -> str:
-    """Addresses at which peers dial a data node that listens on `port`, in order of preference; the iroh
-    relay is the last, if it is used."""
+    """Addresses, joined by commas, at which peers dial a data node that listens on `port`, in order of
+    preference: network.advertise or its own address, then the iroh relay, if the run uses one. network:
+    section of the run file."""
     own = network.advertise or host_port(network.host, port)
     return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
 
@@ -77,18 +79,18 @@ def relay_address(url: str) -> Address:
 
 
 def relay_of(addresses: str) -> Address | None:
-    """The iroh relay that addresses of a peer name; None if none of them does. Raises ValueError for
-    addresses that cannot be parsed."""
+    """First of a peer's addresses that names an iroh relay; None if none of them does. addresses: as text,
+    joined by commas. Raises ValueError for addresses that cannot be parsed."""
     return next((one for one in parse_addresses(addresses) if one.relay_url), None)
 
 
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """Start an iroh endpoint that uses this relay, which the caller closes; None if iroh is not installed,
-    which `say` then tells. Raises UserError if it cannot start, or if it `must` and is not installed,
-    ValueError for addresses that cannot be parsed. advertise: addresses of this machine; the first of each IP
-    version that ends in /udp has the port of its UDP socket."""
+    """Start an iroh endpoint that uses the iroh relay `relay`; the caller closes it. None if iroh is not
+    installed, which `say` then tells the user. must: True to raise UserError instead. advertise: addresses of
+    this machine, joined by commas; the first of each IP version that ends in /udp has the port of its UDP
+    socket. Raises UserError if the endpoint cannot start, ValueError for addresses that cannot be parsed."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "

@@ -31,7 +31,9 @@ REPORT_S = 60.0
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of a dedicated carrier. home: folder for its key. advertise: "" for host:port."""
+    """Options of a dedicated carrier. ticket: of the run whose members it serves. home: folder for its key
+    and incarnation. host, port: where it listens (0: any free port). advertise: address that the run's peers
+    dial; "" for host:port. limits: of what it forwards."""
 
     ticket: Ticket
     home: Path
@@ -42,7 +44,8 @@ class CarrierOptions:
 
 
 class CarrierProcess:
-    """Driver of one `CarrierClient`, and the transport that forwards. say: prints a sentence for the user."""
+    """Dedicated carrier in this process: drives one `CarrierClient`, which offers it to the run, and has the
+    transport that forwards bytes. say: prints a sentence for the user."""
 
     def __init__(self, options: CarrierOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say

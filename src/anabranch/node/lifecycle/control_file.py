@@ -42,7 +42,8 @@ _KEY = re.compile("[0-9a-f]{64}")
 
 
 def problem_of(action: str, steps: int) -> str:
-    """Reason why a request of the owner is invalid, "" if it is valid. steps: wished number, for "steps"."""
+    """Reason why a request of the owner is invalid, "" if it is valid. action: its kind, valid ones are
+    ACTIONS. steps: wished number of steps, for "steps"."""
     if action not in ACTIONS:
         return f"there is no action {action!r}"
     problem = CONSTRAINTS["run.steps"].problem(steps) if action == STEPS else ""
@@ -50,9 +51,9 @@ def problem_of(action: str, steps: int) -> str:
 
 
 def request(run_dir: Path, action: str, steps: int = 0) -> str:
-    """Append a request to the run's file of requests, which the leading process reads; returns the reason if
-    it is invalid, else "". action: one of ACTIONS. steps: new number of steps, for "steps". Raises OSError if
-    the file cannot be written."""
+    """Append a request to the run's file of requests, which the leading process reads, if there is one now;
+    returns "". An invalid one is not written: returns the reason. action: one of ACTIONS. steps: new number
+    of steps, for "steps". Raises OSError if the file cannot be written."""
     problem = problem_of(action, steps)
     if not problem:
         _append(run_dir, _Request(action, steps))
@@ -60,9 +61,10 @@ def request(run_dir: Path, action: str, steps: int = 0) -> str:
 
 
 def request_revocation(run_dir: Path, target: str, reason: str) -> None:
-    """Append a request to revoke a ticket, by its key, or a peer, by its id (64 hexadecimal digits; others
-    are ignored when it is read). The caller has it in the gate's record, from which a process that leads
-    later takes it. Raises OSError if the file cannot be written."""
+    """Append a request to revoke `target` to the run's file of requests: a ticket, by its key, or a peer, by
+    its id (64 hexadecimal digits; others are ignored when the file is read). reason: for the log. The caller
+    has written it to the gate's record, from which a process that leads later takes it. Raises OSError if the
+    file cannot be written."""
     _append(run_dir, _Request(REVOKE, 0, target, reason))
 
 

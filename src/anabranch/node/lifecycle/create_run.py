@@ -48,7 +48,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CreatedRun:
-    """A new or resumed run: everything that its leading process needs to start."""
+    """A new or resumed run: everything that its leading process needs to start. directory, run, run_id,
+    genesis: the run, its run file and its first log entry. identity, incarnation, peer, machine: its leading
+    peer, not started yet. history: state of the run after the commit log on this disk (`disk`). newest:
+    iteration of the checkpoint that the run continues from; 0 if there is none. certify: makes the
+    certificate that a member shows to other peers. notices: sentences for the user on damaged or missing
+    checkpoints."""
 
     directory: RunDirectory
     run: RunConfig
@@ -117,9 +122,11 @@ def create_run(
 
 
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
-    """Set up the leading peer of a run directory, to found the run or to resume it; counts a start of its
-    process. address: host:port that peers dial. Raises UserError if the log, the corpus or the checkpoints
-    are damaged, or the run is of another protocol version, IdentityError if its key cannot be used."""
+    """Set up the leading peer of a run directory, to found the run (if the log is empty) or to resume it.
+    Opens the corpus, measures this machine, and counts a start of the peer's process; nothing is sent, and no
+    log entry is written yet. address: host:port that peers dial. Raises UserError if the log, the corpus or
+    the checkpoints are damaged, or the run is of another protocol version, IdentityError if its key cannot be
+    used."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()
@@ -177,7 +184,8 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
 
 
 def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
-    """State of the run after the commit log. Raises UserError for damage, or another protocol version."""
+    """State of the run by the commit log that this voter kept (`kept`). Raises UserError for damage, or a run
+    of another protocol version."""
     try:
         history = fold(kept.lines)
     except LogError as error:
@@ -191,8 +199,9 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 
 
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
-    """Make the genesis record (first log entry) of a new run; it is not written to the log here. Imported
-    weights that are trained are written as checkpoint 0. Raises ConfigError if they cannot be read."""
+    """Make the genesis record (first log entry) of a new run; it is not written to the log here. machine:
+    prepared. member: record of the leading peer. Imported weights that are trained are written as checkpoint
+    0. Raises ConfigError if they cannot be read."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
@@ -223,8 +232,8 @@ def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -
 
 
 def _certifier(identity: Identity, run_id: str) -> Certify:
-    """Make the function that issues a member's certificate, signed by `identity`. A certificate never
-    outlives or outranks the ticket behind it; a peer that showed none gets b""."""
+    """Make the function that issues the certificate of a member of the run `run_id`, signed by `identity`. A
+    certificate never outlives or outranks the ticket behind it; a peer that showed none gets b""."""
 
     def certify(member: Member, credential: VerifiedCredential | None) -> bytes:
         if credential is None:
@@ -251,7 +260,7 @@ def _write_initial(
     genesis: Genesis,
 ) -> None:
     """Write imported weights (`initial`, all tensors by name) as the checkpoint of iteration 0, from which
-    every peer fetches its stage."""
+    every peer fetches its stage. genesis: record by whose hash the checkpoint names its place in the log."""
     from anabranch.protocol.interface.tasks import InitState, Snapshot
     from anabranch.train.workers.workers import make_worker
 

@@ -31,8 +31,9 @@ REASON_CHARS = REMARK_MAX
 
 
 class IssuedTicket(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Ticket that the owner issued. key: its public key. quota: members at one time (0: any number). Times
-    are Unix seconds; revoked_at_s: 0 if it is not revoked. reason: of the revocation; "" before."""
+    """Ticket that the owner issued. name: chosen by the owner, of this ticket alone. key: its public key.
+    role, quota: of its grant (quota: members at one time, 0: any number). Times are Unix seconds;
+    revoked_at_s: 0 if it is not revoked. reason: of the revocation; "" before."""
 
     name: str
     key: PeerIdText
@@ -45,7 +46,8 @@ class IssuedTicket(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ExpelledPeer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Peer that the owner expelled. name: of its own choice, as it was then."""
+    """Peer that the owner expelled, by its id. name: of the peer's own choice, as it was then; "" if it was
+    no member. expelled_at_s: Unix time. reason: of the owner."""
 
     id: PeerIdText
     name: str
@@ -54,7 +56,8 @@ class ExpelledPeer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Contents of the gate's record: the tickets that were issued and the peers that were expelled."""
+    """Contents of the gate's record: the tickets that were issued and the peers that were expelled. version:
+    of the file's format. A change is kept by `changed` only."""
 
     version: int = VERSION
     tickets: list[IssuedTicket] = msgspec.field(default_factory=list)
@@ -66,8 +69,9 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return found | {peer.id: peer.reason for peer in self.expelled}
 
     def ticket(self, name_or_key: str) -> IssuedTicket | None:
-        """Ticket with this name, expired and revoked ones included, else the ticket whose key begins with
-        this text of at least KEY_CHARS characters; None if there is none, or several of either."""
+        """Ticket with the name `name_or_key`, expired and revoked ones included; else the ticket whose key
+        begins with this text, if it has at least KEY_CHARS characters. None if there is none, or several of
+        either."""
         named = [ticket for ticket in self.tickets if ticket.name == name_or_key]
         if not named and len(name_or_key) >= KEY_CHARS:
             named = [ticket for ticket in self.tickets if ticket.key.startswith(name_or_key)]
@@ -82,9 +86,9 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return name
 
     def add(self, name: str, grant: Grant) -> IssuedTicket:
-        """Enter a new ticket, issued now, into this record in memory; returns its entry. Raises UserError if
-        the name is in use, or not a printable text of 1 to NAME_CHARS characters without blanks at its
-        ends."""
+        """Enter a new ticket with permissions `grant`, issued now, into this record in memory; returns its
+        entry. Raises UserError if the name is in use, or not a printable text of 1 to NAME_CHARS characters
+        without blanks at its ends."""
         if not name.isprintable() or not 1 <= len(name) <= NAME_CHARS or name != name.strip():
             raise UserError(f"a ticket's name is a printable text of 1 to {NAME_CHARS} characters")
         if name != self.free_name(name):

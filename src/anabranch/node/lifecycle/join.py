@@ -58,7 +58,8 @@ STATES = "states"
 class JoinOptions:
     """Options with which a volunteer joins a run.
 
-    home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
+    home: folder for key and logs, of this process alone. name, region: of this machine, as others see it.
+    stage: wished stage, -1 for any. host, port: address to listen on (port 0: any free one). advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
     to end with the first part in the run, also if a pause or the hours end it. grace_s: seconds to leave
@@ -115,8 +116,9 @@ def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Ca
 
 
 def _ended_by(reason: str, outcome: Outcome) -> bool:
-    """True if this machine's part ended while it left for `reason`, if any, and not with the run. The run may
-    have removed it for another reason meanwhile; that is as planned, too."""
+    """True if the part that ended with `outcome` did so while this machine left for `reason` ("": it did not
+    leave), and not with the run. The run may have removed the machine for another reason meanwhile; that is
+    as planned, too."""
     return bool(reason) and not outcome.over and (outcome.ok or reason in outcome.reason)
 
 
@@ -142,7 +144,9 @@ async def join(
 
 class Volunteer:
     """Machine that is lent to a run: it joins, and joins again whenever its part ends and the protocol's
-    `Return` permits it. Each part has a peer of its own, with the same key and a higher incarnation."""
+    `Return` permits it. Each part has a peer of its own, with the same key and a higher incarnation. say:
+    prints a sentence for the user. driver, transport: classes of each peer's driver and connections. The key
+    is read, or made, and the port is chosen at once."""
 
     def __init__(
         self,
@@ -201,7 +205,8 @@ class Volunteer:
             self._live.abort(reason)
 
     def left_early(self, outcome: Outcome) -> bool:
-        """True if this machine's part ended because it was told to leave, not with the run."""
+        """True if the part that ended with `outcome` did so because the user had this machine leave, and not
+        with the run."""
         return _ended_by(self._why_left, outcome)
 
     def _leave(self, reason: str) -> None:
@@ -269,7 +274,8 @@ class Volunteer:
         live.stop(why.leaving)
 
     def was_not_lent(self, outcome: Outcome) -> bool:
-        """True if the part with this outcome ended as the machine is not lent now, and not with the run."""
+        """True if the part with this outcome ended because the machine's hours or a pause had it leave, and
+        not with the run."""
         return _ended_by(self._not_lent, outcome)
 
     async def _take_next_part(self) -> Outcome:

@@ -43,11 +43,13 @@ async def lead(
     carry: CarryLimits | None = None,
     caps: LineCaps | None = None,
 ) -> Outcome:
-    """Run the leading data node until the run is over; returns how it ended. network, port: address to listen
-    on, which may differ from when the run was founded. on_event: called for each event. on_ready: gets the
-    tickets by role. say: prints a sentence for the user. new_tickets: True to issue tickets even where former
-    ones still work. carry: limits of what this process carries for others. caps: of its line. Raises
-    UserError if the address cannot be used or iroh cannot start."""
+    """Run the leading data node until the run is over or a signal stops it (SIGINT, SIGTERM:
+    `stop_on_signals`); returns how it ended. network, port: address to listen on, which may differ from when
+    the run was founded; the port is remembered for the next process. on_event: called for each event, the
+    beginning and end of leading among them. on_ready: gets the tickets by role. say: prints a sentence for
+    the user. new_tickets: True to issue tickets even where former ones still work. carry: limits of what this
+    process carries for others. caps: of its line. Raises UserError if the address cannot be used or iroh
+    cannot start."""
     engine = None
     if network.transport != "tcp":
         relay, must = relay_address(network.iroh_relay), network.transport == "iroh"
@@ -76,7 +78,7 @@ async def lead(
 
 
 def _other_port(founded: CreatedRun, network: NetworkSection) -> str:
-    """Advice for a port that cannot be used."""
+    """Sentence with advice for a port that cannot be used: how to choose another one for this run."""
     if network.port:
         return "set network.port to another one, or to 0 for any free one"
     return (

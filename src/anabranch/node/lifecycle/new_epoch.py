@@ -18,8 +18,8 @@ from anabranch.protocol.raft.raft_log import RaftLog
 
 @dataclass(frozen=True)
 class RecoveredRun:
-    """Result of a recovery: number of the new epoch, last committed step in the founder's log (0: none; later
-    ones are lost), and voter ids (`peer/disk`) of the removed voters, at least one."""
+    """Result of a recovery. epoch: number of the new epoch. t: last committed step in the founder's log (0:
+    none; later ones are lost). given_up: voter ids (`peer/disk`) of the removed voters, at least one."""
 
     epoch: int
     t: int

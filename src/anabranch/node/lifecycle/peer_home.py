@@ -59,8 +59,8 @@ def _lock(file: int) -> None:
 
 
 def in_use(home: Path) -> bool:
-    """True if a process has claimed the folder now; False without a lock file. Raises OSError if its lock
-    cannot be looked at."""
+    """True if a process has claimed (`claimed`) the folder `home` now; False without a lock file. Raises
+    OSError if its lock cannot be looked at."""
     try:
         file = os.open(home / LOCK, os.O_RDWR)
     except FileNotFoundError:

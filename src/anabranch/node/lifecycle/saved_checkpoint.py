@@ -17,7 +17,8 @@ from anabranch.protocol.peer.bootstrap import SavedCheckpoint
 
 
 class SavedCheckpoints:
-    """Checkpoints in a run directory, compared with the commit log in it.
+    """Checkpoints in a run directory, compared with the commit log in it. history: state of the run after
+    that log.
 
     lines: of the log. alone: True if the log has no other voters, from which lost entries could come back.
     notices: sentences for the user on damaged checkpoints and on where the run goes on.

@@ -13,7 +13,8 @@ STOP_S = 60.0
 
 
 class Stoppable(Protocol):
-    """A live peer, or a volunteer that joins again and again."""
+    """Interface of what `stop_on_signals` stops: a live peer, a volunteer that joins again and again, a
+    carrier."""
 
     def stop(self, reason: str) -> None:
         """Begin to leave the run cleanly, at the user's request; a leading founder ends the run instead, a

@@ -101,8 +101,10 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run of `genesis`: measured capacity and speed, and its settings. Raises
-        UserError if the user's options or this machine's devices do not fit the run."""
+        """This machine's offer to the run of `genesis`: its member record with measured capacity and speed
+        (`member`), and its settings. Calls `prepare` with the user's options in place of the run's, and opens
+        the private data. Takes seconds. Raises UserError if the user's options or this machine's devices do
+        not fit the run."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
@@ -216,7 +218,7 @@ def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -
 def check_ends_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED) -> None:
     """Raise UserError if a data node of pipeline islands cannot hold embedding and head on its device, for
     its share of the slots at one time, where the run has `fleet.data_nodes` data nodes. With fewer of them
-    each holds more. Other runs are not checked."""
+    each holds more. Other runs are not checked. most_bytes: of memory that count as free."""
     if not run.round.slots or run.pipeline.whole:
         return
     from anabranch.train.model.interface import DTYPES
@@ -237,7 +239,8 @@ def check_ends_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMIT
 
 
 def _trained_bytes(run: RunConfig, slots: int = 1) -> int:
-    """Bytes of each trained parameter's state, and of `slots` slots of islands in a run with rounds."""
+    """Bytes of memory that one trained parameter takes: its state and gradient, and in a run with rounds its
+    copies for `slots` slots of islands at one time."""
     from anabranch.train.model.interface import DTYPES
     from anabranch.train.stage.inner_steps import island_vectors
     from anabranch.train.stage.run_objects import master_dtype
@@ -252,7 +255,7 @@ def _trained_bytes(run: RunConfig, slots: int = 1) -> int:
 
 
 def _has(device: str, free: int, limited: bool) -> str:
-    """Words for a device's memory. limited: True if its owner limits it."""
+    """Words for the memory of a device: its name and `free` bytes. limited: True if its owner limits it."""
     return f"{device} has {_gib(free)} {'to use' if limited else 'free'}"
 
 
@@ -288,16 +291,18 @@ def _shares(
 
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
-    """Free memory (bytes) now of a GPU (`parts` does not matter), or of one of `parts` equal parts of the
-    host."""
+    """Free memory (bytes) now of the GPU `device` (`parts` does not matter), or for another device of one of
+    `parts` equal parts of the host."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
 
 
 def parked_places(run: RunConfig, model: ModelConfig, resident: int, most_bytes: int = UNLIMITED) -> int:
-    """Microbatches beyond the `resident` ones whose activations can go to host memory, by `fleet.park`; 0
-    without it, and on a CPU. most_bytes: of host memory that count as free."""
+    """Number of microbatches, beyond the `resident` ones, whose activations can be parked in host memory:
+    `fleet.park` times `resident`, as far as MEMORY_SHARE of the free host memory holds them; 0 without
+    `fleet.park`, and on a CPU. resident: microbatches whose activations fit on the device. most_bytes: of
+    host memory that count as free."""
     from anabranch.train.numerics.numerics_class import device_of
 
     if not run.fleet.park or device_of(run.compute).type == "cpu":

@@ -24,8 +24,9 @@ STILL_S, STILL_STEPS = 20.0, 4.0
 
 
 class VolunteerConsole:
-    """Printer of messages about the peer `me`. total: units of work that it computed for committed steps.
-    steps: tells the number of steps of the run. now: the clock, in seconds."""
+    """Printer of messages about the peer `me` for the user of its machine. say: prints a sentence. steps():
+    number of steps of the run. now(): clock, in seconds. total: units of work that the peer computed for
+    committed steps, over all its parts in the run."""
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class VolunteerConsole:
             self._say(event.text)
 
     def _moves(self, now: float, still_s: float = STILL_S) -> None:
-        """Note that the run moved at `now`; tell of a wait after `still_s` seconds from then."""
+        """Note that the run made progress at the time `now` (s). The user is told that it stands still (by
+        `watch`) once `still_s` seconds have passed since then."""
         self._stepped_at, self._tell_at = now, now + still_s
 
     def _stands_still(self, live: LivePeer) -> None:
@@ -158,7 +160,8 @@ class VolunteerConsole:
         return f"{text}, eta {duration(left * (self._now() - at) / (record.t - t))}"
 
     def _audited(self, found: Audited) -> None:
-        """Tell the user of a difference or of what could not be had at once, of other audits now and then."""
+        """Tell the user of an audit's result (`found`): at once of a difference, or of what could not be had;
+        of other audits now and then."""
         self._audits += 1
         if found.verdict == "same" and self._now() - self._printed_at < EVERY_S:
             return

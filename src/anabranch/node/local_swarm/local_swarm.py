@@ -53,7 +53,8 @@ def create_local(
     tell: Callable[[str], None] = lambda text: None,
 ) -> RunDirectory:
     """Make the run directory of a local swarm; arguments and errors as of `create_run`. private: folders of
-    text, or corpora, of the relays, in a run on private data: one for each, or one that is cut."""
+    text, or prepared corpora, of the relays, in a run on private data: one for each relay, or a single one,
+    of which each relay gets a part. [] for other runs."""
     from anabranch.node.lifecycle.create_run import create_run
 
     check_private(run, private)
@@ -81,11 +82,12 @@ class Interrupted(Exception):
 
 
 class LocalSwarm:
-    """Data nodes and relays as processes, children of a supervisor.
+    """Local swarm of the run in `directory`: its data nodes and relays as processes, children of the
+    `supervisor`. None runs before `start`.
 
     places: address, region and network namespace of every process, by name, in an emulated network that
     outlives the swarm; None: all on this machine's loopback. ledgers: True if each peer keeps a compute
-    ledger.
+    ledger. processes: those started, by name, also ended ones. stopping: True once `stop` was called.
     """
 
     def __init__(
@@ -150,9 +152,9 @@ class LocalSwarm:
     def join(
         self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True, command: str = "join"
     ) -> Process:
-        """Start `anabranch join` as process `name`, with its key and logs in the run directory. extra:
-        further options. once: True if it ends with its first part in the run. command: "audit" for an
-        auditor."""
+        """Start `anabranch join` as process `name`, with its key and logs in the run directory. ticket: its
+        text. extra: further options. once: True if it ends with its first part in the run. command: "audit"
+        for an auditor."""
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
@@ -164,8 +166,9 @@ class LocalSwarm:
         return self._spawn(name, arguments)
 
     def start_other(self, name: str, arguments: Sequence[str], target: Callable[..., NoReturn]) -> Process:
-        """Start a process that is no peer of the swarm and ends with it. `target` runs in it and gets
-        `arguments`."""
+        """Start a process `name` that is no peer of the swarm, and keep it among its processes, so that
+        `kill` ends it too. target: function that runs in the process, with the parameters of `run_peer`,
+        among them `arguments`."""
         log = self.directory.peer(name) / "output.txt"
         self.processes[name] = process = self._supervisor.start(name, arguments, log, target=target)
         return process
@@ -266,15 +269,16 @@ class LocalSwarm:
                     self._check_complete()
 
     def _has_stepped(self) -> bool:
-        """True once a step was committed, also one whose event nobody took yet: losses are then for the
-        others to make good."""
+        """True once a step was committed since this object was made, also one whose event `events` has not
+        yielded yet: from then on the other relays make a lost one good."""
         if not self._stepped:
             self._unread.extend(self._tail.read())
             self._stepped = any(isinstance(event, Step) for event in self._unread)
         return self._stepped
 
     def _check_complete(self) -> None:
-        """Raise UserError if so many processes failed that a stage has too few relays for the first step."""
+        """Raise UserError if so many relays of a stage failed that fewer than `fleet.minimum` are left, which
+        the first step needs."""
         gone = [process for process in self.processes.values() if process.status]
         stages = processes_of(self.run)
         for stage, count in enumerate(relays_by_stage(self.run), start=1):

@@ -65,7 +65,8 @@ def own_session() -> None:
 
 
 def signal_at_end_of_parent(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends; on Linux only."""
+    """Have the kernel send this process the signal `number` when the thread that started it ends; on Linux
+    only, elsewhere nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 

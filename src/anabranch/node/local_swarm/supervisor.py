@@ -32,8 +32,8 @@ _context = multiprocessing.get_context("forkserver") if _FORKS else multiprocess
 
 
 class Process:
-    """Process of one peer, as its supervisor sees it. log: file of its output. The methods may be called from
-    any thread."""
+    """Process of one peer, as its supervisor sees it. name: of the peer. log: file of its output. The methods
+    may be called from any thread."""
 
     def __init__(self, name: str, log: Path, child: multiprocessing.process.BaseProcess) -> None:
         assert child.pid is not None
@@ -54,14 +54,14 @@ class Process:
         return self.status is None
 
     def signal(self, number: int) -> None:
-        """Send a signal if the process is still running."""
+        """Send the signal `number` to the process; nothing if it has ended."""
         with self._lock:  # no other thread finds its end, which frees its number, in between
             if self._child.exitcode is None:
                 with suppress(ProcessLookupError):  # the fork server has found it, and is about to say so
                     os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the process for at most this long. True if it has ended."""
+        """Wait for the end of the process, at most `timeout_s` seconds. True if it has ended."""
         multiprocessing.connection.wait([self._child.sentinel], timeout_s)
         return not self.running
 
@@ -108,9 +108,9 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         target: Callable[..., NoReturn] | None = None,
     ) -> Process:
-        """Start `anabranch ARGUMENTS`, with its output in `log` and in a network namespace if one is named.
-        environment: variables to set. target: function that runs in the process instead, with the parameters
-        of `run_peer`. Raises UserError if no process can be started."""
+        """Start `anabranch ARGUMENTS` as the process `name`, with its output in `log` and in a network
+        namespace if one is named. environment: variables to set. target: function that runs in the process
+        instead, with the parameters of `run_peer`. Raises UserError if no process can be started."""
         # The fork server has the environment of its start, which may be before a model was registered.
         models = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
         values = (name, list(arguments), str(log), namespace, {**models, **(environment or {})})
@@ -125,7 +125,8 @@ class Supervisor:
         return process
 
     def close(self) -> None:
-        """Kill the processes that are still running."""
+        """Kill the processes that are still running, and wait for their end, at most KILL_S seconds for each.
+        The fork server stays."""
         for process in self._processes:
             process.signal(KILL)
         for process in self._processes:

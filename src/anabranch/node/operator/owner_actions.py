@@ -25,7 +25,8 @@ STOPPING = "the run is stopping already"
 
 
 class SwarmOwner:
-    """Owner's actions on a local swarm. stop: ends the run after the current step."""
+    """Owner's actions on a local swarm. actions: names that `ask` takes. stop: called for the first request
+    to stop; ends the run after the current step."""
 
     actions = (STOP, *control_file.ACTIONS, *SIGNALS, EXPEL)
 
@@ -36,10 +37,11 @@ class SwarmOwner:
         self._stopped = threading.Lock()
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
-        """Request an action on the peer of this name ("" for the run), from any thread.
+        """Request an action on the peer of this name ("" for the run), from any thread. A stop and signals to
+        processes wait for `poll`; other actions are handed to the leading process at once.
 
-        Returns the reason if it is refused, else "". name: the peer's id for "expel", as names are the peers'
-        own choice. steps: the new number of steps.
+        Returns the reason if the action is refused, else "". name: the peer's id for "expel", as names are
+        the peers' own choice. steps: the new number of steps, for "steps".
         """
         if action == STOP:
             if not self._stopped.acquire(blocking=False):
@@ -74,7 +76,8 @@ class SwarmOwner:
 
 
 def _expel(run_dir: Path, peer: str) -> str:
-    """Expel the peer with this id; returns the reason if that is refused, else ""."""
+    """Expel the peer with this id from the run in `run_dir`, whose page asked for it; returns the reason if
+    that is refused, else ""."""
     try:
         tickets.expel(run_dir, peer, "expelled on the page")
     except UserError as error:
@@ -83,7 +86,8 @@ def _expel(run_dir: Path, peer: str) -> str:
 
 
 class LeaderOwner:
-    """Owner's actions on a run that this process leads. Stopping it is the same as Ctrl+C, once."""
+    """Owner's actions on a run that this process leads. actions: names that `ask` takes. A first request to
+    stop sends this process the signal of Ctrl+C; a second is refused."""
 
     actions = (STOP, *control_file.ACTIONS, EXPEL)
 
@@ -93,7 +97,7 @@ class LeaderOwner:
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request an action on the run; returns the reason if it is refused, else "". name: id of the peer to
-        expel. steps: new number of steps."""
+        expel; ignored for other actions. steps: new number of steps, for "steps"."""
         if action in control_file.ACTIONS:
             return control_file.request(self._run_dir, action, steps)
         if action == EXPEL:

@@ -21,8 +21,8 @@ from anabranch.protocol.observers.event_log_client import EventLogClient
 
 
 class RemoteWatch:
-    """Copies a run's event log into home/events.jsonl until the run ends; started again, it continues where
-    the file ends.
+    """Copies the event log of the run that a ticket names into home/events.jsonl until the run ends; started
+    again, it continues where the file ends.
 
     Driver of one `EventLogClient`, which decides what to fetch. say: prints a sentence for the user. Raises
     UserError if another process has locked the file.

@@ -45,7 +45,8 @@ class OwnedData:
     def __init__(
         self, data: PrivateData, kept: ContributionFolder, run: str, peer: str, folders: OwnFolders
     ) -> None:
-        """run, peer: ids of the run and of this peer."""
+        """data: the private corpus, opened for the run. kept: folder of the kept contributions. run, peer:
+        ids of the run and of this peer. folders: for its `tell` and `nice`."""
         self._data, self._kept = data, kept
         self._run, self._peer, self._tell = run, peer, folders.tell
         self._failed = False
@@ -57,8 +58,9 @@ class OwnedData:
         return self._data.step_rows(slot, step)
 
     def keep(self, t: int, slot: int, digest: str, change: Tensor) -> None:
-        """Begin to write a contribution, once the former one is written; the exchange need not wait for the
-        disk. change: is not changed any more."""
+        """Wait until the former contribution is written, then begin to write this one and return, so that the
+        exchange need not wait for the disk. t, slot: round and slot of the contribution. digest: its hash in
+        the log. change: the contribution, which the caller must not change any more."""
         from anabranch.train.islands.kept_contributions import Kept
 
         about = Kept(
@@ -69,13 +71,13 @@ class OwnedData:
         self._written = self._writer.submit(self._write, about, change)
 
     def wait(self) -> None:
-        """Wait until the last contribution is written."""
+        """Wait until the last contribution given to `keep` is written; nothing without one."""
         if self._written is not None:
             self._written.result()
 
     def _write(self, about: Kept, change: Tensor) -> None:
-        """Write a contribution. If the disk refuses it, that is told the first time: the run goes on, and
-        `verify` cannot check the round."""
+        """Write the contribution `change` with its description `about`. If the disk refuses it, the user is
+        told, the first time only: the run goes on, and `verify` cannot check the round."""
         try:
             self._kept.keep(about, change)
         except OSError as error:

@@ -81,7 +81,8 @@ def give_private(
 
 
 def private_options(directory: RunDirectory, name: str) -> list[str]:
-    """Options of `anabranch join` with which a relay takes part on its private corpus; none without one."""
+    """Options of `anabranch join` with which the relay `name` of a local swarm takes part on its private
+    corpus; [] if it has none."""
     home = directory.peers_path / name
     if (home / FOLDER).is_dir():
         return [OPTION, str(home / FOLDER)]

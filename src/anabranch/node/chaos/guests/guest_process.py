@@ -74,7 +74,7 @@ class HostilePeer(LivePeer):
         self._loop.call_later(EVERY_S, self._talk)
 
     def begin(self) -> None:
-        """Print, once, that the deed begins."""
+        """Print that the deed begins, for the chaos test; nothing at later calls."""
         if not self._begun:
             self._begun = True
             print("begun", flush=True)
@@ -84,10 +84,11 @@ def run_guest(
     name: str, arguments: Sequence[str], log: str, namespace: str, environment: Mapping[str, str],
     deeds: Mapping[str, Deed] = DEEDS, peer: type[HostilePeer] = HostilePeer,
 ) -> NoReturn:  # fmt: skip
-    """Be a guest in this process, which never leaves this call, and which a supervisor started (see
-    `peer_process.run_peer`). arguments: deed, ticket, folder for its key and logs, wished stage, address of
-    its own, and, of a data node, the corpus. deeds, peer: of members; tests have more of them. The process
-    exits with 0, or 1 if the guest's part ended with an error; a stranger attacks until it is killed."""
+    """Be a hostile guest in this process, which never leaves this call, and which a supervisor started. name,
+    log, namespace, environment: as in `peer_process.enter`. arguments: deed, ticket, folder for its key and
+    logs, wished stage, address of its own, and, of a data node, the corpus. deeds, peer: of members; tests
+    have more of them. The process exits with 0, or 1 if the guest's part ended with an error; a stranger
+    attacks until it is killed."""
     enter(name, log, namespace, environment)
     deed, text, home, stage, host, *corpus = arguments
     ticket = parse_ticket(text, now_s=time.time())

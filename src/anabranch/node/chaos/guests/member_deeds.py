@@ -31,7 +31,7 @@ AGAIN_S = 1.0
 
 
 class Role(Enum):
-    """Role that a guest needs for its deed."""
+    """Role that a guest must have come to in the run before it does its deed."""
 
     SERVES = "a serving replica"
     MEMBER = "a member"
@@ -72,8 +72,9 @@ Talk = Callable[[Guest], Iterator[Send]]
 
 @dataclass(frozen=True)
 class Deed:
-    """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
-    those sent instead. talk: makes further messages, every EVERY_S seconds."""
+    """Hostile deed of a guest, by its name. role: in which the guest does it. swap(guest, send): gets each
+    message that the guest is about to send, returns the messages sent instead ([]: none; no swap: all are
+    sent as they are). talk(guest): makes further messages, every EVERY_S seconds."""
 
     name: str
     role: Role
@@ -82,7 +83,8 @@ class Deed:
 
 
 def _false_state(guest: Guest, send: Send) -> list[Send]:
-    """Replace the hash in each report of an applied step, if the guest served in that step, by FALSE_HASH."""
+    """Replace the hash in each report of an applied step, if the guest served in that step, by FALSE_HASH;
+    other messages stay."""
     message, ctx = send.message, guest.peer.ctx
     if not isinstance(message, msg.Applied):
         return [send]
@@ -92,7 +94,7 @@ def _false_state(guest: Guest, send: Send) -> list[Send]:
 
 
 def withhold(*kinds: type[msg.Message]) -> Swap:
-    """Make a swap that drops all messages of these kinds."""
+    """Make a swap (see `Deed`) that drops all messages of these kinds; others are sent as they are."""
     return lambda guest, send: [] if isinstance(send.message, kinds) else [send]
 
 
@@ -110,7 +112,8 @@ def _false_digest(guest: Guest, send: Send) -> list[Send]:
 
 
 def _false_overflow(guest: Guest, send: Send) -> list[Send]:
-    """Report an overflow to the leader in every training microbatch sent on, and send that, too."""
+    """With each training microbatch that the guest sends on, report a made-up overflow in it to the leader;
+    the microbatch itself is sent unchanged."""
     message = send.message
     if isinstance(message, msg.Forward) and message.train:
         overflow = msg.Overflow(message.fence, guest.peer.ctx.run.stage, message.index, "made up")
@@ -119,7 +122,8 @@ def _false_overflow(guest: Guest, send: Send) -> list[Send]:
 
 
 def _tell_ready(guest: Guest) -> Iterator[Send]:
-    """Report the state as fetched, with its right hash, every AGAIN_S seconds while it is missing."""
+    """Report to the leader that the guest has fetched its stage's state, with the right hash, every AGAIN_S
+    seconds while it has not fetched it."""
     peer = guest.peer
     announced = peer.joining.fetching.announced
     if peer.joining.step is Step.FETCHING and guest.once("ready", int(peer.ctx.clock.now / AGAIN_S)):
@@ -127,7 +131,8 @@ def _tell_ready(guest: Guest) -> Iterator[Send]:
 
 
 def _tell_holds(guest: Guest) -> Iterator[Send]:
-    """Claim to hold every stage's state after every iteration that snapshots are kept of."""
+    """Claim to the leader to hold every stage's state after every iteration that snapshots are kept of; again
+    when these change."""
     peer = guest.peer
     points = peer.shared.summary.points(peer.progress.committed).values()
     held = tuple(Held(s, point.t, f) for point in points for s, f in enumerate(point.fingerprints))
@@ -136,7 +141,8 @@ def _tell_holds(guest: Guest) -> Iterator[Send]:
 
 
 def _tell_reports(guest: Guest) -> Iterator[Send]:
-    """Report forged events: in the leader's name, with terminal control sequences, and as broken JSON."""
+    """Send the leader forged events for its event log: in the leader's name, with terminal control sequences,
+    and as broken JSON."""
     other = guest.peer.ctx.log.leader
     forged = f'{{"kind":"peer_removed","peer":"{other}","subject":"{other}","stage":0,"reason":"\\u001b[2J"}}'
     lines = (forged.encode(), b"\x1b]0;owned\x07", b"{", b'{"kind":"step","t":1e9}')
@@ -144,7 +150,8 @@ def _tell_reports(guest: Guest) -> Iterator[Send]:
 
 
 def _ask_stage_0(guest: Guest, send: Send) -> list[Send]:
-    """Change the request to join into that of a data node, with the right corpus but a relay's ticket."""
+    """Change the guest's request to join into that of a data node, with the right corpus but a relay's
+    ticket; other messages stay."""
     message = send.message
     if not isinstance(message, msg.JoinRequest):
         return [send]
