@@ -42,14 +42,13 @@ def verify(
     run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None,
     fetch: bool = False, contributions: Sequence[Path] = (), private_data: Sequence[Path] = (),
 ) -> Report:  # fmt: skip
-    """Recompute every step of a run, and compare the results with its log and checkpoints. What differs is in
-    the report. Up to `jobs` processes share the work; the result does not depend on their number.
-    independent: True to compare with an independent implementation, too. rounds: first and last iteration of
-    the log to recompute, from the last usable checkpoint before them; None: all. fetch: as of `open_inputs`.
-    contributions: folders of kept contributions to a run on private data, beside those of the run directory.
-    private_data: private corpora, whose machines' inner steps are taken again. Shows progress, and sets this
-    process's numerics to the run's. Raises UserError for anything missing or unreadable, and for `rounds`
-    that cannot be judged alone."""
+    """Recompute every step of a run and compare it with log and checkpoints. Up to `jobs` processes share the
+    work; the result does not depend on their number. independent: True to compare with another
+    implementation, too. rounds: first and last iteration to recompute, from the last usable checkpoint before
+    them; None: all. fetch: as of `open_inputs`. contributions: folders of kept contributions to a run on
+    private data, beside those of its directory. private_data: private corpora, whose machines' inner steps
+    are taken again. Shows progress, and sets this process's numerics to the run's. Raises UserError for
+    anything missing or unreadable, and for `rounds` that cannot be judged alone."""
     inputs, log, saved = _opened(run_dir, fetch)
     _check_private(inputs, independent)
     history, run = log.history, inputs.run

@@ -25,7 +25,7 @@ Whole = Annotated[int, msgspec.Meta(ge=-WHOLE_MAX, le=WHOLE_MAX)]
 
 
 def _kind(name: str) -> str:
-    """Event kind of a class name: RunStarted -> run_started."""
+    """Event kind of a class name: "RunStarted" -> "run_started"."""
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
@@ -336,8 +336,8 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 
 def decode_event(line: bytes) -> Event | Unknown:
-    """Event of one line of the log; `Unknown` if this version does not know its kind or fields. Raises
-    ValueError or msgspec.DecodeError unless the line is a JSON object with a `kind`."""
+    """Event of one line of the log, without its newline; `Unknown` if this version does not know its kind or
+    fields. Raises ValueError or msgspec.DecodeError unless the line is a JSON object with a `kind`."""
     try:
         try:
             return _KNOWN.decode(line)
