@@ -134,8 +134,8 @@ def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> li
 
 @dataclass
 class _Counted:
-    """Committed step that counts, with the sources of its members and the hash of its log entry. plan: of the
-    round that it ended; () if it was none."""
+    """Committed step that counts. plan: slots of the round that it ended; () if it was none. base: hash of
+    its log entry. sources: (stage, peer) -> source of each of its members."""
 
     commit: Commit
     plan: Plan

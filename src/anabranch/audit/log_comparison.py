@@ -65,7 +65,8 @@ class RecordedValues:
                 self._tensors[t, name] = tensor.to("cpu", copy=True)
 
     def vectors(self) -> dict[Label, Tensor]:
-        """All recorded values as vectors by label; series of numbers in fp64."""
+        """{label: vector} of all recorded values: tensors by (checkpoint's step, name), series of numbers in
+        fp64 by (`last_t`, name)."""
         return {**self._tensors, **as_vectors(self._last_t, self._series)}
 
 

@@ -89,8 +89,8 @@ class KeptRounds:
 
     @staticmethod
     def left_out(gaps: Mapping[int, Commit | None], end: int) -> list[int]:
-        """Iterations up to `end` that are in gaps, each with its checkpoint's iteration. gaps: as `gaps`
-        returns them."""
+        """Iterations that are in the gaps (as `gaps` returns them), in order; the iteration of the checkpoint
+        that ends a gap is one of them, and a gap without a checkpoint goes to `end`."""
         spans = (range(t, (end if after is None else after.t) + 1) for t, after in gaps.items())
         return [t for span in spans for t in span]
 

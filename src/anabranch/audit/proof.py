@@ -61,7 +61,7 @@ class ProofResult:
         return PROVED if self.false else NOT_PROVED if self.unknown else REFUTED
 
     def lines(self) -> list[str]:
-        """Text for people; the last line is the outcome."""
+        """Lines of text for people; the last one is the outcome."""
         proof = self.proof
         about = f"the work of {proof.subject[:8]} at stage {proof.stage} in step {proof.step}"
         lines = [f"{PROVED}: {each}" for each in shortened(self.false)]
@@ -77,7 +77,7 @@ class ProofResult:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Outcome and sentences as plain values for JSON."""
         proof = self.proof
         return {
             "version": PROOF_RESULT_VERSION,

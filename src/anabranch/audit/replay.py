@@ -53,7 +53,8 @@ class SequentialStepper:
 
 
 class Observer(Protocol):
-    """Listener of a replay: for every iteration what was logged (`commit`) and computed now (`record`)."""
+    """Listener of a replay, whose methods are called in log order: `stepped` after an iteration that the log
+    took, `skipped` after one that it skipped. commit: as logged. record: as computed now."""
 
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 
@@ -63,11 +64,13 @@ class Observer(Protocol):
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
-        """Called when the state after iteration t was evaluated. windows: (loss sum, tokens) of each."""
+        """Called when the replay has evaluated the state after iteration t on held-out windows, as the log
+        did. windows: (loss sum, tokens) of each."""
         ...
 
     def reached(self, t: int, reference: Reference) -> None:
-        """Called when the replay has reached the state after iteration t; t = 0 is the initial state."""
+        """Called when the replay has reached the state after iteration t, which `reference` has, after
+        `evaluated`; t = 0 is the initial state."""
         ...
 
 

@@ -97,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, form: str = ".3f", missing: str = "not finite") -> str:
-    """`value` in the format `form`; the text `missing` for None."""
+    """Text of `value` in the format `form` (a format specification); the text `missing` for None."""
     return missing if value is None else f"{value:{form}}"
 
 

@@ -76,8 +76,8 @@ class StepLine:
 
 
 def _islands(inner_steps: Sequence[int]) -> str:
-    """Inner steps of a round's islands in text: "islands 20+18+25, 1 late"; slots without a machine (-1) are
-    left out."""
+    """Text for the inner steps of a round's slots: "islands 20+18+25, 1 late" (0 is a late slot); slots
+    without a machine (-1) are left out."""
     late = sum(n == 0 for n in inner_steps)
     return f"islands {_numbers([n for n in inner_steps if n > 0])}" + (f", {late} late" if late else "")
 

@@ -27,7 +27,8 @@ MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "sk
 
 @dataclass
 class History:
-    """Events of a run, by step, that the plots show."""
+    """Events of a run that the plots show. title: run and model. steps, evaluations: by step. marks: kind of
+    mark (MARKS) -> fractional steps at which it happened."""
 
     title: str = ""
     steps: dict[int, log.Step] = field(default_factory=dict)
@@ -87,7 +88,8 @@ def plot_run(run_dir: str | Path, out_dir: str | Path) -> list[Path]:
 
 
 def draw_loss(history: History) -> Figure:
-    """Figure of training and held-out loss over steps, in nats per token and bits per byte."""
+    """Figure of training loss (smoothed, too) and held-out loss over steps, in nats per token; with a second
+    scale in bits per byte if the factor is known."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     steps = [(t, step.loss) for t, step in sorted(history.steps.items()) if step.loss is not None]

@@ -25,7 +25,8 @@ _DECODER: msgspec.json.Decoder[Patch] = msgspec.json.Decoder(Patch)
 
 @dataclass
 class Frame:
-    """Changes of the state between the previous frame and `time` (unix s). `number` counts frames."""
+    """Changes of the state between the previous frame and `time` (unix s). number: that of its last change;
+    merged frames leave gaps. patch: JSON."""
 
     number: int
     time: float
@@ -66,7 +67,7 @@ class Recording:
             self._thin()
 
     def _thin(self) -> None:
-        """Merge the frames in pairs, but the latest tenth: a long recording is coarse in its past."""
+        """Merge the frames in pairs, but for the latest tenth: a long recording is coarse in its past."""
         keep = len(self.frames) - len(self.frames) // 10
         old, new = self.frames[:keep], self.frames[keep:]
         thinned = []

@@ -276,7 +276,8 @@ class Baseline(ABC):
         return True
 
     def _rejoin(self, relay: str) -> None:
-        """Start a new process of a crashed relay, which connects and downloads its state."""
+        """Start a new process of a crashed relay's machine, which connects to a data node and downloads its
+        state; it serves from the next iteration on."""
         self.recorder.up(relay)
         worker = self.workers[relay] = Worker(self, self.fleet.hosts[relay])
         trip_s = 2 * self.fleet.link(relay, self.data_nodes[0]).latency_s

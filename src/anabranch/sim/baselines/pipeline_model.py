@@ -42,9 +42,10 @@ class Microbatch:
 
 class Pipelines(Baseline):
     """Iterations of a baseline. A subclass chooses the next hop and decides when an iteration is complete.
-    attempts: of this batch, those given up included. admitted: microbatches of the batch that have begun.
-    reducing: number of the newest reduce; older ones are given up. backward, late: tasks of a relay for a
-    gradient, before and after it sends that on."""
+    attempts: attempts at microbatches of this batch, those given up included. memories: relay -> its memory
+    slots. admitted: number of microbatches of the batch that have begun. reducing: number of the newest
+    reduce; older ones are given up. backward, late: tasks of a relay for a gradient, before and after it
+    sends that on."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)

@@ -331,8 +331,8 @@ class Swarm(Pipelines):
     # --- churn ---------------------------------------------------------------------------------
 
     def lost(self, relay: str) -> None:
-        """Give up the reduce under way, make calls to the lost relay again elsewhere, and have recomputed the
-        contributions that were lost with it."""
+        """Give up the reduce under way, and make calls to the lost relay again elsewhere. Contributions that
+        were lost with it are replaced (`added`)."""
         self.reducing += 1  # the reduce restarts without it
         for microbatch in list(self.attempts):
             if not microbatch.over and not microbatch.returned:

@@ -10,8 +10,9 @@ from anabranch.sim.cluster.device_model import Workload
 
 
 class OffloadedActivations:
-    """Microbatches in flight at each host, and which of them have their activations in host memory. As in the
-    real worker, a microbatch is offloaded if, at its begin, device memory is full."""
+    """Record of the microbatches in flight at each host, and of which the activations are in host memory. As
+    in the real worker, a microbatch is offloaded if device memory is full when it begins. work: sizes of the
+    activations."""
 
     def __init__(self, work: Workload) -> None:
         self._work = work

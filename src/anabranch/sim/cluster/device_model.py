@@ -220,8 +220,8 @@ class Workload:
         return math.ceil(self.reduce_bytes * self.parameters(0))
 
     def kept_bytes(self, stage: int) -> int:
-        """Bytes that a stage keeps for a microbatch until its weight gradient is computed: input and output
-        gradient of each linear layer."""
+        """Bytes in memory that a stage keeps of one microbatch from its forward until its weight gradient is
+        computed: input and output gradient of each linear layer."""
         return self.tokens * self.blocks(stage) * activation_elements_kept(self.model) * self.width
 
     def load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:

@@ -83,15 +83,15 @@ _BYTES = ("corrupt bytes", "garbage", "flood", "replay", "copied key")
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
-    that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
-    undefended: True if one of the guests does a deed against which there is no full defence
+    """Kinds of faults that a seed may draw, by their names. faults: least and greatest number per seed.
+    churn: probability that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw
+    hostile guests. undefended: True if one of the guests does a deed against which there is no full defence
     (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are rounds of pipeline
     islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at phases of a round,
     too. delayed: True if all of its seeds have two iterations in flight, instead of some. carriers: True if
-    all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of
-    some. tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private:
-    True if the rounds of its seeds are on data of the machines' own."""
+    all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of some.
+    tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private: True
+    if the rounds of its seeds are on data of the machines' own."""
 
     name: str
     kinds: tuple[str, ...]
@@ -175,7 +175,7 @@ def reachable(kind: str, phase: str) -> bool:
 
 
 def of_leading_relays(kind: str, phase: str) -> bool:
-    """True if the only peer that a fault of this kind can hit in this phase is a relay that leads."""
+    """True if only a relay that leads can be hit by a fault of this kind in this phase."""
     return kind_named(kind).roles == _LEADER and phase in OF_RELAYS
 
 

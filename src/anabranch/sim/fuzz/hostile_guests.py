@@ -352,6 +352,6 @@ class HostileGuests:
 
 
 def _goes_on(node: Node) -> bool:
-    """True if nothing outside the protocol ended the process of a member: it runs, or has given up with an
-    error. Its removal is then the guests' doing."""
+    """True if nothing outside the protocol ended this process of a member: it runs, or has given up with an
+    error. If the run removes the member then, that is the guests' doing."""
     return node.running or (node.alive and node.stopped is not None and not node.stopped[1])

@@ -186,8 +186,8 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now: it runs, has a role for it, and can be lost if
-        the fault loses its state."""
+        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer has one of
+        the kind's roles, and the run can go on without it (`can_be_lost`) if the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)
@@ -230,7 +230,8 @@ class SeedTrial:
         self._quiet_t = max(self._quiet_t, self.steps)
 
     def drop(self, pending: _PendingFault) -> None:
-        """Remove a planned fault from those that wait: it was injected, or found no victim in time."""
+        """Remove a planned fault from those that wait: it was injected, or found no victim in time. The seed
+        may end once none waits."""
         self._pending.remove(pending)
 
     # --- elections and restarts ----------------------------------------------------------------

@@ -128,7 +128,8 @@ class Link:
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
     def __init__(self, one: Node, other: Node, via: str = "") -> None:
-        """Link that `one` dialled to `other`, through the carrier `via` if one is named."""
+        """Open link that `one` has dialled to `other`, through the carrier `via` ("": none). The caller tells
+        both ends of it (`Node.link_up`)."""
         self.dialled_by, self.via = one.id, via
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}
@@ -255,7 +256,8 @@ class Node:
             self._plan_wake()
 
     def freeze(self) -> None:
-        """Stop the process (SIGSTOP); its events queue up."""
+        """Stop the process (SIGSTOP): its events wait in a queue until `thaw`. A second call changes
+        nothing."""
         self._backlog = self._backlog or []
 
     def thaw(self) -> None:
@@ -278,7 +280,8 @@ class Node:
         return self._backlog is not None
 
     def jump_clock(self, seconds: float) -> None:
-        """Set the clock of the process forward or (negative) back; timers that are due then expire."""
+        """Set the clock of the process forward or (negative) back by `seconds`; it handles timers that are
+        due then at once. Virtual time does not change."""
         self._clock_ahead_s += seconds
         if self._wake_at < self.world.clock.now + seconds:
             self.handle(ev.Wake())
@@ -306,8 +309,9 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process, leave its stage's state on its disk if the world keeps states, and close its
-        links and circuits. reason: for the story. ok: True without an error."""
+        """Let the process exit by itself: leave its stage's state on its disk if the world keeps states, and
+        close its links and circuits. It handles no events from then on. reason: of the exit, for the story.
+        ok: True without an error."""
         self.stopped = (reason, ok)
         if self.world.keeps_states and self.computer is not None and self.peer.replica.t >= 0:
             t, stage = self.peer.replica.t, self.peer.ctx.run.stage

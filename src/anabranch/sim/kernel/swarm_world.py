@@ -219,8 +219,9 @@ class World(Environment):
     def _bulk_s(
         self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
-        """Seconds that the size of a message, or of its payload, adds to its delay. size: bytes of the
-        encoded message. bulky: True if it has a payload. via: carrier of the link ("": none)."""
+        """Seconds that the size of a message, or of its payload, adds to its delay; 0 for a message that has
+        neither a payload nor padding (a bandwidth probe's). size: bytes of the encoded message. bulky: True
+        if it has a payload. via: carrier of the link ("": none)."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0

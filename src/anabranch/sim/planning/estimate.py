@@ -91,8 +91,10 @@ class _MachineCosts:
 
 @dataclass(frozen=True)
 class _StageCosts:
-    """Seconds of an iteration at a stage, if a given group of machines serves it. each_s: seconds of a
-    microbatch at each machine, recomputation included. reduce_s: reduce and optimizer step."""
+    """Seconds of an iteration at a stage, if a given group of machines serves it. kinds: costs of each
+    machine. shares: microbatches of the batch that each computes. each_s: seconds of a microbatch at each
+    machine, recomputation included. computing_s, lines_s: until the slowest machine has computed its share,
+    and until the slowest line has carried it. reduce_s: reduce and optimizer step."""
 
     kinds: tuple[_MachineCosts, ...]
     shares: Shares

@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Number of replicas of stages 1 to S."""
+        """Number of relays at each of stages 1 to S."""
         stages = [part.stage for part in self.scenario.machines if part.role == "relay"]
         return tuple(stages.count(stage) for stage in range(1, self.scenario.model.relay_stages + 1))
 
@@ -339,9 +339,9 @@ def simulated(
 ) -> Plan:
     """Copy of the plan with the result of its simulation under policy `auction`, which may have failed.
     iterations: of the simulation, of which up to two are warm-up, as speeds and links are unknown then. With
-    two iterations in flight there are DELAYED more, and the first of these and the last of all are not
-    counted. Pipeline islands take two rounds instead, of which the second counts. committed: called with the
-    number of each iteration after it."""
+    two iterations in flight there are DELAYED more, of which all but one are warm-up, and the last of all is
+    not counted, as no other is in flight beside it. Pipeline islands take two rounds instead, of which the
+    second counts. committed: called with the number of each iteration after it."""
     delay = plan.scenario.run.delay
     whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
     if plan.scenario.round.slots:

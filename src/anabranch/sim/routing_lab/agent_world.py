@@ -143,7 +143,7 @@ class FlowWorld:
         return self.quiet
 
     def restart_counts(self) -> None:
-        """Reset the counts of datagrams."""
+        """Begin new counts of datagrams at 0; `last_work` becomes the current time."""
         self.counts = Counts()
         self.last_work = self.now
 
@@ -164,7 +164,8 @@ class FlowWorld:
                 self._later_down(peer, name, side.opposite, link, 1 - end)
 
     def handle(self, name: str, event: ev.Event) -> None:
-        """Pass an event to the agent of node `name`, and send the messages that it returns."""
+        """Pass an event to the agent of node `name`, and send the messages that it returns. The agent's next
+        wake-up is planned, too. Raises KeyError for a node that has crashed."""
         agent = self.agents[name]
         sends = agent.handle(event, self.now)
         if sends:

@@ -143,7 +143,8 @@ def _result(
 
 
 def victims(instance: Instance, count: int, seed: int) -> list[str]:
-    """Ids of `count` relays to crash, drawn by `seed`."""
+    """Ids of `count` relays of the instance, drawn by `seed`, to be crashed; all of them if there are
+    fewer."""
     names = [relay.id for relay in instance.relays]
     CounterRng(seed, stream=2).shuffle(names)
     return names[:count]

@@ -58,8 +58,9 @@ class Begun:
 
 
 class IntegerWorker:
-    """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
-    parts of a reduce and weight gradients are tuples."""
+    """Executor of a peer's tasks on integers, for one stage: `run` returns a task's result, with an error if
+    the task cannot be done. Activations and their gradients are integers; parts of a reduce and weight
+    gradients are tuples."""
 
     def __init__(
         self, stage: int, delay: Delay = NO_DELAY, rounds: Rounds = NO_ROUNDS, own: int = 0
@@ -96,7 +97,8 @@ class IntegerWorker:
         return self._begun[t == self.t + 2 and self.delay.has(t)]
 
     def _weights(self, task: Task) -> int:
-        """Number that stands for the weights with which a task computes."""
+        """Number that stands for the weights with which a task computes: predicted ones in a delayed
+        iteration, else the state. Held-out windows always use the state."""
         window = isinstance(task, tasks.Forward | tasks.Head) and not task.train
         if task.t == self.t + 2 and self.delay.has(task.t):
             return predicted(self.state)

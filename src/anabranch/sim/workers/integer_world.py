@@ -38,7 +38,8 @@ class Machine:
 
 
 def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers. leader: name of the founder."""
+    """First log record of a run with these settings whose workers compute with integers. leader: id of the
+    founder, which is the owner, too."""
     return Genesis(
         run=settings.run,
         epoch=settings.epoch,
