@@ -289,7 +289,8 @@ def _known(record: StepRecord) -> list[int]:
 
 
 def _norm(commit: Commit) -> float:
-    """Norm of a step's gradient from its logged sums of squares; NaN if no gradient has such sums."""
+    """Norm of a step's gradient from its logged sums of squares; NaN if some of these are not possible
+    (`plausible`)."""
     squares = [stage.squares for stage in commit.stages]
     return global_norm(squares) if all(map(plausible, squares)) else math.nan
 

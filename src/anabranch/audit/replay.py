@@ -83,10 +83,11 @@ def replay(
     gaps: Mapping[int, Commit | None] = MappingProxyType({}),
     restore: Callable[[Commit], None] = lambda commit: None,
 ) -> None:
-    """Replay the log from the state of the stepper's reference up to iteration `last`, and call `advance(1)`
-    after each iteration. Iterations are taken, skipped and evaluated as in the log. Observers are called for
-    the state from which it begins and for every iteration. gaps: iteration that cannot be taken -> commit
-    after which the replay goes on, with the state that `restore` loads; None: it ends before the gap."""
+    """Replay the log from the state of the stepper's reference up to iteration `last`. Iterations are taken,
+    skipped and evaluated as in the log. Observers are called for the state from which it begins and for every
+    iteration. advance: called with the number of iterations done since its last call. gaps: iteration that
+    cannot be taken -> commit after which the replay goes on, with the state that `restore` loads; None: it
+    ends before the gap."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

@@ -76,7 +76,7 @@ class Peers:
         return f"{node['name']} in {node['region']}" if node["region"] else str(node["name"])
 
     def present(self, stage: int | None = None) -> int:
-        """Number of peers that take part, admitted and not gone: at a stage, or at all (None)."""
+        """Number of peers that take part, admitted and not gone: at one stage, or in all (None)."""
         nodes = self._state.sections.get("nodes", {}).values()
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
@@ -144,9 +144,9 @@ class Peers:
             self._turn(event.subject, "active", "", event.time)
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
-        """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if nothing was
-        known against `peer` before, which then counts as lost. False if it was suspected, and, without a
-        record, if it is unknown or neither active nor suspected. time: unix seconds."""
+        """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if the peer
+        was active until then: it counts as lost from `time` (unix s) on. False if it was suspected already;
+        also if it is unknown, gone or joining, when nothing is recorded."""
         node = self.get(peer)
         if not node or node["state"] not in ("active", "suspect"):
             return False

@@ -279,9 +279,9 @@ class Workload:
         }
 
     def slot_load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
-        """Bytes that the begin or end of a pipeline island's slot copies at a stage, or the adding of its
-        contribution to the sum. task: Embed or Forward for the begin, Head or InputGradient for the end,
-        WeightGradient or Recount for the adding; others raise KeyError."""
+        """Load of the begin or end of a pipeline island's slot at a stage, or of adding its contribution to
+        the sum: bytes that it copies, no operations. task: Embed or Forward for the begin, Head or
+        InputGradient for the end, WeightGradient or Recount for the adding; others raise KeyError."""
         begun, ended = 2 * STATE_BYTES + GRADIENT_BYTES, 2 * MASTER_BYTES + GRADIENT_BYTES
         per_element: dict[type[tasks.Task], int] = {
             **dict.fromkeys((tasks.Embed, tasks.Forward), begun),

@@ -397,8 +397,8 @@ def _rounds(scenario: Scenario) -> Rounds:
 
 
 def _snapshots_every(scenario: Scenario) -> int:
-    """Iterations between snapshots. 0 if none are kept (no copies); if the scenario leaves the number open,
-    as few as add at most a quarter to the traffic."""
+    """Iterations between snapshots; 0 if none are kept (no copies). If the scenario leaves the number open,
+    the least one within SNAPSHOTS_EVERY with which copies add at most a quarter to the traffic."""
     run, work = scenario.run, scenario.work
     if run.snapshot_every or not run.snapshot_copies:
         return run.snapshot_every if run.snapshot_copies else 0

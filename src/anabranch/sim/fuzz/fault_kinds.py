@@ -235,7 +235,7 @@ def _step_weights() -> dict[tuple[str, str], float]:
 
 
 def matrix_cells() -> set[tuple[str, str]]:
-    """All (kind, phase) pairs that `reachable` allows, with phases of steps and of rounds."""
+    """All (kind, phase) pairs that `reachable` allows: kinds of KINDS, phases of steps and of rounds."""
     return _cells((*PHASES, *ROUND_PHASES))
 
 

@@ -122,8 +122,9 @@ class Guest:
 
     def mouth(self, message: msg.AnyMessage) -> msg.AnyMessage | None:
         """Message that the guest sends in place of the honest `message` of its process; None: it sends
-        nothing. Before its deed begins, that is `message`, but roles that must not be admitted or serve send
-        no JoinRequest or no Ready. A message that the deed changes or drops counts in `told`."""
+        nothing. Until its deed begins that is `message` itself. A stranger whose deed does not apply never
+        sends a JoinRequest, and a guest that is only ADMITTED never a Ready. A message that the deed changes
+        or drops counts in `told`."""
         if self.role is GuestRole.STRANGER and isinstance(message, msg.JoinRequest) and not self.deed.applies:
             return None
         if self.role is GuestRole.ADMITTED and isinstance(message, msg.Ready):

@@ -242,7 +242,8 @@ def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % confidence interval from one value per seed (Student's t); NaN without values."""
+    """Mean and 95 % confidence interval from one value per seed (Student's t); NaN without values, an
+    interval of 0 with one value."""
     if not values:
         return Estimate(math.nan, 0.0)
     mean, degrees = statistics.mean(values), len(values) - 1

@@ -162,9 +162,9 @@ _by_turn: Final = attrgetter("turn")
 class Traffic:
     """All payloads in flight between the hosts of a simulated network.
 
-    link: (sender, receiver) -> link. line: host -> access line, asked once for each machine. machine: host ->
-    host that has its line. watch: called with (sender, receiver, begin, end, priority) for each span of
-    payloads of one priority (None: nobody).
+    link: (sender, receiver) -> link. line: host -> access line, of which changes after its first payload are
+    not seen. machine: host -> host that has its line. watch: called with (sender, receiver, begin, end,
+    priority) for each span of payloads of one priority (None: nobody).
     """
 
     def __init__(

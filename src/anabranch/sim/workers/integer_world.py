@@ -81,8 +81,9 @@ def counting_world(
 
 
 def wrong_states(world: World) -> Mapping[str, str]:
-    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
-    difference in words. Empty if all are right. Peers that do not compute with integers are left out."""
+    """Peers whose state differs from that of a single machine after as many steps: peer -> the difference in
+    words. Empty if all are right. Killed processes, and peers that do not compute with integers, are left
+    out."""
     wrong, known = {}, dict[int, tuple[int, ...]]()
     for node in world.nodes.values():
         if not node.alive or not isinstance(node.computer, IntegerWorker):
