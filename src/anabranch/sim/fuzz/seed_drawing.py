@@ -200,8 +200,8 @@ def draw(seed: int, profile_name: str) -> DrawnSeed:
 
 
 def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
-    """Swarm of a seed with hostile guests and no faults. Every stage gets one honest relay more than there
-    are guests, so that the honest ones outvote them."""
+    """Swarm of a seed with hostile guests and no faults. Every stage has at least one honest relay more than
+    there are guests, so that the honest ones outvote them."""
     drawn = _with_faults(seed, replace(profile, kinds=(), faults=(0, 0)))
     rng = random.Random(f"{profile.name} {seed} guests")
     share = random.Random(f"{profile.name} {seed} audits drawn").choice(GUEST_AUDITS)

@@ -20,9 +20,9 @@ _KINDS = (*KINDS, *CARRIER_KINDS, *DEEDS)
 
 
 class Cell(msgspec.Struct):
-    """Counts of one (phase, kind of fault) pair over all seeds. delivered: injected faults. repaired:
-    microbatches that were sent again because of them. wasted_s: virtual seconds of compute that they
-    wasted."""
+    """Counts of one (phase, kind of fault) pair over all seeds. delivered: injected faults. repaired,
+    wasted_s: microbatches that were sent again, and virtual seconds of compute that were wasted, from each of
+    these faults until the next fault of its seed."""
 
     delivered: int = 0
     repaired: int = 0

@@ -37,8 +37,9 @@ CRASH_SLOTS = 2.0
 def crew_scenarios(cut: Scenario, speed: Mapping[str, float]) -> Iterator[Scenario]:
     """Yield scenarios of pipeline islands with the stages of `cut`, whose relays are named: as many crews as
     each stage has machines and as divide the batch, with each number of inner steps (STEPS) and share of
-    forwards computed again (AGAIN). None if there would be fewer than two crews, or if two iterations are in
-    flight. speed: relay -> its speed in any unit; each stage gets machines of all speeds."""
+    forwards computed again (AGAIN). Nothing is yielded if there would be fewer than two crews, or if two
+    iterations are in flight. speed: relay -> its speed in any unit; each stage gets machines of all
+    speeds."""
     relays = [part.name for part in cut.machines if part.role == "relay"]
     of_stage = len(relays) // cut.model.stages
     slots = next((k for k in range(of_stage, 1, -1) if not cut.model.microbatches % k), 0)

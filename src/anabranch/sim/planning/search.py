@@ -182,7 +182,7 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> It
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
     """Yield plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches
     that a relay holds at once): first all activations in device memory; while slots are short, more of them
-    by recomputing or offloading. None if a stage does not fit."""
+    by recomputing or offloading. Nothing is yielded if a stage does not fit."""
     for row in MORE_PLACES:
         for park, recompute in row:
             scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))
