@@ -49,7 +49,9 @@ class Contribution:
     -> number of units in committed steps. tokens: target tokens of these microbatches; at stage 0, where a
     microbatch has two units, only the head's count. steps: iterations in which units counted. signed: units
     whose owner's receipt has its hash in the commit. audited: units that an auditor computed again and found
-    the same. verdicts: verdict -> findings, also about void commits. revoked: reason, ""."""
+    the same. verdicts: verdict -> number of findings, also about void commits. revoked: reason why the
+    source's key or ticket was revoked ("": it was not). convicted: True if it was found to compute
+    falsely."""
 
     sources: list[Source]
     units: Counter[int] = field(default_factory=Counter)
@@ -77,7 +79,8 @@ class Contribution:
         return "convicted" if self.convicted else "revoked" if self.revoked else ""
 
     def add(self, other: Contribution) -> None:
-        """Add the work of another source to this one."""
+        """Add the work of `other`, which does not change, to this contribution, with its sources and
+        findings."""
         self.sources += other.sources
         self.units.update(other.units)
         self.tokens += other.tokens
@@ -91,8 +94,9 @@ class Contribution:
 
 @dataclass
 class Ledger:
-    """Contributions to a run. steps: commits that count, skipped iterations included. skipped: those
-    iterations. rolled_back: commits made void. stage_units: stage -> units that count. rows: one a source."""
+    """Contributions to a run, whose id is `run`. steps: commits that count, skipped iterations included.
+    skipped: number of those iterations. rolled_back: number of commits made void. stage_units: stage -> units
+    that count. rows: one contribution per source, by stage, most units first."""
 
     run: str
     steps: int
@@ -102,23 +106,23 @@ class Ledger:
     rows: list[Contribution]
 
     def people(self) -> list[Contribution]:
-        """Contributions summed by name and ticket, those with most units first. Peers of one name that came
-        with two tickets are two people; a peer without a name is one of its own."""
+        """New contributions summed by name and ticket, those with most units first. Peers of one name that
+        came with two tickets are two people; a peer without a name is one of its own."""
         return _summed(self.rows, lambda source: (source.name or source.peer, source.ticket))
 
     def tickets(self) -> list[Contribution]:
-        """Contributions summed by ticket key ("": no ticket), those with most units first."""
+        """New contributions summed by ticket key ("": no ticket), those with most units first."""
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
-        """Share (0 to 1) that a row of the ledger, or a sum of rows, has in all units of each stage, by
-        stage. Stages where it has none are left out."""
+        """{stage: share (0 to 1) of all units of the stage that count} of a row of the ledger, or of a sum of
+        rows. Stages where it has none are left out."""
         units = sorted(contribution.units.items())
         return {stage: count / self.stage_units[stage] for stage, count in units if count}
 
 
 def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> list[Contribution]:
-    """Sums of the contributions whose sources have an equal `key(source)`, most units first."""
+    """New contributions, one for each value of `key(source)` over the rows' sources, most units first."""
     sums: dict[object, Contribution] = {}
     for row in rows:
         sums.setdefault(key(row.sources[0]), Contribution([])).add(row)
@@ -130,8 +134,8 @@ def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> li
 
 @dataclass
 class _Counted:
-    """Committed step that counts, with the sources of its members and the hash of its log entry. plan: of the
-    round that it ended; () if it was none."""
+    """Committed step that counts. plan: slots of the round that it ended; () if it was none. base: hash of
+    its log entry. sources: (stage, peer) -> source of each of its members."""
 
     commit: Commit
     plan: Plan
@@ -140,11 +144,13 @@ class _Counted:
 
 
 class _Accounts:
-    """Ledger's table while it is filled. by_source: recorded work of each source. run: "" without a genesis
-    record. counted: the commits that count."""
+    """Ledger's table while it is filled: `count` each of `counted`, then `audits`, then `revocations`. run:
+    the run's id; "" without a genesis record. counted: the commits that count. by_source: recorded work of
+    each source."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        """Read the whole log. Raises LogError at the first line that does not follow the one before."""
+        """Read the whole log; no work is recorded yet. Raises LogError at the first line that does not follow
+        the one before."""
         self.run = ""
         self.counted: list[_Counted] = []
         self.rolled_back = 0
@@ -178,7 +184,8 @@ class _Accounts:
                     plan = rollback.slots or ()
 
     def _source(self, peer: str, stage: int) -> Source:
-        """Source of the work of `peer` at `stage`, with the newest name and ticket in the log so far."""
+        """Source of the work of `peer` at `stage`, with the name and ticket with which the peer came last, in
+        the log read so far; both "" for a peer that never was a member."""
         member = self._members.get(peer)
         name = plain(member.name, NAME_MAX) if member is not None else ""
         return Source(peer, name, member.ticket if member is not None else "", stage)
@@ -187,8 +194,8 @@ class _Accounts:
         return self.by_source.setdefault(source, Contribution([source]))
 
     def count(self, each: _Counted, unit_tokens: int, inner: int) -> None:
-        """Count the units of a committed step for their peers, those of a round's slot once for each
-        microbatch of its inner steps. Units of nobody in the step are left out. unit_tokens: target tokens of
+        """Add the units of a committed step to the rows of their owners; those of a round's slot once for
+        each microbatch of its inner steps. Units that nobody owns are left out. unit_tokens: target tokens of
         a microbatch. inner: microbatches of an inner step."""
         for stage, part in enumerate(each.commit.stages):
             for unit, owner in enumerate(part.owners):
@@ -206,8 +213,9 @@ class _Accounts:
                 self._units[key] = source, self._units.get(key, (source, 0))[1] + count
 
     def audits(self, audits: Sequence[Audit]) -> None:
-        """Enter the findings of audits. A revoked peer is convicted if `ACCUSERS` auditors found its work in
-        one commit wrong or withheld, or a member that only audits, whom the owner trusts, found it wrong."""
+        """Add the findings of audits to the rows; repeated reports count once. A revoked peer is marked as
+        convicted if `ACCUSERS` auditors found its work in one commit wrong or withheld, or a member that only
+        audits, whom the owner trusts, did."""
         accusers: dict[tuple[str, str], set[str]] = {}
         passed = set()
         # Auditors repeat their reports to a new leader.
@@ -232,7 +240,8 @@ class _Accounts:
             row.convicted = source.peer in wrong and source.peer in self._revoked
 
     def revocations(self) -> None:
-        """Enter why peers or their tickets were revoked; a revoked peer without work gets a row, too."""
+        """Write into the rows why their peers or tickets were revoked; a revoked peer without work gets a
+        row, too."""
         revoked = self._revoked
         for member in self._members.values():
             if member.id in revoked and not any(source.peer == member.id for source in self.by_source):
@@ -244,8 +253,8 @@ class _Accounts:
 def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int, inner: int = 1) -> Ledger:
     """Contributions to a run, from the lines of its commit log and the `audit` events of its event log.
 
-    unit_tokens: target tokens of a microbatch. inner: microbatches of an inner step, in a run with rounds.
-    Raises LogError for a broken log.
+    lines: encoded log entries from the first on. unit_tokens: target tokens of a microbatch. inner:
+    microbatches of an inner step, in a run with rounds. Raises LogError for a broken log.
     """
     read = _Accounts(lines)
     for each in read.counted:
@@ -261,7 +270,8 @@ def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int, in
 
 
 def as_dict(found: Ledger, ticket_names: Mapping[str, str]) -> dict[str, Any]:
-    """Ledger as plain values, for JSON. ticket_names: ticket key -> name."""
+    """The ledger as plain values, for JSON: its people, tickets and rows. ticket_names: ticket key -> name
+    that the owner gave it (missing: "")."""
 
     def plainly(each: Contribution) -> dict[str, Any]:
         shares = found.shares(each)

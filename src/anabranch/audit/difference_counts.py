@@ -34,8 +34,9 @@ class DifferenceCount:
         self._count(1, int(bits > 0), bits, where)
 
     def numbers(self, ours: Sequence[float], theirs: Sequence[float], where: str, item: str) -> None:
-        """Compare two sequences of floats, value by value (`number`); each of the longer one's further values
-        differs, in no counted bit. Place of a value: `where`, `item` and index."""
+        """Compare two sequences of floats, value by value (`number`), and count the results. Each of the
+        longer one's further values counts as one that differs, with no differing bit. Place of a value:
+        `where`, `item` and index."""
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             self.number(a, b, f"{where}, {item} {index}")
         shorter, longer = sorted((len(ours), len(theirs)))
@@ -43,11 +44,13 @@ class DifferenceCount:
             self._count(1, 1, 0, f"{where}, {item} {index}")
 
     def word(self, ours: object, theirs: object, where: str) -> None:
-        """Compare two hashes or counters for equality, and count the result. where: place of the value."""
+        """Compare two hashes or counters for equality, and count the result, without bits. where: place of
+        the value."""
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:
-        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit, and count the result."""
+        """Compare two tensors of one shape and dtype (fp32 or fp64) bit by bit, and count each value. where:
+        place of the tensor."""
         kind = _INTEGERS[ours.element_size()]
         a, b = (tensor.detach().cpu().contiguous().view(kind).reshape(-1) for tensor in (ours, theirs))
         different = torch.bitwise_xor(a, b)
@@ -65,8 +68,8 @@ class DifferenceCount:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if they are equal, infinite if only `theirs`
-    is zero or a value is not finite."""
+    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ of two tensors of one shape, in fp64. 0 if they are
+    equal, infinite if only `theirs` is zero or a value is not finite."""
     a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
     apart, length = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
     if apart == 0.0:

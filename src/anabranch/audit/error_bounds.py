@@ -48,15 +48,15 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
-    """Greatest allowed distances from a single process, by label (of a tensor or series), where a constant is
-    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured; empty for another
-    dtype."""
+    """{label (of a tensor or series): greatest allowed distance from a single process} for those labels for
+    which a constant is allowed: in fp64, up to step `FP64_STEPS`. Empty for another dtype. The bounds of
+    other labels have to be measured."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
 def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
-    """L2 distance of `theirs` from `ours` over the norm of `ours`, by label (of a tensor or series); infinite
-    if only one side has the label or the shapes differ."""
+    """{label (of a tensor or series): L2 distance of `theirs` from `ours` over the norm of `ours`}. It is
+    infinite if only one side has the label or the shapes differ."""
     found = {}
     for label in theirs.keys() | ours.keys():
         a, b = theirs.get(label), ours.get(label)
@@ -65,9 +65,9 @@ def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
 
 
 def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tensor]:
-    """Losses and norms of the steps in the log that were not skipped, and evaluations, as fp64 vectors with
-    the labels of `RecordedValues.vectors`. means: True for the mean loss of each step ("mean losses", as in
-    `independent_vectors`) in place of each microbatch's sum ("losses")."""
+    """Losses and norms of the steps in the log that were not skipped, and losses of evaluations, as fp64
+    vectors with the labels of `RecordedValues.vectors`. means: True for the mean loss of each step ("mean
+    losses", as in `independent_vectors`) in place of each microbatch's sum ("losses")."""
     steps = [commit for commit in history.commits if commit.verdict == "step"]
     mean_losses = {"mean losses": [math.fsum(commit.loss_sums) / commit.tokens for commit in steps]}
     loss_sums = {"losses": [loss for commit in steps for loss in _counted_losses(commit)]}
@@ -89,7 +89,8 @@ def _counted_losses(commit: Commit) -> list[float]:
 
 
 def permuted(number: int, microbatches: int) -> Order:
-    """Function from an iteration to its microbatches in the order of permutation `number` (0: identity)."""
+    """Order that gives, for an iteration, its microbatches 0 to `microbatches` - 1 in permutation `number`, a
+    random one of its own for each iteration (0: ascending)."""
 
     def order(t: int) -> Sequence[int]:
         indices = list(range(microbatches))
@@ -107,9 +108,9 @@ def replay_permutation(
     number: int,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Vectors:
-    """Result of a replay that adds the gradients of each iteration's microbatches in another order: tensors
-    at the checkpoints, and series of numbers. number: which of the seeded random orders (`permuted`).
-    `advance(1)` is called after each iteration."""
+    """Result of a replay of the whole log that adds the gradients of each iteration's microbatches in another
+    order: tensors at the checkpoints, and series of numbers. number: which of the seeded random orders
+    (`permuted`). checkpoints: their steps. `advance(1)` is called after each iteration."""
     recorded = RecordedValues(checkpoints, history.t)
     stepper = SequentialStepper(inputs.reference(), permuted(number, inputs.run.batch.microbatches))
     replay(history, stepper, [recorded], advance)
@@ -123,10 +124,10 @@ def permutations(
     jobs: int,
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
-    """Results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`); up to
-    `jobs` run at the same time; at most `PERMUTATIONS`. `advance` is called with the number of iterations
-    replayed since its last call. Each replay runs in one process, as shared float sums depend on their
-    number. Raises UserError if a worker process ends early."""
+    """Yield results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`),
+    `PERMUTATIONS` at most. jobs: processes that work at the same time; each replay runs in one, as shared
+    float sums depend on their number. `advance` is called with the number of iterations replayed since its
+    last call. Closing the generator ends the others. Raises UserError if a worker process ends early."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
@@ -151,8 +152,8 @@ def measured_bounds(
 ) -> tuple[dict[Label, float], int]:
     """(bound of every label in `found`, number of permutations used). A bound is `SLACK` times the largest
     distance of a permutation's result from `ours`, and at least one rounding of every value. dtype: of the
-    computation. found: label -> distance of the run. ours: result in the usual order. permutations: results
-    in other orders, drawn until each distance is within its bound or they end."""
+    computation. found: label -> distance of the run, to be judged. ours: result in the usual order.
+    permutations: results in other orders, drawn until each distance is within its bound or they end."""
     least = FP64_ROUNDING if dtype == "fp64" else FP32_ROUNDING
     largest = dict.fromkeys(found, least / SLACK)
     used = 0

@@ -23,9 +23,10 @@ def independent_vectors(
     advance: Callable[[float], None] = lambda amount: None,
     dtype: str = "fp64",
 ) -> Vectors:
-    """Tensors at the checkpoints and series of numbers of the independent module, computed in `dtype`. It
-    trains on the run's batches from the run's initial weights and leaves out skipped iterations. Labels of
-    series: as `logged_vectors` has them with `means`. `advance(1)` is called after each iteration."""
+    """Result of training the independent module in `dtype`: its tensors at the checkpoints, and series of
+    numbers with the labels of `logged_vectors` with `means`. It trains on the run's batches from the run's
+    initial weights and leaves out iterations that the log skipped. checkpoints: their steps. `advance(1)` is
+    called after each iteration."""
     run = replace(inputs.run, compute=replace(inputs.run.compute, dtype=dtype))
     weights = {
         name.removeprefix("weights/"): tensor.to(master_dtype(DTYPES[dtype]))

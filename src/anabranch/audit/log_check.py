@@ -34,7 +34,7 @@ from anabranch.protocol.rounds.plan import Plan, active, counted, filled, next_p
 
 @dataclass
 class LoggedRun:
-    """Contents of a commit log that was read to its end."""
+    """Contents of a commit log that was read to its end, and what contradicts itself in it (`problems`)."""
 
     genesis: Genesis
     history: LogReplay
@@ -53,9 +53,9 @@ class LoggedRun:
 
 
 def read_log(path: Path) -> LoggedRun:
-    """Read and check a log; contradictions in its contents become its `problems`. Raises UserError for an
-    unreadable or empty file, a first record that is no genesis, and a line that is damaged or breaks the
-    chain."""
+    """Read and check a commit log. Contradictions in its contents become `problems` of the result. Raises
+    UserError for an unreadable or empty file, a first record that is no genesis, and a line that is damaged
+    or breaks the hash chain."""
     lines, torn_bytes = log_lines(path)
     checker = _LogChecker()
     position = Position()
@@ -82,8 +82,8 @@ def read_log(path: Path) -> LoggedRun:
 
 
 def contradictions(lines: Sequence[bytes]) -> list[str]:
-    """Contradictions within the first lines of a log, which are chained (`LogReplay` checks that). Raises
-    UserError if the first record is no genesis."""
+    """Contradictions within these first lines of a log, as sentences; [] if there are none. The hash chain is
+    not checked (`fold` does that). Raises UserError if the first record is no genesis."""
     checker = _LogChecker()
     for number, line in enumerate(lines, start=1):
         entry = log.decode_entry(line)
@@ -92,8 +92,8 @@ def contradictions(lines: Sequence[bytes]) -> list[str]:
 
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
-    """Entries of a log file as lines, and the length in bytes of an incomplete last one, which a crash cut
-    off (0: there is none). Raises UserError if the file cannot be read."""
+    """(entries of a log file as lines, bytes of an incomplete last line). A crash cuts such a line off, and
+    it is not among the entries (0: there is none). Raises UserError if the file cannot be read."""
     with os_errors_named(f"cannot read the commit log {path}"):
         try:
             data = path.read_bytes()
@@ -264,8 +264,8 @@ class _LogChecker:
                 self._expect(crews, "a slot counts of another crew than that of its plan")
 
     def _is_lost(self, slot: Slot, t: int) -> bool:
-        """True if nobody could fill a slot in round t: its machine left with what it carried, or one of a
-        pipeline island's crew, or that has no crew."""
+        """True if nobody could fill a slot in round t. A pipeline island's slot is lost if it has no crew or
+        one of the crew has left; another one if its machine has left and the slot carries state."""
         assert self.genesis is not None, "check() requires genesis first"
         crews, seats = self.genesis.stages > 1, slot.seats()
         if seats and all(self._membership.is_live(peer, stage, t - 1) for stage, peer in seats):
@@ -273,8 +273,8 @@ class _LogChecker:
         return crews or slot.carried > 0
 
     def _check_plan(self, commit: Commit) -> None:
-        """Check that the slots that `commit` plans for the next round follow from the plan of this one, and
-        keep the new plan."""
+        """Check that the slots that `commit` plans for the next round follow from the plan of this one; the
+        new plan becomes the one that the next commit is checked with."""
         plan = commit.slots or ()
         wrong = next_plan_problem(self._plan, plan, commit)
         self._expect(not wrong, f"the next round is another one: {wrong}")
@@ -289,10 +289,11 @@ class _LogChecker:
     def _check_owners(
         self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
     ) -> None:
-        """Check invariant I1: every unit has exactly one owner, an active member of the stage; in a round,
-        units of a slot that does not count have none. Also check that no member is named twice, that each
-        joined with its numerics class, and that the sums of squares are possible. Adds the owners' numerics
-        classes to `owners[t]`."""
+        """Check the entry of one stage in the commit of step t against invariant I1: every unit has exactly
+        one owner, an active member of the stage; in a round, units of a slot that does not count have none.
+        Also check that no member is named twice, that each has the numerics class with which it joined, and
+        that the sums of squares are possible. Adds the owners' numerics classes to `owners[t]`. slots: plan
+        of the round; () if t is none."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, unit_count(stage, microbatches)
         self._expect(len(entry.owners) == units, f"{len(entry.owners)} owners for {units} units")
@@ -326,7 +327,7 @@ class _LogChecker:
 
     def _class_of(self, peer: str, stage: int, t: int) -> str | None:
         """Numerics class of `peer` if it was an active member of the stage at iteration t, else None. A peer
-        that was removed after step t - 1 still counts: it may have taken part in step t."""
+        that was removed since step t - 1 still counts: it may have taken part in step t."""
         if self._membership.is_live(peer, stage, t):
             return self._membership.members[peer].numerics_class
         for member, since in self._leaving.get(peer, ()):

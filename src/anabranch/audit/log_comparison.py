@@ -40,8 +40,8 @@ Label = tuple[int, str]
 
 
 class RecordedValues:
-    """Observer that records the values to compare by norm: tensors at checkpoints and series of numbers.
-    last_t: iteration in the labels of the series."""
+    """Observer of a replay that records the values to compare by norm: tensors at these checkpoints, and
+    series of losses, norms and evaluations. last_t: iteration in the labels of the series."""
 
     def __init__(self, checkpoints: Sequence[int], last_t: int) -> None:
         self._checkpoints = frozenset(checkpoints)
@@ -65,22 +65,24 @@ class RecordedValues:
                 self._tensors[t, name] = tensor.to("cpu", copy=True)
 
     def vectors(self) -> dict[Label, Tensor]:
-        """All recorded values as vectors by label; series of numbers in fp64."""
+        """{label: vector} of all recorded values: tensors by (checkpoint's step, name), series of numbers in
+        fp64 by (`last_t`, name)."""
         return {**self._tensors, **as_vectors(self._last_t, self._series)}
 
 
 def as_vectors(t: int, series: Mapping[str, Sequence[float]]) -> dict[Label, Tensor]:
-    """Series of numbers up to iteration t as fp64 vectors by label; empty ones are left out."""
+    """{(t, name): fp64 vector} of series of numbers that go up to iteration t; empty series are left out."""
     return {(t, name): torch.tensor(values, dtype=torch.float64) for name, values in series.items() if values}
 
 
 @dataclass
 class Comparison:
-    """Observer of a replay that counts its differences from log and checkpoints. `exact`: True if replay and
-    log must agree in every bit. Otherwise only what the log derives from itself is counted (batches,
-    schedule, checkpoints against the log), and `distances` are judged by the caller. `distances`: of the
-    checkpoints' tensors from the replay's. `same_class`: True if all owners are of this machine's numerics
-    class."""
+    """Observer of a replay that counts its differences from log and checkpoints. checkpoints: steps of those
+    to compare. exact: True if replay and log must agree in every bit. Otherwise only what the log derives
+    from itself is counted (batches, schedule, checkpoints against the log), and the caller judges
+    `distances`: those of the checkpoints' tensors from the replay's. same_class: True if all owners are of
+    this machine's numerics class. counts: kind of value -> its differences. problems: sentences on what is
+    wrong beside these."""
 
     inputs: Inputs
     log: LoggedRun
@@ -177,8 +179,8 @@ class Comparison:
                 self.counts["fingerprints"].word(theirs, ours, f"{where}, stage {stage}")
 
     def _schedule(self, commit: Commit) -> None:
-        """Compare, and count, the values of a commit that need no replay: batch hash, learning rate, other
-        scalars."""
+        """Compare, and count, the values of a commit that need no replay: batch hash, tokens, learning rate,
+        bias corrections, norm, clip factor; of a round those of `_round_schedule`."""
         run, t = self.inputs.run, commit.t
         if rounds_of(run).has(t):
             self._round_schedule(commit)
@@ -196,8 +198,8 @@ class Comparison:
             compare("clip factor", commit.clip_factor, clip_factor(norm, run.optimizer.clip))
 
     def _round_schedule(self, commit: Commit) -> None:
-        """Compare the values of a round's commit that need no replay: hash of its plan, tokens, outer
-        learning rate, norm and weight."""
+        """Compare, and count, the values of a round's commit that need no replay: hash of its plan, tokens,
+        outer learning rate, norm and weight."""
         run, t, history = self.inputs.run, commit.t, self.log.history
         self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
         compare = partial(self._scalar, where=f"round {t}")
@@ -221,7 +223,8 @@ class Comparison:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _checkpoint(self, t: int, reference: Reference) -> None:
-        """Compare the checkpoint of step t with the replay's state; nothing if the run has deleted it."""
+        """Compare the checkpoint of step t with the replay's state, which is the one after t. If the run has
+        deleted it, that is recorded in `deleted`. Raises UserError as `_stage`."""
         directory = self.inputs.directory
         for stage, ours in enumerate(reference.states):
             try:
@@ -251,9 +254,9 @@ class Comparison:
                     self.saved[t, name] = tensor
 
     def _stage(self, t: int, stage: int, layout: Layout, dtype: torch.dtype) -> StageState | None:
-        """Read a stage's state from the checkpoint of step t; None if it is missing. A missing stage and
-        wrong hashes are added to the problems. Raises UserError if the file is outside the checkpoint's
-        folder, cannot be read, or is no snapshot of the stage."""
+        """A stage's state from the checkpoint of step t; None if the checkpoint lacks it. A missing stage and
+        wrong hashes are added to the problems. layout, dtype: of its tensors. Raises UserError if the file is
+        outside the checkpoint's folder, cannot be read, or is no snapshot of the stage."""
         directory, where = self.inputs.directory, f"checkpoint of step {t}, stage {stage}"
         entry = directory.manifest(t).stages.get(stage)
         if entry is None:
@@ -286,7 +289,8 @@ def _known(record: StepRecord) -> list[int]:
 
 
 def _norm(commit: Commit) -> float:
-    """Norm of a step's gradient from its sums of squares; NaN if no gradient has such sums."""
+    """Norm of a step's gradient from its logged sums of squares; NaN if some of these are not possible
+    (`plausible`)."""
     squares = [stage.squares for stage in commit.stages]
     return global_norm(squares) if all(map(plausible, squares)) else math.nan
 
@@ -294,8 +298,8 @@ def _norm(commit: Commit) -> float:
 def usable_checkpoints(
     inputs: Inputs, log: LoggedRun, saved: Sequence[int]
 ) -> tuple[list[int], list[str], list[str]]:
-    """(ascending steps of the checkpoints on the log's current branch, sentences on those that belong to
-    another run or to no record of the log, sentences on those of steps that were rolled back). saved: steps
+    """(steps of the checkpoints on the log's current branch, ascending; sentences on those that belong to
+    another run or to no record of the log; sentences on those of steps that were rolled back). saved: steps
     of the checkpoints that there were before the log was read; those that a run which goes on has deleted
     since are left out. Raises UserError for an unreadable manifest."""
     usable, problems, notes = [], [], []

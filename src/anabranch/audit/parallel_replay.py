@@ -31,7 +31,8 @@ PackedShare = tuple[list[npt.NDArray[np.int64]], dict[int, float], dict[int, fro
 
 
 class ParallelStepper:
-    """Computation of a replay's steps by this process together with workers; made by `parallel_stepper`."""
+    """`Stepper` that computes in this process together with workers; made by `parallel_stepper`. Its methods
+    raise UserError if a worker ends early."""
 
     def __init__(self, reference: Reference, microbatches: int, pipes: Sequence[Connection]) -> None:
         self.reference = reference
@@ -53,7 +54,7 @@ class ParallelStepper:
         return self.reference.skip(Share(t, []))
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """See `Stepper`: in a round by the process that has the state which the slot carries."""
+        """As of `Stepper`. In a round the process finds them that has the state which the slot carries."""
         rank = index % (len(self._pipes) + 1) if self.reference.is_round(t) else 0
         if not rank:
             return self.reference.witnesses(t, index)
@@ -62,7 +63,8 @@ class ParallelStepper:
         return found
 
     def _round(self, t: int, index: int = 0) -> tuple[int, Slots, Slots, int]:
-        """Content of an order about iteration t, or about its microbatch or slot `index`."""
+        """Content of an order about iteration t: (t, slots that count in its round, late slots, `index`).
+        index: microbatch or slot that the order is about, if it is about one."""
         return t, dict(self.reference.slots), dict(self.reference.late), index
 
     def _send(self, order: str, content: tuple[int, Slots, Slots, int] | PackedShare) -> None:
@@ -72,8 +74,9 @@ class ParallelStepper:
 
 @contextmanager
 def parallel_stepper(inputs: Inputs, own_class: str, jobs: int) -> Iterator[ParallelStepper]:
-    """Context manager of a replay by this process and `jobs` - 1 worker processes, which end with the block.
-    own_class: this process's numerics class. Raises UserError if a worker has another, or ends early."""
+    """Stepper of a replay by this process and `jobs` - 1 worker processes, which end with the block. Each
+    worker opens the run directory itself. own_class: this process's numerics class. Raises UserError if a
+    worker has another, or ends early."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:
@@ -106,8 +109,8 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
-    """Main function of a worker process: send its numerics class, then do the orders of the first process
-    (`do_order`) until the pipe closes."""
+    """Main function of a worker process, number `rank` of `jobs`: send its numerics class, then do the orders
+    of the first process (`do_order`) until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where a signal cannot be blocked for a new process
     with suppress(BrokenPipeError):  # the first process ends between an order and its answer
         _answer_orders(run_dir, rank, jobs, pipe)
@@ -131,7 +134,8 @@ def do_order(
     reference: Reference, microbatches: int, rank: int, jobs: int, order: str, content: Any
 ) -> PackedShare | frozenset[Witness] | None:
     """Do an order of the first process, as process `rank` of `jobs`; returns the answer to send, None if
-    there is none. order: "share", "witnesses", "step" or "skip"."""
+    there is none. order: "share" and "witnesses" have an answer; "step" and "skip" bring `reference` to the
+    next iteration. content: the summed shares of all for "step", else as of `ParallelStepper._round`."""
     if order == "step":
         reference.step(_unpacked(reference.t + 1, content, reference))
         return None
@@ -149,15 +153,16 @@ def do_order(
 
 
 def _own(reference: Reference, t: int, microbatches: range, rank: int, jobs: int) -> list[int]:
-    """Microbatches of iteration t, or slots of a round, that process `rank` of `jobs` computes. A slot is
-    always of the same process, which has the state that it carries from round to round."""
+    """Microbatches of iteration t, or slots of a round, that process `rank` of `jobs` computes. microbatches:
+    all of an iteration. A slot is always of the same process, which has the state that it carries from round
+    to round."""
     if reference.is_round(t):
         return _of_rank(reference.slots, rank, jobs)
     return list(reference.batch(t, lambda t: microbatches))[rank::jobs]
 
 
 def _of_rank(slots: Slots, rank: int, jobs: int) -> list[int]:
-    """Slots that process `rank` of `jobs` computes."""
+    """Those of these slots that process `rank` of `jobs` computes, ascending."""
     return [slot for slot in sorted(slots) if slot % jobs == rank]
 
 

@@ -40,15 +40,15 @@ Place = tuple[int, int]
 
 @dataclass
 class KeptRounds:
-    """Contributions and data at hand of the rounds of a run (`Reference.PrivateRounds`); of one on the run's
-    own corpus nothing, and nothing lacks. whose: place -> machine that filled the slot. read: gives the
-    values of a file. commits: by iteration. files: those that count. owners: machines of which data are
-    here. owned: machine -> its private data, of those whose contributions all name one corpus. made_of: place
-    -> private data that the contribution names, of machines that had several corpora. lacking: round that
-    cannot be taken again -> contribution that is not here. fragile: the same of rounds that can be taken if
-    none before is left out, as private data that are here give the contribution, and the slot carries state.
-    checked: number of contributions that have the digest in the log. problems: sentences on files that are
-    not what the log says."""
+    """Contributions and private data at hand of the rounds of a run (`Reference.PrivateRounds`). For a run on
+    its own corpus all is empty. whose: place -> machine that filled the slot. read: gives the values of a
+    file, or raises. commits: iteration -> commit. files: place -> file of the contribution that counts.
+    owners: machines of which data are here. owned: machine -> its private data, of those whose contributions
+    all name one corpus. made_of: place -> private data that the contribution names, of machines that had
+    several corpora. lacking: round that cannot be taken again -> sentence on a contribution that is not here.
+    fragile: the same for rounds that can be taken only if none before is left out: private data that are here
+    give the contribution, but the slot carries state. checked: number of contributions that have the digest
+    in the log. problems: sentences on files that are not what the log says."""
 
     whose: Mapping[Place, str] = field(default_factory=dict)
     read: Callable[[Path], Tensor] = lambda path: torch.empty(0)
@@ -67,7 +67,7 @@ class KeptRounds:
         return None if data is None else data.step_rows
 
     def data_of(self, t: int, slot: int) -> PrivateData | None:
-        """Private data of which a contribution was made; None if they are not here."""
+        """Private data of which the contribution of a slot to round t was made; None if they are not here."""
         return self.owned.get(self.whose.get((t, slot), "")) or self.made_of.get((t, slot))
 
     def contribution(self, t: int, slot: int) -> Tensor | None:
@@ -75,8 +75,9 @@ class KeptRounds:
         return None if path is None else self.read(path)
 
     def gaps(self, begin: int, end: int, checkpoints: Sequence[int]) -> dict[int, Commit | None]:
-        """First iteration of each gap -> commit whose checkpoint comes next, up to `end`; None if there is
-        none. begin: iteration from whose state the replay begins."""
+        """{first iteration of each gap: commit of the next checkpoint, with whose state the replay goes on};
+        None for a gap without one, which ends the replay. begin: iteration from whose state the replay
+        begins. end: last iteration that it takes. checkpoints: their steps, ascending."""
         found: dict[int, Commit | None] = {}
         reached = begin
         for t in sorted(self.lacking.keys() | self.fragile.keys()):
@@ -88,12 +89,14 @@ class KeptRounds:
 
     @staticmethod
     def left_out(gaps: Mapping[int, Commit | None], end: int) -> list[int]:
-        """Iterations up to `end` that are in gaps."""
+        """Iterations that are in the gaps (as `gaps` returns them), in order; the iteration of the checkpoint
+        that ends a gap is one of them, and a gap without a checkpoint goes to `end`."""
         spans = (range(t, (end if after is None else after.t) + 1) for t, after in gaps.items())
         return [t for span in spans for t in span]
 
     def notes(self, gaps: Mapping[int, Commit | None], end: int) -> list[str]:
-        """Sentences on the gaps of a replay up to `end`, and on private data."""
+        """Sentences for the report on the gaps of a replay up to `end`, and on which private data were
+        used."""
         notes = []
         for t, after in gaps.items():
             last = end if after is None else after.t
@@ -115,9 +118,10 @@ class KeptRounds:
 def kept_rounds(
     inputs: Inputs, log: LoggedRun, span: range, folders: Iterable[Path], data: Sequence[Path]
 ) -> KeptRounds:
-    """Look through folders of contributions, those of the peers in the run directory first, and open the
-    private corpora `data`, for the iterations `span` of a run whose data are private. Raises UserError for a
-    corpus that is not of this run, or that no contribution names, and if one is given for another run."""
+    """Contributions and private data for the iterations `span` of a run whose data are private; empty for
+    another run. They are looked for in the peers' folders of the run directory and in `folders`; `data` are
+    paths of private corpora. Shows progress. Raises UserError for a corpus that is not of this run, or that
+    no contribution names, and for any corpus if the run's data are not private."""
     run = inputs.run
     if not run.data.private:
         if data:
@@ -165,8 +169,8 @@ def _digest(commit: Commit | None, slot: int) -> str:
 
 
 def _owners(log: LoggedRun) -> dict[Place, str]:
-    """Machine that filled each slot of each round: by the round's commit or, of a slot that does not count,
-    by its plan."""
+    """{(round, slot): machine that filled the slot}, by the round's commit or, for a slot that does not
+    count, by its plan."""
     found: dict[Place, str] = {}
     for commit in log.history.commits:
         plan = log.history.plans.get(commit.t, ())
@@ -176,8 +180,8 @@ def _owners(log: LoggedRun) -> dict[Place, str]:
 
 
 def _headers(folders: Iterable[Path], run: str, problems: list[str]) -> Iterator[tuple[Path, Kept]]:
-    """(File, header) of each contribution to the run with the id `run`; files that have none are entered in
-    `problems`."""
+    """Yield (file, header) of each contribution in `folders` to the run with the id `run`. Files that cannot
+    be read as contributions are entered in `problems`; those to other runs are left out."""
     for path in contribution_files(list(folders)):
         try:
             header = read_header(path)
@@ -191,8 +195,9 @@ def _headers(folders: Iterable[Path], run: str, problems: list[str]) -> Iterator
 def _check_round(
     kept: KeptRounds, log: LoggedRun, commit: Commit, files: Mapping[Place, list[tuple[Path, Kept]]]
 ) -> None:
-    """Find the contribution of each slot that counts in a round, and check its values against the log. What
-    is not there is entered in `kept.lacking`, what is wrong in `kept.problems`."""
+    """Find the contribution of each slot that counts in a round among `files`, and check its values against
+    the log. Enters in `kept` the file, or in `lacking` or `fragile` that there is none, and in `problems`
+    what is wrong."""
     t, stage = commit.t, commit.stages[1]
     for slot, owner in enumerate(stage.owners):
         if owner < 0:
@@ -218,8 +223,8 @@ def _check_round(
 
 
 def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:
-    """First of the files whose values have the digest that they name; None if none has. Others are entered in
-    `kept.problems`. where: contribution, for messages."""
+    """First of the files whose values have the digest that they name; None if none has. Files before it that
+    have not are entered in `kept.problems`. where: words for the contribution, for messages."""
     for path in paths:
         try:
             kept.read(path)
@@ -231,7 +236,8 @@ def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:
 
 
 def name_of(log: LoggedRun, peer: str) -> str:
-    """Name of a machine as its owner chose it, with the beginning of its id."""
+    """Name of a machine as its owner chose it, with the beginning of its id; that beginning alone if it is no
+    member or has no name."""
     members = log.history.membership.members
     name = members[peer].name if peer in members else ""
     return f"{name} ({peer[:8]})" if name else peer[:8]

@@ -47,8 +47,8 @@ PROOF_RESULT_VERSION = 1
 
 @dataclass
 class ProofResult:
-    """Outcome of checking a proof file: proved if a statement of the receipt is false, else not proved if one
-    could not be judged, else refuted. false, unknown: sentences on such statements. right: number of
+    """Outcome of checking a proof file: PROVED if a statement of the receipt is false, else NOT_PROVED if one
+    could not be judged, else REFUTED. false, unknown: sentences on such statements. right: number of
     statements that agree with the recomputed work."""
 
     proof: ProofFile
@@ -61,7 +61,7 @@ class ProofResult:
         return PROVED if self.false else NOT_PROVED if self.unknown else REFUTED
 
     def lines(self) -> list[str]:
-        """Text for people; the last line is the outcome."""
+        """Lines of text for people; the last one is the outcome."""
         proof = self.proof
         about = f"the work of {proof.subject[:8]} at stage {proof.stage} in step {proof.step}"
         lines = [f"{PROVED}: {each}" for each in shortened(self.false)]
@@ -77,7 +77,7 @@ class ProofResult:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Outcome and sentences as plain values for JSON."""
         proof = self.proof
         return {
             "version": PROOF_RESULT_VERSION,
@@ -106,10 +106,11 @@ class _Logged:
 
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer, fetch: bool = False) -> ProofResult:
-    """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
-    `verify` is used). fetch: as of `open_inputs`. Shows progress, and sets this process's numerics to the
-    run's. A file about no contribution of this log gives a result with an `unknown`. Raises UserError for
-    anything missing or unreadable, and if run directory and log are of different runs."""
+    """Check the proof file `path` against log, corpus and run file of a run directory. signer: checks
+    signatures (its `verify` is used). fetch: as of `open_inputs`. Shows progress, and sets this process's
+    numerics to the run's. If the file is about no contribution of this log, the result has an `unknown`.
+    Raises UserError for anything missing or unreadable, and if run directory and log are of different
+    runs."""
     proof = read_proof(path)
     inputs = open_inputs(run_dir, fetch)
     data = proof.receipt_bytes
@@ -152,8 +153,9 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer, fetch: bool = False)
 
 
 def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
-    """Place of the contribution in the log, which may be in a step that was rolled back later; None if the
-    log does not have it, or it is of stage 0. Raises UserError if the log is missing or damaged."""
+    """Place in the log of the contribution that a proof is about, which may be in a step that was rolled back
+    later. None if the log does not have it, or it is of stage 0. Raises UserError if the log is missing or
+    damaged."""
     path = inputs.directory.log
     lines, _ = log_lines(path)
     try:
@@ -174,7 +176,8 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
-    """Mismatch of the proof file with this log, in words; "" if there is none. hashed: the receipt's hash."""
+    """First way in which a proof file does not fit the log, in words; "" if there is none. receipt, hashed:
+    the file's receipt and its hash. logged: its place in the log (None: it has none, which is a mismatch)."""
     about = receipt.run, receipt.t, receipt.stage, receipt.peer
     if about != (proof.run_id, proof.step, proof.stage, proof.subject):
         return "its receipt is about another run, step, stage or peer than the file says"
@@ -200,7 +203,8 @@ def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged |
 
 
 def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """Words for the first input of a sum whose seal its sender did not sign; None if all are right."""
+    """Words for the first input of a sum in the receipt whose seal its named sender did not sign; None if all
+    are right."""
     for total in receipt.sums:
         name = part_name(receipt.term, receipt.number, total.part)
         for _, came in total.inputs:
@@ -227,8 +231,9 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
 
 
 def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
-    """Reference model in the state before the step, replayed from the nearest checkpoint on its branch of the
-    log, or from the initial state; progress is shown. Raises UserError if the checkpoint is damaged."""
+    """Reference model in the state before the step, replayed in this process from the nearest checkpoint on
+    its branch of the log, or from the initial state; progress is shown. Raises UserError if the checkpoint
+    cannot be read."""
     directory, before = inputs.directory, logged.before
     start, reference = 0, inputs.reference()
     for t in reversed(directory.checkpoints()):
@@ -253,9 +258,9 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 
 
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare the receipt with the recomputed work, and enter the outcomes in `result`: units that the
-    subject owns, others only if the commit names them as disputed, parts of its gradient sum if no unit is
-    unknown, and sums. An output is judged only if its inputs are right."""
+    """Compare the receipt with the recomputed work, and add to the outcomes in `result`: units that the
+    subject owns, others only if the commit names them as disputed; parts of its gradient sum if no unit is
+    unknown; sums that it added up. An output is judged only if its inputs are right."""
     disputed = {(each.unit, each.output) for each in logged.part.disputed if each.position == logged.position}
     for unit in (*receipt.units, *receipt.others):
         results = {(unit.unit, unit.activation_out), (unit.unit, unit.gradient_out)}
@@ -270,8 +275,8 @@ def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: Repla
 
 
 def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare a part of the gradient sum that the accused peer added up, and enter the outcome in `result`:
-    unknown if its inputs from the owners of units are not right."""
+    """Compare a part of the gradient sum that the accused peer added up, and add to the outcomes in `result`:
+    unknown if what it got from the owners of units is not right."""
     came = {position: transfer.hash for position, transfer in total.inputs}
     right = {position: work.parts[position][total.part] for position in set(logged.part.owners) - {-1}}
     if came == right and not work.overflows:

@@ -16,7 +16,8 @@ Order = Callable[[int], Iterable[int]]
 
 
 class Stepper(Protocol):
-    """Interface to take or skip the next iteration of a replay, computed by one process or several."""
+    """Interface to take (`step`) or skip (`skip`) the next iteration of a replay, which brings `reference` to
+    the state after it; computed by one process or several."""
 
     reference: Reference
 
@@ -25,12 +26,14 @@ class Stepper(Protocol):
     def skip(self, t: int) -> StepRecord: ...
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """All overflows of microbatch, or slot, `index` of the next iteration t (`Reference.witnesses`)."""
+        """All overflows of microbatch, or slot, `index` of the next iteration t (`Reference.witnesses`). The
+        state does not change."""
         ...
 
 
 class SequentialStepper:
-    """Stepper that computes in this process alone. order: see `Order`."""
+    """Stepper that computes in this process alone. order: iteration -> its microbatches in the order in which
+    they are added (see `Order`)."""
 
     def __init__(self, reference: Reference, order: Order) -> None:
         self.reference = reference
@@ -50,7 +53,8 @@ class SequentialStepper:
 
 
 class Observer(Protocol):
-    """Listener of a replay: for every iteration what was logged (`commit`) and computed now (`record`)."""
+    """Listener of a replay, whose methods are called in log order: `stepped` after an iteration that the log
+    took, `skipped` after one that it skipped. commit: as logged. record: as computed now."""
 
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 
@@ -60,11 +64,13 @@ class Observer(Protocol):
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
-        """Called when the state after iteration t was evaluated. windows: (loss sum, tokens) of each."""
+        """Called when the replay has evaluated the state after iteration t on held-out windows, as the log
+        did. windows: (loss sum, tokens) of each."""
         ...
 
     def reached(self, t: int, reference: Reference) -> None:
-        """Called when the replay has reached the state after iteration t; t = 0 is the initial state."""
+        """Called when the replay has reached the state after iteration t, which `reference` has, after
+        `evaluated`; t = 0 is the initial state."""
         ...
 
 
@@ -77,10 +83,11 @@ def replay(
     gaps: Mapping[int, Commit | None] = MappingProxyType({}),
     restore: Callable[[Commit], None] = lambda commit: None,
 ) -> None:
-    """Replay the log from the state of the stepper's reference up to iteration `last`: take, skip and
-    evaluate as the log does, show the state from which it begins and every iteration to the observers, and
-    call `advance(1)` after each iteration. gaps: iteration that cannot be taken -> commit after which the
-    replay goes on, with the state that `restore` loads; None: it ends before the gap."""
+    """Replay the log from the state of the stepper's reference up to iteration `last`. Iterations are taken,
+    skipped and evaluated as in the log. Observers are called for the state from which it begins and for every
+    iteration. advance: called with the number of iterations done since its last call. gaps: iteration that
+    cannot be taken -> commit after which the replay goes on, with the state that `restore` loads; None: it
+    ends before the gap."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

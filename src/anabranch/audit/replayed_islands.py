@@ -28,8 +28,8 @@ from anabranch.train.workers.whole_worker import packed_ids
 
 
 class IslandReplay:
-    """Whole model in the state before a step or round, to recompute its work. plan: slots of the round; () if
-    it is a step."""
+    """Whole model in the state before a step or round, which `reference` has, to recompute its work. plan:
+    slots of the round; () if it is a step."""
 
     def __init__(self, inputs: Inputs, reference: Reference, plan: Plan) -> None:
         run = self._run = inputs.run
@@ -45,9 +45,9 @@ class IslandReplay:
         self._audits.keep(state)
 
     def work(self, t: int, commit: StageCommit, parts: int, summed: Collection[int]) -> ReplayedWork:
-        """Recompute the work of all members of the relays' stage in iteration t: the units that `commit`, its
-        entry in the commit, says that they own. parts: number of parts into which a sum is cut. summed: parts
-        whose total is wanted."""
+        """Hashes of the recomputed work of all members of the relays' stage in iteration t. commit: the
+        stage's entry in the commit, which says which units they own. parts: number of parts into which a sum
+        is cut. summed: parts whose total over the members is wanted."""
         found = ReplayedWork()
         kept: dict[int, list[Tensor]] = {part: [] for part in summed}
         for position in sorted(set(commit.owners) - {-1}):
@@ -64,7 +64,8 @@ class IslandReplay:
 
     def _unit(self, t: int, index: int, first: bool, found: ReplayedWork) -> bool:
         """Compute one microbatch or slot, and enter its hashes, or the tensor that overflowed, in `found`.
-        first: True for the first one of its owner. Returns True unless it overflowed."""
+        first: True for the first one of its owner, with which a new sum begins. Returns True unless it
+        overflowed."""
         steps, vocabulary = (self._plan[index].steps if self._plan else 0), self._inputs.model.vocab_size
         if steps:
             ids = slot_tokens(self._inputs.batches, self._run, index, self._plan[index].first, steps).long()
@@ -85,7 +86,8 @@ class IslandReplay:
         return True
 
     def _summed(self, t: int, parts: list[Tensor]) -> Tensor:
-        """Sum of one part of all contributions, as its summer sends it."""
+        """Sum of one part of all contributions, rounded as the peer that sums it sends it. parts: that part
+        of each contribution."""
         bits = BITS[self._run.round.results] if rounds_of(self._run).has(t) else 0
         if not bits:
             return exact.sum_part(parts, master_dtype(self._dtype))

@@ -33,7 +33,8 @@ from anabranch.train.stage.stage import Stage
 class ReplayedWork:
     """Hashes of one stage's work in a step. units: microbatch -> hashes of activation in, gradient in,
     activation out, gradient out. parts: member's position -> hashes of the parts of its gradient sum. sums:
-    part -> hash of the members' parts added up. overflows: microbatch without hashes -> tensor."""
+    part -> hash of the members' parts added up. overflows: microbatch that has no hashes -> tensor that
+    overflowed."""
 
     units: dict[int, tuple[str, str, str, str]] = field(default_factory=dict)
     parts: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -42,7 +43,8 @@ class ReplayedWork:
 
 
 class StepReplay:
-    """All stages of a model in the state before a step, to recompute the work of that step."""
+    """All stages of a model in the state before a step, which `reference` has, to recompute the work of that
+    step."""
 
     def __init__(self, inputs: Inputs, reference: Reference) -> None:
         run = inputs.run
@@ -60,9 +62,9 @@ class StepReplay:
     def work(
         self, t: int, stage: int, commit: StageCommit, parts: int, summed: Collection[int]
     ) -> ReplayedWork:
-        """Recompute the work of all members of relay stage `stage` in step t: the units that `commit`, the
-        stage's entry in the step's commit, says that they own. parts: number of parts into which a gradient
-        sum is cut. summed: parts whose total is wanted."""
+        """Hashes of the recomputed work of all members of relay stage `stage` in step t. commit: the stage's
+        entry in the step's commit, which says which units they own. parts: number of parts into which a
+        gradient sum is cut. summed: parts whose total over the members is wanted."""
         found = ReplayedWork()
         accumulator = self._stages[stage].accumulator
         kept: dict[int, list[Tensor]] = {part: [] for part in summed}
@@ -80,8 +82,8 @@ class StepReplay:
         return found
 
     def _unit(self, t: int, stage: int, index: int, found: ReplayedWork) -> None:
-        """Take one microbatch through all stages, add its weight gradients at `stage`, and enter its hashes,
-        or the tensor that overflowed, in `found`."""
+        """Take one microbatch through all stages and back, add its weight gradients to the sum of `stage`,
+        and enter its hashes, or the tensor that overflowed, in `found`."""
         batch = self._inputs.run.batch
         ids, targets = token_ids(self._inputs.batches, batch.microbatches, t, index, self._device)
         relays = range(1, len(self._stages))

@@ -38,9 +38,9 @@ DETERMINING_KEYS = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a replay starts from. `initial`: imported tensors, or None if the seed gives the
-    initial weights. `frozen`: weights that a run of adapters does not train, checked against the hashes in
-    the run file; None in other runs."""
+    """Everything that a replay starts from. batches: token ids of each iteration. initial: imported tensors,
+    or None if the seed gives the initial weights. frozen: weights that a run of adapters does not train,
+    checked against the hashes in the run file; None in other runs."""
 
     directory: RunDirectory
     run: RunConfig
@@ -51,13 +51,14 @@ class Inputs:
     frozen: Mapping[str, Tensor] | None = None
 
     def reference(self, private: PrivateRounds | None = None) -> Reference:
-        """New reference model at the initial weights. private: of a run whose data are private."""
+        """New reference model at the initial weights. private: contributions and data at hand of a run whose
+        data are private (None: another run)."""
         return Reference(self.run, self.model, self.batches, self.initial, self.frozen, private)
 
 
 def open_inputs(run_dir: Path, fetch: bool = False) -> Inputs:
-    """Open a run directory and set this process's numerics to the run's. Checks every corpus file against its
-    hash. fetch: True to download imported weights from the hub that the run file names; it may be a
+    """Open a run directory, and set this process's numerics to the run's. Checks every corpus file against
+    its hash. fetch: True to download imported weights from the hub that the run file names, which may be a
     stranger's. Raises UserError for anything missing or damaged."""
     directory = RunDirectory.open(run_dir)
     run = load_run_file(directory.run_file)
@@ -89,7 +90,7 @@ def check_replayable(inputs: Inputs, genesis: Genesis, plans: Mapping[int, Plan]
 
 def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
     """Differences between the run directory and the log's genesis record that change numbers (settings,
-    corpus, tokenizer), as sentences."""
+    corpus, tokenizer), as sentences; [] if there are none."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
     # Runs of earlier releases lack the keys that came later, whose defaults are what they did.
@@ -112,7 +113,7 @@ def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
 
 
 def _keys(run_file: str) -> dict[str, Any]:
-    """Settings in the text of a run file, "section.key" -> value; empty if the text is not TOML."""
+    """{"section.key": value} of all settings in the text of a run file; empty if the text is not TOML."""
     try:
         sections = parse_toml(run_file)
     except ValueError:

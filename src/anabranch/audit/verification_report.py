@@ -26,9 +26,10 @@ _NAMES = {"moments": "optimizer state"}
 
 @dataclass(frozen=True)
 class Distance:
-    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it. `of`:
-    its name. `bound` is None if nothing is promised. `usual` is the yardstick, if there is one: the distance
-    that rounding in the run's precision causes in the implementation that the run is compared with."""
+    """Relative L2 distance of a tensor after iteration t, or of a series of the log's numbers up to it. of:
+    its name. bound: greatest allowed distance; None if nothing is promised. usual: a yardstick, if there is
+    one: the distance that rounding in the run's precision causes in the implementation that the run is
+    compared with."""
 
     t: int
     of: str
@@ -49,7 +50,7 @@ class Distance:
         return self.distance / self.bound if self.bound else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
-        """Distance as plain values, for JSON; None stands for infinity, which JSON lacks."""
+        """Distance as plain values, for JSON; None stands for infinity and NaN, which JSON lacks."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(self).items()
@@ -63,8 +64,11 @@ class Distance:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings of `verify`. `steps`: iterations taken again, skipped ones included. `microbatches`: of each
-    step. `rolled_back`: commits made void by the `rollbacks`. `promise`: key of PROMISES."""
+    """Findings of `verify`. steps: iterations taken again, skipped ones included; skipped: number of those.
+    microbatches: in each step. reduction, dtype: kind of gradient sums, and of numbers. rolled_back: commits
+    made void by the `rollbacks`. removals: peers removed. classes, own_class: numerics classes of the owners
+    and of this machine. promise: key of PROMISES. problems, notes: sentences on what is wrong, and on what
+    was not checked. holds: True if nothing is wrong."""
 
     run_id: str
     steps: int
@@ -110,7 +114,7 @@ class Report:
         return sum(count.bits for count in self.counts.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """All findings as plain values for JSON (docs/reference/json-results.md)."""
         compared = {
             kind: {"values": c.compared, "differ": c.differ, "bits": c.bits, "first": c.first}
             for kind, c in self.counts.items()
@@ -125,7 +129,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Text for people; the last line is the verdict."""
+        """Lines of text for people; the last one is the verdict."""
         classes = ", ".join(self.classes) or "none"
         mine = "this machine's" if classes == self.own_class else f"this machine is {self.own_class}"
         lines = [
@@ -191,8 +195,8 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Text lines: a title and the distance of the greatest `strain` of each kind (weights, moments, each
-    series); one line if all are 0, none without distances."""
+    """Lines of text: a title, and of each kind (weights, moments, each series) the distance of the greatest
+    `strain`. One line if all distances are 0, none without distances."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):
@@ -206,6 +210,6 @@ def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
 
 
 def shortened(problems: Sequence[str], most: int = 5) -> list[str]:
-    """First `most` of the sentences, and a last one with the number of those left out, if there are any."""
+    """First `most` of the sentences; if there are more, followed by one with the number of those left out."""
     more = len(problems) - most
     return [*problems[:most], *([f"... and {more} more"] if more > 0 else [])]

@@ -42,13 +42,13 @@ def verify(
     run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None,
     fetch: bool = False, contributions: Sequence[Path] = (), private_data: Sequence[Path] = (),
 ) -> Report:  # fmt: skip
-    """Recompute every step of a run, and compare the results with its log and checkpoints. Up to `jobs`
-    processes share the work; the result does not depend on their number. rounds: first and last iteration of
-    the log to recompute, from the last usable checkpoint before them; None: all. fetch: as of `open_inputs`.
-    contributions: folders of kept contributions to a run on private data, beside those of the run directory.
-    private_data: private corpora, whose machines' inner steps are taken again. Shows progress, and sets this
-    process's numerics to the run's. Raises UserError for anything missing or unreadable, and for `rounds`
-    that cannot be judged alone."""
+    """Recompute every step of a run and compare it with log and checkpoints. Up to `jobs` processes share the
+    work; the result does not depend on their number. independent: True to compare with another
+    implementation, too. rounds: first and last iteration to recompute, from the last usable checkpoint before
+    them; None: all. fetch: as of `open_inputs`. contributions: folders of kept contributions to a run on
+    private data, beside those of its directory. private_data: private corpora, whose machines' inner steps
+    are taken again. Shows progress, and sets this process's numerics to the run's. Raises UserError for
+    anything missing or unreadable, and for `rounds` that cannot be judged alone."""
     inputs, log, saved = _opened(run_dir, fetch)
     _check_private(inputs, independent)
     history, run = log.history, inputs.run
@@ -101,7 +101,7 @@ def verify(
 
 
 def _facts(inputs: Inputs, log: LoggedRun) -> dict[str, Any]:
-    """Fields of the report that follow from run file and log alone."""
+    """{field of the report: value} of those that follow from run file and log alone."""
     run, history = inputs.run, log.history
     return {
         "run_id": log.genesis.run,
@@ -124,8 +124,10 @@ def _judged(
     checkpoints: Sequence[int],
     jobs: int,
 ) -> tuple[dict[Label, float], dict[Label, float], int]:
-    """(Distances, their bounds, number of replays in another order that measured these) of a replay. In exact
-    mode no bound is needed."""
+    """(distances of a replay from log and checkpoints, their bounds, number of further replays that measured
+    these). Bounds are empty where nothing is promised, and in exact mode, in which every bit is compared
+    instead. checkpoints: steps of those compared. jobs: processes for the further replays, which are done
+    here."""
     if comparison.exact:
         return comparison.distances, {}, 0
     ours = recorded.vectors()
@@ -136,8 +138,8 @@ def _judged(
 
 
 def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
-    """Inputs, log and steps of the checkpoints of a run that can be replayed. Raises UserError if it
-    cannot."""
+    """(inputs, log, steps of the checkpoints) of a run that can be replayed. Shows progress. Raises UserError
+    if it cannot be."""
     with ticking("reading the run and its log"):
         inputs = open_inputs(run_dir, fetch)
         saved = inputs.directory.checkpoints()  # before the log, to which a run that goes on adds steps
@@ -147,7 +149,8 @@ def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
 
 
 def policy_of(run: RunConfig) -> str:
-    """Policy by which a run's steps follow each other, in a line: with rounds, all unusual rules."""
+    """Line of text on how a run's steps follow each other: synchronous, delayed or in rounds, with all
+    unusual rules of these."""
     if not run.round.slots:
         delayed = ", then two in flight, each on weights predicted one step ahead" * run.iteration.delay
         return f"synchronous steps{delayed}"
@@ -167,9 +170,10 @@ def policy_of(run: RunConfig) -> str:
 def _span(
     log: LoggedRun, checkpoints: Sequence[int], possible: bool, rounds: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """(iteration from whose state the replay begins, last iteration that it takes). possible: False if only
-    the whole run can be judged: with float sums, other numerics classes, or --independent. Raises UserError
-    then, and if the log lacks some of the wanted `rounds`."""
+    """(iteration from whose state the replay begins, last iteration that it takes). checkpoints: steps of the
+    usable ones. possible: False if only the whole run can be judged: with float sums, other numerics classes,
+    or --independent. rounds: first and last iteration wanted; None: all. Raises UserError if the log lacks
+    some of these, or if they are wanted and not `possible`."""
     history = log.history
     if rounds is None:
         return 0, history.t
@@ -190,9 +194,10 @@ def _span(
 def _rest_named(
     inputs: Inputs, comparison: Comparison, begin: int, end: int, possible: bool, advance: Advance
 ) -> Iterator[Advance]:
-    """Let Ctrl+C in a replay of the steps after `begin` up to `end` say how to take it up again. Yields the
-    function that counts steps taken and tells `advance` of them. possible: False if the rest cannot be
-    judged alone: steps before it are left out, it needs the same folders, or only the whole run can be."""
+    """Run the block with a replay of the steps after `begin` up to `end`; if Ctrl+C ends it,
+    KeyboardInterrupt says how to go on later. Yields the function that the replay calls with the number of
+    steps taken, which also calls `advance`. possible: False if the rest cannot be judged alone: steps before
+    it are left out, it needs the same folders, or only the whole run can be."""
     reached = begin
 
     def count(steps: float) -> None:
@@ -234,8 +239,8 @@ def _restore(reference: Reference, inputs: Inputs, commit: Commit) -> None:
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
-    """Raise UserError if run file and log do not allow a replay: no step, missing steps, or the reasons of
-    `check_replayable`."""
+    """Raise UserError if run file and log do not allow a replay: the log has no step, lacks some, or
+    `check_replayable` refuses."""
     history = log.history
     if not history.commits:
         raise UserError(f"{inputs.directory.log}: no step of this run was committed yet: nothing to verify")
@@ -246,8 +251,9 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
 
 
 def _series(inputs: Inputs, log: LoggedRun, ours: Vectors) -> dict[Label, float]:
-    """Distances of the log's series of numbers from the replay's, `ours`; tensors were compared when the
-    replay reached their checkpoint. None where data are private: the replay lacks the losses of others."""
+    """Distances, by label, of the log's series of numbers from those in `ours`, the replay's result. Tensors
+    are left out, as they are compared when the replay reaches their checkpoint. Empty where data are private:
+    the replay lacks the losses of others."""
     if inputs.run.data.private:
         return {}
     series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
@@ -285,9 +291,9 @@ def _bounds(
     ours: Vectors,
     jobs: int,
 ) -> tuple[dict[Label, float], int]:
-    """Greatest allowed distance of each label (of a tensor or series), and the number of replays with another
-    order of the microbatches that were needed to measure the distances. Raises UserError as
-    `permutations`."""
+    """(greatest allowed distance of each label in `found`, number of replays in other orders that measured
+    them). found: label -> distance of the run. ours: result of the replay. Shows progress. Raises UserError
+    as `permutations`."""
     fixed = fixed_bounds(inputs.run.compute.dtype, found)
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:
@@ -300,9 +306,10 @@ def _bounds(
 def _independent(
     inputs: Inputs, log: LoggedRun, checkpoints: Sequence[int], saved: Vectors
 ) -> list[Distance]:
-    """Distances between the run and the independent implementation in fp64. `usual` of each: the distance of
-    the independent implementation in the run's precision from itself in fp64. Bounded only if the run used
-    fp64 with float sums: exact sums round each contribution, fp32 rounds everything."""
+    """Distances between the run and the independent implementation in fp64, which is trained here with
+    progress shown. saved: tensors of the run's checkpoints. `usual` of each: the distance of the independent
+    implementation in the run's precision from itself in fp64. Bounded only if the run used fp64 with float
+    sums: exact sums round each contribution, fp32 rounds everything."""
     history, run = log.history, inputs.run
     dtype, steps = run.compute.dtype, len(history.commits)
     with progress("training the independent implementation", steps, unit="steps") as advance:
@@ -322,8 +329,8 @@ def _labelled(found: Mapping[Label, float], bounds: Mapping[Label, float]) -> li
 
 
 def _problems(inputs: Inputs, log: LoggedRun) -> list[str]:
-    """Contradictions in the log, between log and run directory, and owners of other numerics classes in a run
-    with `run.numerics = "strict"`, as sentences."""
+    """Sentences on contradictions in the log and between log and run directory, and on owners of other
+    numerics classes unless `run.numerics` is "mixed"; [] if there are none."""
     problems = [*log.problems, *compare_with_genesis(inputs, log.genesis)]
     others = [name for name in log.classes if name != log.genesis.numerics_class]
     if inputs.run.run.numerics != "mixed" and others:

@@ -24,8 +24,9 @@ _E = TypeVar("_E", bound=Event)
 
 
 class EventLog:
-    """Append-only event file. Each event is one `write` call, so a crash loses no event already written.
-    `write` raises OSError if the disk is full; the next event then begins a line of its own."""
+    """Append-only event file; its folder is created if missing. Each event is one `write` call, so a crash
+    loses no event already written. `write` raises OSError if the disk is full; the next event then begins a
+    line of its own."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -53,7 +54,8 @@ class EventLog:
 
 
 class EventTail:
-    """Incremental reader of an event file from byte `position` on."""
+    """Incremental reader of an event file that may still grow, from byte `position` on. `position` is where
+    the next `read` begins."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path
@@ -61,8 +63,9 @@ class EventTail:
         self._rest = b""
 
     def read(self) -> list[Event | Unknown]:
-        """Next events in file order, from about CHUNK_BYTES further bytes. Empty only at the end of the file,
-        while there is no file, or where no more of it is an event. Raises OSError if it cannot be read."""
+        """Next events in file order, from about CHUNK_BYTES further bytes; a last line that is not complete
+        yet waits for a later call. Empty only at the end of the file, while there is no file, or where no
+        more of it is an event. Raises OSError if it cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)
@@ -78,7 +81,8 @@ class EventTail:
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:
-    """Decode lines of an event log; lines that are not events (cut off by a crash) are left out."""
+    """Yield the events of these lines of an event log; lines that are not events (cut off by a crash) are
+    left out."""
     for line in lines:
         try:
             yield decode_event(line)
@@ -87,8 +91,8 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:
 
 
 def read_events(path: str | Path) -> Iterator[Event | Unknown]:
-    """Events of a file in file order. Lines that are not events are left out. Raises OSError if it cannot be
-    read."""
+    """Yield the events of a file in file order. Lines that are not events are left out. Raises OSError if the
+    file cannot be read."""
     with open(path, "rb") as file:
         yield from decode_lines(file)
 
@@ -99,10 +103,10 @@ def events_of(path: str | Path, kind: type[_E]) -> list[_E]:
 
 
 def commit_times(events: Iterable[Event]) -> list[tuple[int, float]]:
-    """(t, unix seconds) of each `step`, in the order of the file. The writer of the log dates a step when it
-    learns of it, which is late after an absence. But a step was committed before any peer applied it, so the
-    earliest `timing` event of t is a better estimate. After a rollback, only `timing` events since the
-    rollback and the previous step count."""
+    """(t, unix seconds of its commit) of each `step` event, in their order; a step that is taken again after
+    a rollback comes twice. The writer of the log dates a step when it learns of it, which is late after an
+    absence. But a step was committed before any peer applied it, so the earliest `timing` event of t is a
+    better estimate. After a rollback, only `timing` events since the rollback and the previous step count."""
     events = list(events)
     applied: dict[int, list[float]] = {}
     for event in events:
@@ -121,7 +125,8 @@ def commit_times(events: Iterable[Event]) -> list[tuple[int, float]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """Append a newline to a last line that a crash cut off, so that the next event gets a line of its own."""
+    """Append a newline to a file whose last line a crash cut off, so that the next event gets a line of its
+    own; nothing if the file is missing, empty or whole."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with open(path, "rb+") as file:

@@ -16,19 +16,20 @@ _E = TypeVar("_E", bound=Event)
 
 
 def plain_event(event: _E) -> _E:
-    """Copy of another peer's `event` whose texts are single lines, short, without control characters."""
+    """Copy of another peer's `event` whose texts are single lines of at most SENTENCE_MAX characters, without
+    control characters (`plain`)."""
     return _changed(event, plain)
 
 
 def own_event(event: _E, folder: Path) -> _E:
-    """Event of this peer as it is written: without the paths of this machine, and without control
-    characters, since it may quote another peer."""
+    """Copy of this peer's `event` as it is to be written: without the paths of this machine
+    (`without_paths`), and without control characters, since it may quote another peer."""
     return _changed(without_paths(event, folder), lambda text: plain(text, ERROR_MAX))
 
 
 def without_paths(event: _E, folder: Path) -> _E:
-    """`event` with paths in `folder` (the run's, or a volunteer's home) relative to it, and `~` for the
-    user's home: viewers need not know how their owner's disk is laid out."""
+    """Copy of `event` with paths in `folder` (the run's, or a volunteer's home) relative to it, and `~` for
+    the user's home: viewers need not know how their owner's disk is laid out."""
     replaced = {f"{folder}/": "", f"{folder.absolute()}/": "", str(folder.absolute()): "the run directory"}
     replaced |= {str(folder): "the run directory"} if len(folder.parts) > 1 else {}
     replaced |= {f"{Path.home()}/": "~/"} if len(Path.home().parts) > 1 else {}
@@ -48,7 +49,8 @@ def _changed(event: _E, change: Callable[[str], str]) -> _E:
 
 
 def _texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Copy of `value` in which `change` was applied to each text, keys included."""
+    """Copy of a JSON value in which `change` was applied to each text, keys included; values that are no
+    texts stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

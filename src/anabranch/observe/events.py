@@ -25,12 +25,13 @@ Whole = Annotated[int, msgspec.Meta(ge=-WHOLE_MAX, le=WHOLE_MAX)]
 
 
 def _kind(name: str) -> str:
-    """Event kind of a class name: RunStarted -> run_started."""
+    """Event kind of a class name: "RunStarted" -> "run_started"."""
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind):
-    """Fields of all events. `time` defaults to now."""
+    """Fields of all events. time: unix seconds, by default now. peer: id of the peer that reports the event
+    ("": of the run as a whole). version: of the events' schema."""
 
     time: float = msgspec.field(default_factory=clock.time)
     peer: str = ""
@@ -38,8 +39,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """Start of a run: the first event, and again after each `resume`. from_iteration: of the checkpoint that
-    it continues from."""
+    """Start of a run, `run` by name and `run_id`: the first event, and again after each `resume`.
+    tokens_per_iteration: target tokens. numerics: numerics class of the writer (hash). stages: relay stages
+    S; stage 0 is on the data nodes. from_iteration: of the checkpoint that it continues from (0: none)."""
 
     run: str
     run_id: str
@@ -49,18 +51,17 @@ class RunStarted(Event, frozen=True, kw_only=True):
     tokens_per_iteration: Whole
     steps: Whole
     numerics: str
-    """Numerics class of the writer (hash)."""
     initial_weights_hash: str
     corpus_fingerprint: str
     tokenizer_hash: str
     stages: Whole
-    """Relay stages S; stage 0 is on the data nodes."""
     from_iteration: Whole = 0
 
 
 class PeerJoined(Event, frozen=True, kw_only=True):
-    """Admission of the peer `subject` to `stage`, whose state it downloads before it serves. role: "data",
-    "relay" or "auditor"."""
+    """Admission of the peer `subject` to `stage`, whose state it downloads before it serves. name, region: as
+    its owner says. role: "data", "relay" or "auditor". capacity: microbatches that it can hold at once.
+    forward_s: seconds of the forward pass of one microbatch, measured when it joined."""
 
     subject: str
     name: str
@@ -69,9 +70,7 @@ class PeerJoined(Event, frozen=True, kw_only=True):
     stage: Whole
     numerics_class: str
     capacity: Whole = 0
-    """Microbatches that `subject` can hold at once."""
     forward_s: float = 0.0
-    """Seconds of the forward pass of one microbatch, measured when `subject` joined."""
 
 
 class PeerActive(Event, frozen=True, kw_only=True):
@@ -91,9 +90,12 @@ class PeerRemoved(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """Commit of iteration t. `loss` is in nats per token; `grad_norm` of the whole gradient before clipping,
-    in a round of the islands' mean change; `verdict` "step" or "skip"; `seconds` since the previous commit
-    (0: not known, as the writer learnt of the step later)."""
+    """Commit of iteration t. loss: nats per token. tokens: target tokens that counted. grad_norm: of the
+    whole gradient before clipping, in a round of the islands' mean change. seconds: since the previous commit
+    (0: not known, as the writer learnt of the step later). manifest_hash: of the batch. owners: stage -> unit
+    -> id of the peer whose contribution counted. verdict: "step" or "skip". alive, attempts: live peers, and
+    reduce attempts, at stages 0..S. loss_sums: nats summed over the tokens of each microbatch, by index.
+    inner_steps: of each slot of a round that counted; 0 for a late slot, -1 for one without a machine."""
 
     t: Whole
     loss: float | None
@@ -104,21 +106,17 @@ class Step(Event, frozen=True, kw_only=True):
     seconds: float
     manifest_hash: str
     owners: dict[Whole, dict[Whole, str]] = msgspec.field(default_factory=dict)
-    """Stage -> unit -> id of the peer whose contribution counted."""
     verdict: str = "step"
     alive: list[Whole] = msgspec.field(default_factory=list)
-    """Live peers at stages 0..S."""
     attempts: list[Whole] = msgspec.field(default_factory=list)
-    """Reduce attempts at stages 0..S."""
     loss_sums: list[float | None] | None = None
-    """Nats summed over the tokens of each microbatch, by index."""
     bits_per_byte: float | None = None
     inner_steps: list[Whole] = msgspec.field(default_factory=list)
-    """Inner steps of each slot of a round that counted; 0 for a late slot, -1 for one without a machine."""
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
-    """Loss (nats per token) on held-out windows of the weights after step t."""
+    """Loss (nats per token, and bits per byte) of the weights after step t on held-out windows with so many
+    target tokens."""
 
     t: Whole
     loss: float | None
@@ -211,12 +209,11 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class FaultDelivered(Event, frozen=True, kw_only=True):
-    """Event: a fault that a test had planned struck `peer`."""
+    """Event: a fault that a test had planned struck `peer`. fault: its kind, such as "kill" or "freeze".
+    phase: protocol event at which it struck."""
 
     fault: str
-    """Kind of fault, such as "kill" or "freeze"."""
     phase: str
-    """Protocol event at which it struck."""
 
 
 class Checkpoint(Event, frozen=True, kw_only=True):
@@ -266,7 +263,10 @@ class RunFinished(Event, frozen=True, kw_only=True):
 class Timing(Event, frozen=True, kw_only=True):
     """Event: work of `peer` between its previous step and step t, which it has just applied: seconds by kind
     of task (forward_s with embedding and head, weight_gradient_s with those computed again, reduce_s and
-    apply_s without waiting), idle_s without any task (0 in its first step), and bytes of payloads sent."""
+    apply_s without waiting), idle_s without any task (0 in its first step), and bytes of payloads sent.
+    span_s: seconds since it applied its previous step; 0 if unknown. reducing_s: from the start of the
+    committed reduce attempt until the step was applied. transfer_s: idle seconds in which it waited for links
+    to deliver activations and gradients."""
 
     t: Whole
     stage: Whole
@@ -279,31 +279,26 @@ class Timing(Event, frozen=True, kw_only=True):
     bytes_activations: Whole = 0
     bytes_reduce: Whole = 0
     span_s: float = 0.0
-    """Seconds since this peer applied its previous step; 0 if unknown."""
     reducing_s: float = 0.0
-    """Seconds from the start of the committed reduce attempt until the step was applied."""
     transfer_s: float = 0.0
-    """Idle seconds that this peer waited for links to deliver activations and gradients."""
 
 
 class Vitals(Event, frozen=True, kw_only=True):
-    """Event: `peer` reports measurements of itself and its links, every few seconds of training."""
+    """Event: `peer` reports measurements of itself and its links, every few seconds of training. capacity:
+    microbatches that it can hold at once. forward_s, backward_s: seconds of forward and backward of one
+    microbatch. trips: peer -> round trip in seconds of a small message. rates: peer -> measured bits per
+    second of what it sends there. ways: peer -> way of the link to it, for links that are not direct:
+    "punched" (iroh, over UDP), "relayed" (iroh's relay), or the id of its carrier. program: version of its
+    program."""
 
     stage: Whole
     capacity: Whole = 0
-    """Microbatches that it can hold at once."""
     forward_s: float = 0.0
     backward_s: float = 0.0
-    """Seconds of forward and backward of one microbatch."""
     trips: dict[str, float] = msgspec.field(default_factory=dict)
-    """Peer -> round trip in seconds of a small message."""
     rates: dict[str, float] = msgspec.field(default_factory=dict)
-    """Peer -> measured bits per second of what it sends there."""
     ways: dict[str, str] = msgspec.field(default_factory=dict)
-    """Peer -> way of the link to it, for links that are not direct: "punched" (iroh, over UDP), "relayed"
-    (iroh's relay), or the id of its carrier."""
     program: str = ""
-    """Version of its program."""
 
 
 class Note(Event, frozen=True, kw_only=True):
@@ -336,8 +331,8 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 
 def decode_event(line: bytes) -> Event | Unknown:
-    """Event of one line of the log; `Unknown` if this version does not know its kind or fields. Raises
-    ValueError or msgspec.DecodeError unless the line is a JSON object with a `kind`."""
+    """Event of one line of the log, without its newline; `Unknown` if this version does not know its kind or
+    fields. Raises ValueError or msgspec.DecodeError unless the line is a JSON object with a `kind`."""
     try:
         try:
             return _KNOWN.decode(line)

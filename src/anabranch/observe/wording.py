@@ -26,9 +26,9 @@ _ACCENTS_MAX = 2
 
 
 def plain(text: str, longest: int = SENTENCE_MAX) -> str:
-    """`text` on one line, without control and reordering characters, at most `longest` characters. Every text
-    that another machine could have written passes through here, or through `plain_lines`, before it reaches a
-    terminal or the event log."""
+    """Copy of `text` on one line, without control and reordering characters, of at most `longest` characters
+    (the last is "…" if it was cut). Every text that another machine could have written passes through here,
+    or through `plain_lines`, before it reaches a terminal or the event log."""
     if text.isascii() and text.isprintable() and len(text) <= longest and "  " not in text:
         return text.strip()
     shown: list[str] = []
@@ -46,14 +46,16 @@ def plain(text: str, longest: int = SENTENCE_MAX) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """`text` of many lines, such as a report or generated text, without control and reordering characters."""
+    """Copy of `text`, such as a report or generated text, without control and reordering characters; line
+    breaks and tabs stay."""
     if text.isprintable():
         return text
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in _HIDDEN)
 
 
 def escaped(line: str) -> str:
-    """Line of JSON whose control and reordering characters are escaped, as JSON permits in its strings."""
+    """Line of JSON with the same meaning whose control and reordering characters are escaped, as JSON permits
+    in its strings."""
     if line.isprintable():
         return line
     return "".join(
@@ -62,22 +64,26 @@ def escaped(line: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """`text` with "its address" for each network address, which viewers must not learn of volunteers."""
+    """Copy of `text` with "its address" in place of each network address, which viewers must not learn of
+    volunteers."""
     return _ADDRESS.sub("its address", text)
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """`text` with names for beginnings of peers' ids. names: by the first ID_DIGITS digits."""
+    """Copy of `text` in which beginnings of peers' ids (ID_DIGITS digits) are replaced by names. names:
+    beginning -> name; others stay."""
     return _ID.sub(lambda found: names.get(found[0]) or found[0], text)
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:
-    """Number with its noun: "1 microbatch", "1,200 microbatches". ending: of the plural."""
+    """Number with its noun: "1 microbatch", "1,200 microbatches". ending: what the plural adds to the
+    noun."""
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody". most: names before "others"."""
+    """Names in words: "a, b and c", "a, b, c and 4 others"; "nobody" without names. most: names that are
+    given before "others"; one more is given, too, if it is the last."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"
@@ -91,12 +97,13 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, form: str = ".3f", missing: str = "not finite") -> str:
-    """`value` in the format `form`; the text `missing` for None."""
+    """Text of `value` in the format `form` (a format specification); the text `missing` for None."""
     return missing if value is None else f"{value:{form}}"
 
 
 def table(rows: list[list[str]], right: bool = False) -> list[str]:
-    """Lines of a table with aligned columns; `right` aligns all columns but the first to the right."""
+    """Lines of a table with aligned columns, two spaces apart. rows: texts of each row's cells, equally many.
+    right: True to align all columns but the first to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -19,9 +19,9 @@ _OMITTED = (log.Suspected, log.Checkpoint, log.FaultDelivered, log.PeerActive)
 
 
 class Console:
-    """Printer of a run's events on a stream: a step line for each step, a sentence for most other events.
-    steps: of the run, until an event tells. While its context is entered, a terminal's last line tells how
-    long the next step has been under way."""
+    """Printer of a run's events on a stream (None: stdout): a step line for each step, a sentence for most
+    other events. steps: number of the run's steps, until an event tells. While its context is entered, a
+    terminal's last line tells how long the next step has been under way."""
 
     def __init__(self, steps: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -46,11 +46,12 @@ class Console:
         self._ticker.__exit__()
 
     def say(self, text: str) -> None:
-        """Print a sentence that is not about an event."""
+        """Print a text that is not about an event, without control characters."""
         self._print(plain_lines(text))
 
     def _print(self, text: str) -> None:
-        """Print a text with this program's own colours; others' control characters are gone by now."""
+        """Print a text as it is, with this program's own colours. Control characters of others must be gone
+        by now."""
         with self._ticker.aside():
             print(text, file=self._stream, flush=True)
 
@@ -80,14 +81,15 @@ class Console:
                 self.steps = event.t
 
     def _say_of_event(self, text: str) -> None:
-        """Print a text about the current event, unless events of its kind are omitted or it has just been
-        printed: what is tried again fails, or waits, in the same words."""
+        """Print a text about the current event. Nothing if events of its kind are omitted, or if the text is
+        the same as the last one: what is tried again fails, or waits, in the same words."""
         if not self._omits and text != self._sentence:
             self._sentence = text
             self._print(text)
 
     def _share(self, event: log.Step, stage: int) -> list[int]:
-        """A step's microbatches at each replica of a relay stage, in the order of the replicas' names."""
+        """Microbatches of a step at each replica that serves a relay stage (0 for an idle one), in the order
+        of the replicas' names."""
         served = Counter(event.owners[stage].values())
         idle = {peer for peer, (at, first) in self._serving.items() if at == stage and first <= event.t}
         names = {peer: self._view.peers.called(peer) for peer in served.keys() | idle}
@@ -102,7 +104,8 @@ def said(text: str, stream: IO[str] | None = None) -> None:
 
 
 class JsonConsole(Console):
-    """Printer of events as they are in the event log, and of sentences as `said` prints them."""
+    """Printer of events as lines of JSON, as they are in the event log, and of sentences as `said` prints
+    them. No step lines, colours or times are shown."""
 
     def __enter__(self) -> Console:
         return self
@@ -118,4 +121,4 @@ class JsonConsole(Console):
         super().on_event(event)
 
     def _say_of_event(self, text: str) -> None:
-        """Print nothing: the event itself was printed already."""
+        """Print nothing: the event itself was printed already, and tells all that the sentence does."""

@@ -35,13 +35,13 @@ Advance = Callable[[float], None]
 
 
 class _Moving(Protocol):
-    """Line or bar that shows itself."""
+    """Line or bar that shows itself on a stream."""
 
     def tick(self) -> None:
-        """Show what is due; called each second."""
+        """Show what is due by now; called about each second, from a thread of its own."""
 
     def clear(self) -> None:
-        """Remove what is shown from the terminal."""
+        """Remove what is shown from a terminal; plain lines stay."""
 
 
 #: Lines and bars that are entered now, the innermost last.
@@ -54,8 +54,8 @@ def _is_innermost(one: _Moving) -> bool:
 
 @contextmanager
 def _moved(one: _Moving) -> Iterator[None]:
-    """Let `one` show itself each second while the context is entered, from a thread of its own, as the work
-    keeps the caller's busy."""
+    """Context in which `one` is the innermost line or bar, and its `tick` is called each second by a thread,
+    as the work keeps the caller's busy. What was shown before is removed from the terminal first."""
     closed = threading.Event()
 
     def run() -> None:
@@ -84,9 +84,9 @@ def progress(
     stream: IO[str] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Show the progress of `label` out of `total` (None: unknown); yields the function that advances it. It
-    is shown on `stream` (None: stderr) after QUIET_S. `unit` names what is counted ("bytes" are shown as MB).
-    `now` is the clock, in seconds."""
+    """Context that shows the progress of `label`; yields the function that the work calls with the amount
+    done since its last call. total: amount in all (None: unknown). It is shown on `stream` (None: stderr)
+    once it has taken QUIET_S. unit: what is counted ("bytes" are shown as MB). now: clock, in seconds."""
     shown = Progress(label, total, unit, sys.stderr if stream is None else stream, now)
     with _moved(shown):
         try:
@@ -98,8 +98,8 @@ def progress(
 
 @contextmanager
 def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
-    """Yield the callback (label, done so far, total) that draws a progress bar for each label. unit: as for
-    `progress`."""
+    """Context that yields the callback (label, done so far, total). It shows a progress bar for the label,
+    and ends the bar of the label before. unit: as for `progress`."""
     with ExitStack() as stack:
         label, reached = "", 0
         advance: Advance | None = None
@@ -117,7 +117,7 @@ def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
 
 
 class Progress:
-    """Bar or lines about an amount of work, as `progress` has it."""
+    """Bar (on a terminal) or lines about an amount of work. Arguments as of `progress`."""
 
     def __init__(
         self, label: str, total: float | None, unit: str, stream: IO[str], now: Callable[[], float]
@@ -150,13 +150,15 @@ class Progress:
                 print(f"{self._label}: {amount}, {took}{left}", file=self._stream, flush=True)
 
     def _left(self, took_s: float) -> str:
-        """Words on the time that is left by the pace so far, once that can be judged; "" before."""
+        """Words on the time that is left by the pace so far; "" if the total is unknown, or the work has not
+        taken JUDGED_S (`took_s`: seconds so far)."""
         if not self._total or not 0 < self._done < self._total or took_s < JUDGED_S:
             return ""
         return f", about {duration(took_s * (self._total - self._done) / self._done)} left"
 
     def _started_bar(self, took_s: float) -> Any:
-        """Bar of the rich library, which is imported only when a bar appears. took_s: time of work so far."""
+        """New bar of the rich library on the stream, already shown; the library is imported only here.
+        took_s: seconds of work so far."""
         from rich import progress as rich_progress
         from rich.console import Console
 
@@ -175,7 +177,7 @@ class Progress:
         return bar
 
     def finish(self) -> None:
-        """Say how long it took, if plain lines were printed."""
+        """Print how long the work took, if plain lines were printed about it."""
         if self._line_at is not None:
             took = duration(self._now() - self._began)
             print(f"{self._label}: done in {took}", file=self._stream, flush=True)
@@ -188,10 +190,11 @@ class Progress:
 
 
 class Ticker:
-    """Line on a stream that says what is being done and for how long, for work whose end is not known.
-    `begin` names an activity. After two seconds it is shown: on a terminal in a line that is written anew
-    every second, elsewhere in a line at most every five seconds, and fewer after a minute. `end` removes the
-    line. plain: False to show nothing elsewhere, where other lines tell enough."""
+    """Line on a stream (None: stderr) that says what is being done and for how long, for work whose end is
+    not known, while its context is entered. `begin` names an activity. After two seconds it is shown: on a
+    terminal in a line that is written anew every second, elsewhere in a line at most every five seconds, and
+    fewer after a minute. `end` removes the line. plain: False to show nothing elsewhere, where other lines
+    tell enough."""
 
     def __init__(
         self,
@@ -215,18 +218,18 @@ class Ticker:
         self._stack.close()
 
     def begin(self, label: str) -> None:
-        """Name what is done from now on; its time begins now."""
+        """End the activity before and name the one that begins now; its time counts from now."""
         self.end()
         with self._lock:
             self._label, self._began = label, self._now()
 
     def update(self, label: str) -> None:
-        """Name the same activity anew, with its count; its time goes on."""
+        """Give the current activity another name, such as with a new count; its time goes on."""
         with self._lock:
             self._label = label
 
     def end(self) -> None:
-        """Remove the line, as a result follows."""
+        """End the current activity and remove its line from a terminal, as a result follows."""
         with self.aside():
             self._label = ""
 
@@ -236,7 +239,8 @@ class Ticker:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Keep the line away from a terminal while something else is printed."""
+        """Context in which the line is away from a terminal, so that something else can be printed; it comes
+        back later."""
         with self._lock:
             if self._terminal and self._told_at > -math.inf:
                 print("\r\033[K", end="", file=self._stream, flush=True)
@@ -261,7 +265,7 @@ class Ticker:
 
 @contextmanager
 def ticking(label: str) -> Iterator[Ticker]:
-    """Show `label` and its time while the context is entered; yields the ticker, to name further
+    """Context that shows `label` and its time on stderr, as `Ticker`; yields the ticker, to name further
     activities."""
     with Ticker() as ticker:
         ticker.begin(label)

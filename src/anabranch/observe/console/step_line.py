@@ -22,14 +22,15 @@ _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\0
 
 
 def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
-    """True for a terminal, unless NO_COLOR is set (no-color.org) or the terminal (TERM) is "dumb".
-    environment: variables (None: this process's)."""
+    """True if colours and lines that are written anew suit a stream: it is a terminal, NO_COLOR is not set
+    (no-color.org) and TERM is not "dumb". environment: variables (None: this process's)."""
     environment = os.environ if environment is None else environment
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
 class StepLine:
-    """Formatter of a run's step lines; it remembers the greatest number of peers of each stage."""
+    """Formatter of a run's step lines, with or without colour. It remembers the greatest number of peers of
+    each stage, so that losses can be marked."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -38,8 +39,9 @@ class StepLine:
     def format(
         self, step: Step, steps: int, eta_s: float | None = None, shares: Sequence[Sequence[int]] = ()
     ) -> str:
-        """Line of a step. steps: of the whole run. eta_s: seconds until its end, None if unknown. shares:
-        microbatches per replica of stages 1..S, empty if unknown."""
+        """Line of a step, without its newline. steps: of the whole run. eta_s: seconds until the run's end,
+        None if unknown. shares: for each of stages 1..S the microbatches of its replicas; empty if
+        unknown."""
         eta = "-" if eta_s is None else duration(eta_s)
         kind = "round" if step.inner_steps else "step"
         fields = [
@@ -74,15 +76,15 @@ class StepLine:
 
 
 def _islands(inner_steps: Sequence[int]) -> str:
-    """Inner steps of a round's islands in text: "islands 20+18+25, 1 late"; slots without a machine (-1) are
-    left out."""
+    """Text for the inner steps of a round's slots: "islands 20+18+25, 1 late" (0 is a late slot); slots
+    without a machine (-1) are left out."""
     late = sum(n == 0 for n in inner_steps)
     return f"islands {_numbers([n for n in inner_steps if n > 0])}" + (f", {late} late" if late else "")
 
 
 def _split(shares: Sequence[Sequence[int]]) -> str:
-    """Text for the split of microbatches: "1: 7+1 2: 0-3x16" means 7 and 1 at two replicas of stage 1, then 0
-    to 3 at each of sixteen of stage 2."""
+    """Text for the split of microbatches among replicas, by stage from 1 on: "1: 7+1 2: 0-3x16" means 7 and 1
+    at two replicas of stage 1, then 0 to 3 at each of sixteen of stage 2."""
     return "  ".join(f"{stage}: {_numbers(counts)}" for stage, counts in enumerate(shares, start=1))
 
 

@@ -27,7 +27,8 @@ RECENT = 8
 
 
 def screen(view: View, width: int, height: int) -> Text:
-    """Screen of exactly `height` lines (at least 12) of at most `width` columns (at least 40)."""
+    """Screen of a run's state: exactly `height` lines (at least 12) of at most `width` columns (at least
+    40)."""
     run = view.state.get("run", "")
     steps = view.steps.items
     lines = [_title(view, width), _progress(run, width), _figures(view, steps), _split(steps)]
@@ -112,7 +113,8 @@ def _spark(name: str, values: list[float], form: str, width: int) -> Text:
 
 
 def _stages(view: View, width: int, room: int) -> list[Text]:
-    """Lines with each stage and its peers; peers and stages for which there is no room are only counted."""
+    """At most `room` lines, one for each stage with its peers; peers and stages for which there is no room
+    are only counted."""
     stages = int(view.state.get("run", "").get("stages", 0))
     rows: list[list[dict[str, Any]]] = [[] for _ in range(min(stages, 999) + 1)]
     for node in view.state.sections.get("nodes", {}).values():

@@ -42,8 +42,8 @@ Sample = tuple[str, Mapping[str, str], float | None]
 
 
 def metrics_text(view: View) -> str:
-    """Metrics of a run in Prometheus's text format, in the order of METRICS, without those that are unknown.
-    Labels are numbers and words of this program only."""
+    """Metrics of a run in Prometheus's text format, in the order of METRICS; those that are not known yet are
+    left out. Labels are numbers and words of this program only, no names of peers."""
     lines: list[str] = []
     described: set[str] = set()
     for name, labels, value in sorted(_samples(view), key=lambda sample: list(METRICS).index(sample[0])):

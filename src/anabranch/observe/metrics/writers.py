@@ -39,16 +39,18 @@ _TOTALS = ("repaired_microbatches", "double_microbatches", "crashed_peers", "rol
 
 
 class Writer(Protocol):
-    """Destination of metrics, such as TensorBoard. All values are finite."""
+    """Destination of metrics, such as TensorBoard; `close` ends it. All values are finite."""
 
     def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
-        """Write metrics of step t; `time` in unix seconds."""
+        """Write metrics of step t by name (EXPORTED). time: unix seconds. Steps come again after a
+        rollback."""
 
     def close(self) -> None: ...
 
 
 class TensorBoardWriter:
-    """Writer of metrics to TensorBoard files in a folder. Raises UserError if the package is missing."""
+    """Writer of metrics to TensorBoard files in a folder, at the event's time. Raises UserError if the
+    package is missing."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -68,8 +70,8 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Writer of metrics to a Weights & Biases project, online or as WANDB_MODE says. Raises UserError if the
-    package is missing or the run cannot begin."""
+    """Writer of metrics to a new run `name` in a Weights & Biases project, online or as WANDB_MODE says; its
+    files are in `folder`. Raises UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str, folder: Path) -> None:
         try:
@@ -91,8 +93,9 @@ class WandbWriter:
 
 
 class MlflowWriter:
-    """Writer of a run in an MLflow experiment, on the server or in the folder that MLFLOW_TRACKING_URI names.
-    Raises UserError if the package is missing or the run cannot begin."""
+    """Writer of metrics to a new run `name` in an MLflow experiment, which is created if missing, on the
+    server or in the folder that MLFLOW_TRACKING_URI names. Raises UserError if the package is missing or the
+    run cannot begin."""
 
     def __init__(self, experiment: str, name: str) -> None:
         try:
@@ -116,8 +119,8 @@ class MlflowWriter:
 
 
 class TrackioWriter:
-    """Writer of a run in a Trackio project, whose files are on this machine (`trackio show`). Raises
-    UserError if the package is missing or the run cannot begin."""
+    """Writer of metrics to the run `name`, new or not, in a Trackio project, whose files are on this machine
+    (`trackio show`). Raises UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str) -> None:
         try:
@@ -137,14 +140,16 @@ class TrackioWriter:
 
 
 class MetricExporter:
-    """Converter of a run's events into metrics (docs/reference/metrics.md), for one or several writers."""
+    """Converter of a run's events into metrics (docs/reference/metrics.md), which it passes to all of its
+    writers; `close` closes these."""
 
     def __init__(self, writers: Iterable[Writer]) -> None:
         self._writers = list(writers)
         self._view = View()
 
     def take(self, event: log.Event | log.Unknown) -> None:
-        """Write the metrics of a step or evaluation event; other events only update running totals."""
+        """Write the metrics of a step or evaluation event; other events only update running totals. Metrics
+        without a value are left out."""
         self._view.take(event)
         if isinstance(event, log.Step):
             self._write(event.t, event.time, self._step_metrics(event))
@@ -177,8 +182,9 @@ class MetricExporter:
 
 class ExportThread:
     """Thread that passes the events appended to an event log after byte `position` to `exporter`, which
-    writes metrics for other programs (TensorBoard, ...), until `close`. `close` exports the last events.
-    After an error it reports once through `say` and stops; the run goes on."""
+    writes metrics for other programs (TensorBoard, ...), from its creation until `close`. `close` exports the
+    last events and closes `exporter`. After an error it reports once through `say` and stops; the run goes
+    on."""
 
     def __init__(
         self, events: Path, position: int, exporter: MetricExporter, say: Callable[[str], None]

@@ -13,8 +13,8 @@ from anabranch.observe.view.recording import Recording
 
 
 def report_html(recording: Recording) -> str:
-    """HTML of the report of a recorded run; ends the recording's frame in the making. The data is in base64,
-    so untrusted texts in it are inert."""
+    """HTML of the report of a recorded run, in which its recording is embedded. Ends the recording's frame in
+    the making. The data is in base64, so untrusted texts in it are inert."""
     recording.cut()
     data = gzip.compress(msgspec.json.encode(recording.document()), mtime=0)
     style, script = text_of("style.css"), joined_script()

@@ -23,8 +23,8 @@ PREVIEW_S = 1.5
 
 
 class PageThread:
-    """Thread that serves a run's web page from `start` until `close`. events: path of its event log. host,
-    port, secret, owner: as for `PageServer`."""
+    """Thread that serves a run's web page from `start`, which may be called once, until `close`. events: path
+    of its event log. host, port, secret, owner: as for `PageServer`."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class PageThread:
         self._server: PageServer | None = None
 
     def start(self) -> str:
-        """Serve the page; returns its address. Raises UserError if it cannot be served."""
+        """Begin to serve the page, in threads of its own; returns its address. Raises UserError if it cannot
+        be served."""
         self._server = server = PageServer(Recording(), *self._options)
         self.address, self.owner_address = server.address, server.owner_address
         tail = EventTail(self._events)
@@ -69,7 +70,8 @@ def _follow(tail: EventTail, server: PageServer) -> None:
 
 
 def _follow_long(tail: EventTail, server: PageServer, whole: Recording, partial: Recording) -> None:
-    """Read the whole log into `whole` while the preview `partial` is shown and kept up to date."""
+    """Read the whole log into `whole` while the preview `partial` is shown and kept up to date; then show
+    `whole`."""
     preview_tail = EventTail(tail.path, tail.path.stat().st_size)
     _show(server, partial, 0.0)
     server.ended.wait(PREVIEW_S)
@@ -83,7 +85,8 @@ def _follow_long(tail: EventTail, server: PageServer, whole: Recording, partial:
 
 
 def _show(server: PageServer, recording: Recording, reading: float | None) -> None:
-    """Let the page show `recording`. reading: fraction of the log that was read so far, None: all."""
+    """Let the page show `recording` from now on. reading: fraction (0 to 1) of the log that was read so far;
+    None: all."""
     with server.changed:
         server.recording, server.reading = recording, reading
         server.notify()
@@ -91,7 +94,7 @@ def _show(server: PageServer, recording: Recording, reading: float | None) -> No
 
 def _fold(server: PageServer, recording: Recording, events: list[Event | Unknown], cut: bool = True) -> None:
     """Apply events to a recording in short slices of time; the page's readers are served in between. cut:
-    True to end the current frame of the recording, which makes the changes visible."""
+    True to end the recording's frame in the making after them, which shows the changes to the readers."""
     position = 0
     while position < len(events):
         with server.changed:

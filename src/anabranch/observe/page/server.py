@@ -58,14 +58,15 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 class Owner(Protocol):
-    """Actions on the run for the holder of the owner's secret."""
+    """Actions on the run for the holder of the owner's secret. actions: their names, as the page offers
+    them."""
 
     @property
     def actions(self) -> tuple[str, ...]: ...
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
-        """Request `action` on the peer of this name ("" for the run); returns the reason of a refusal, or "".
-        For "expel" the name is the peer's id. `steps` is the argument of the action "steps"."""
+        """Request `action`, one of `actions`, on the peer of this name ("" for the run); returns the reason
+        of a refusal, or "". For "expel" the name is the peer's id. steps: argument of the action "steps"."""
 
 
 class _Action(msgspec.Struct):
@@ -78,7 +79,7 @@ class _Action(msgspec.Struct):
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """Server of one recording, with a thread per connection. port: 0 for any free one.
+    """HTTP server of one recording, with a thread per connection. port: 0 for any free one.
 
     With a `secret`, everything but the static files requires it. Without one the server answers only requests
     to a name of this machine, so that no foreign page can read it. With an `owner`, whoever shows
@@ -123,12 +124,12 @@ class PageServer(socketserver.ThreadingTCPServer):
 
     @property
     def address(self) -> str:
-        """Address of the page, with the secret if there is one."""
+        """URL of the page, with the secret if there is one."""
         return self._address + (f"#secret={self.secret}" if self.secret else "")
 
     @property
     def owner_address(self) -> str:
-        """Address of the page with the owner's secret; empty without an owner."""
+        """URL of the page with the owner's secret; "" without an owner."""
         return f"{self._address}#secret={self.owner_secret}" if self.owner_secret else ""
 
     def notify(self) -> None:
@@ -154,8 +155,8 @@ class PageServer(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def _cut_oldest(self) -> bool:
-        """Cut the connection that has been sending its request for longest; False if there is none. So slow
-        requests of strangers keep nobody out."""
+        """Close the connection that has been sending its request for longest, so that slow requests of
+        strangers keep nobody out. False if all requests are complete."""
         with self._arriving_lock, contextlib.suppress(OSError):
             for connection in self._arriving:
                 del self._arriving[connection]
@@ -165,7 +166,8 @@ class PageServer(socketserver.ThreadingTCPServer):
 
     @contextlib.contextmanager
     def arrival(self, connection: socket.socket) -> Iterator[None]:
-        """Context in which the request of a connection arrives; it may be cut short."""
+        """Context in which the request of a connection arrives: during it, `_cut_oldest` may close the
+        connection."""
         with self._arriving_lock:
             self._arriving[connection] = None
         try:
@@ -182,7 +184,7 @@ class PageServer(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of one connection, which carries one request."""
+    """Handler of one connection, which carries one request and is closed then."""
 
     server: PageServer
     timeout = SEND_S
@@ -197,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _deadline(self) -> Iterator[None]:
-        """Context in which reading from the client stops after REQUEST_S seconds."""
+        """Context in which reading from the client ends after REQUEST_S seconds, as if the client had closed
+        its side."""
 
         def stop() -> None:
             with contextlib.suppress(OSError):
@@ -212,7 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
             timer.cancel()
 
     def _read_request(self) -> bytes | None:
-        """Body of a request, whose head is parsed into attributes; None after an error response."""
+        """Read a request: its body; its head is parsed into attributes. None if it is malformed or too long,
+        after an error response."""
         head, line = b"", b"?"
         while line not in (b"\r\n", b"\n", b"") and len(head) <= HEAD_MAX:
             line = self.rfile.readline(HEAD_MAX + 1 - len(head))
@@ -238,7 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a malformed request with status 400, whatever the `code`, as for `parse_request`."""
+        """Answer a malformed request with status 400. `parse_request` calls it; its `code` and texts are not
+        used."""
         self._answer(400, b"not a request\n")
 
     def _respond(self, body: bytes) -> None:
@@ -275,9 +280,9 @@ class _Handler(BaseHTTPRequestHandler):
         return on_loopback(name.strip("[]"))
 
     def _is_of_another_site(self) -> bool:
-        """True if a browser says that another site's page makes this request, or opens a WebSocket, of which
-        it does not say so. Such a page cannot read the answer, but each one would cost this process the
-        encoding of the whole recording."""
+        """True if a browser says that another site's page makes this request, or if it opens a WebSocket, of
+        which browsers do not say so. Such a page cannot read the answer, but each one would cost this process
+        the encoding of the whole recording."""
         site, upgrade = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Upgrade", "")
         return site not in ("none", "same-origin") or upgrade.lower() == "websocket"
 
@@ -308,7 +313,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(_head(status, {"Content-Type": kind, "Content-Length": str(len(body))}) + body)
 
     def _stream(self) -> None:
-        """Send the whole recording, then changes as they come, until the client or the server ends."""
+        """Send the whole recording, then changes as they come, until the client or the server ends; this
+        takes the connection's thread meanwhile."""
         self.wfile.write(_head(200, {"Content-Type": "text/event-stream"}))
         server, owner = self.server, self.server.owner if self._is_owner() else None
         recording, cursor = None, Cursor()
@@ -337,7 +343,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    """Head of a response, after which the connection closes."""
+    """Head of a response with HEADERS and these headers, after which the connection closes."""
     fields = {**HEADERS, **headers, "Connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode("latin-1")

@@ -20,14 +20,15 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 
 @cache
 def text_of(name: str) -> str:
-    """Text of a static file of the page. geography.js is no file: it is made from the plots' map data."""
+    """Text of the static file `name` of the page, cached. geography.js is no file: it is made from the plots'
+    map data."""
     if name == "geography.js":
         return f"export const GEOGRAPHY = {geography_json()};\n"
     return (resources.files(__package__) / "static" / name).read_text("utf-8")
 
 
 def served() -> dict[str, tuple[str, bytes]]:
-    """All files that a browser may ask for: path -> (media type, bytes)."""
+    """{path of a URL: (media type, bytes)} of all files that a browser may ask for; "/" is index.html."""
     names = ["index.html", "style.css", "icon.svg", *MODULES]
     kinds = {name: f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8" for name in names}
     files = {f"/{name}": (kinds[name], text_of(name).encode()) for name in names}
@@ -45,5 +46,6 @@ def joined_script() -> str:
 
 
 def source_hash(text: str) -> str:
-    """Hash by which a content-security policy allows an inline script or style with this text."""
+    """Text with which a content-security policy allows an inline script or style with exactly this text
+    ('sha256-...')."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

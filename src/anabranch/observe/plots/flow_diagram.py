@@ -30,9 +30,10 @@ def draw_flow(
     out: Path,
     title: str = "",
 ) -> None:
-    """Write the diagram to `out`, in the format of its suffix. OSError if `out` cannot be written. stages:
-    number of relay stages. stage: of every node, 0 for data nodes, which are drawn at both ends. capacity:
-    microbatches of each relay; the unused part is pale. paths: nodes of each microbatch."""
+    """Write the diagram to the file `out`, in the format of its suffix. stages: number of relay stages.
+    stage: node -> its stage, 0 for data nodes, which are drawn at both ends. capacity: relay -> microbatches;
+    the unused part is pale. paths: nodes of each microbatch, stages + 2 of them. Raises OSError if `out`
+    cannot be written."""
     columns = _columns(stages, stage, capacity, paths)
     gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
     tallest = max(sum(size + gap for _, size in column) for column in columns)
@@ -56,8 +57,8 @@ def draw_flow(
 def _columns(
     stages: int, stage: Mapping[str, int], capacity: Mapping[str, int], paths: Sequence[Sequence[str]]
 ) -> list[list[tuple[str, float]]]:
-    """Columns of the diagram, each a list of (node, height in units); a data node's height is its flow, a
-    relay's its capacity."""
+    """Columns of the diagram from left to right, each a list of (node, height in microbatches). A data node's
+    height is its flow (1 at least), a relay's its capacity."""
     through = [Counter(path[at] for path in paths) for at in range(stages + 2)]
     columns: list[list[tuple[str, float]]] = [[] for _ in range(stages + 2)]
     for name, level in stage.items():
@@ -75,7 +76,9 @@ def _draw_nodes(
     stage: Mapping[str, int],
     load: Counter[str],
 ) -> dict[tuple[int, str], float]:
-    """Draw the nodes, centred in their columns; (column, node) -> upper edge."""
+    """Draw the nodes with their names, centred in their columns; returns (column, node) -> upper edge.
+    tallest: height of the tallest column. gap: between two nodes. stage: of each node. load: microbatches of
+    each node, which are drawn strong."""
     colours = _colours([name for name, level in stage.items() if level == 0])
     tops: dict[tuple[int, str], float] = {}
     for at, column in enumerate(columns):
@@ -96,7 +99,8 @@ def _draw_nodes(
 
 
 def _draw_ribbons(axes: Axes, tops: dict[tuple[int, str], float], paths: Sequence[Sequence[str]]) -> None:
-    """Draw a ribbon for each hop of paths of one data node, as wide as the number of their microbatches."""
+    """Draw a ribbon for each hop that microbatches of one data node take, as wide as their number and in the
+    data node's colour. tops: as `_draw_nodes` returns it."""
     colours = _colours(sorted({name for column, name in tops if column == 0}))
     left, right = dict(tops), dict(tops)
     for at in range(max((len(path) for path in paths), default=1) - 1):

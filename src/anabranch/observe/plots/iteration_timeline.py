@@ -45,7 +45,8 @@ LIFT_PT = 10.0
 
 @dataclass(frozen=True)
 class Span:
-    """Activity of a node, of a kind in KINDS, from `begin_s` to `end_s` (s). text: for the trace."""
+    """Activity of a node, of a kind in KINDS, from `begin_s` to `end_s` (s, of any clock). text: name of it
+    in a trace ("": the kind)."""
 
     node: str
     kind: str
@@ -56,7 +57,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Repair:
-    """Microbatch that was lost with node `lost` and continued on node `taken_by`. text: which microbatch."""
+    """Microbatch that was lost with node `lost` and that node `taken_by` continued at `at_s` (s). text: which
+    microbatch."""
 
     at_s: float
     lost: str
@@ -73,10 +75,10 @@ def draw_timeline(
     repairs: Sequence[Repair] = (),
     begin_s: float | None = None,
 ) -> None:
-    """Draw one row per node, in this order: computing above, sending and absence below; gaps are idle time. A
-    repair is a line from the lost node to the one that took the microbatch over. phases: seconds of each
-    phase of the iteration, in order. begin_s: time shown as 0 (default: the first span's). Raises OSError if
-    `out` cannot be written."""
+    """Write a plot with one row per node, in this order, to the file `out`: computing above, sending and
+    absence below; gaps are idle time. A repair is a line from the lost node to the one that took the
+    microbatch over. phases: phase -> its seconds, in order of time. begin_s: time shown as 0 (default: the
+    first span's). Raises OSError if `out` cannot be written."""
     begin = min((span.begin_s for span in spans), default=0.0) if begin_s is None else begin_s
     phases = phases or {}
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}):
@@ -100,7 +102,8 @@ def draw_timeline(
 
 
 def in_seconds(seconds: float, whole_s: float) -> str:
-    """Duration as text: to a tenth of a second, or a hundredth if the whole (`whole_s`) is below two."""
+    """Duration as text: to a tenth of a second, or to a hundredth if the whole of which it is a part
+    (`whole_s`) is below two seconds."""
     return f"{seconds:.1f} s" if whole_s >= 2.0 else f"{seconds:.2f} s"
 
 
@@ -123,7 +126,8 @@ def _draw_spans(
 
 
 def _name_phases(axes: Axes, phases: Mapping[str, float]) -> bool:
-    """Write the phases' names above the rows. True if some are in a second line, which needs room."""
+    """Write the phases' names above the rows, each with its seconds; phases of 0 s are left out. True if some
+    names are in a second line, which needs room."""
     whole_s, end, edge, lifted, any_lifted = sum(phases.values()), 0.0, -math.inf, False, False
     for phase, seconds in phases.items():
         if seconds:
@@ -155,9 +159,9 @@ def _legend(spans: Sequence[Span], repairs: bool) -> list[Artist]:
 
 
 def trace(spans: Sequence[Span], nodes: Sequence[str], repairs: Sequence[Repair] = ()) -> str:
-    """Timeline as JSON text in the Trace Event Format, for chrome://tracing and Perfetto. Each node is a
-    process with a thread for computing and one for the rest; a repair is an instant event of the node that
-    took the microbatch over."""
+    """Timeline as JSON text in the Trace Event Format, for chrome://tracing and Perfetto. Each node of
+    `nodes` is a process with a thread for computing and one for the rest; a repair is an instant event of the
+    node that took the microbatch over."""
     number = {node: at for at, node in enumerate(nodes)}
     events: list[dict[str, Any]] = []
     for node, pid in number.items():

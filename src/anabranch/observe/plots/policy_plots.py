@@ -17,9 +17,10 @@ _STYLE = {**STYLE, "axes.grid.axis": "y"}
 
 
 def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out: Path) -> None:
-    """Draw a bar for each policy: seconds of an iteration. figures: policy -> (seconds of an iteration, half
-    the width of its confidence interval, clairvoyant bound in seconds). NaN seconds: no seed finished. An
-    interval beyond the plot is given as text only. Raises OSError if `out` cannot be written."""
+    """Write a plot with a bar for each policy, the seconds of an iteration, to the file `out`. figures:
+    policy -> (mean seconds of an iteration, half the width of its confidence interval, clairvoyant bound in
+    seconds). NaN seconds: no seed finished. An interval beyond the plot is given as text only. Raises OSError
+    if `out` cannot be written."""
     heights = [figure for values in figures.values() for figure in (values[0], values[2])]
     top = 1.35 * max((height for height in heights if math.isfinite(height)), default=1.0)
     with matplotlib.rc_context(_STYLE):
@@ -50,9 +51,10 @@ def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out
 def draw_throughput(
     lines: Mapping[str, Sequence[tuple[float, float, float, int]]], tokens: int, title: str, out: Path
 ) -> None:
-    """Draw tokens per second and relays present over time, per policy. Raises OSError if `out` cannot be
-    written. lines: policy -> per iteration (seconds, mean relays present, bound in seconds, crashes). tokens:
-    tokens of an iteration."""
+    """Write a plot of tokens per second and relays present over time, per policy, to the file `out`. lines:
+    policy -> for each iteration in order (its seconds, mean relays present, bound in seconds, crashes); the
+    bound of the first policy is drawn. tokens: tokens of an iteration. Raises OSError if `out` cannot be
+    written."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

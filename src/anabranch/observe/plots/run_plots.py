@@ -27,7 +27,8 @@ MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "sk
 
 @dataclass
 class History:
-    """Events of a run, by step, that the plots show."""
+    """Events of a run that the plots show. title: run and model. steps, evaluations: by step. marks: kind of
+    mark (MARKS) -> fractional steps at which it happened."""
 
     title: str = ""
     steps: dict[int, log.Step] = field(default_factory=dict)
@@ -36,7 +37,8 @@ class History:
     """Kind of mark -> fractional steps at which it happened."""
 
     def bits_per_nat(self) -> float | None:
-        """Factor from nats per token to bits per byte, by the last evaluation with both; None: unknown."""
+        """Factor from a loss in nats per token to bits per byte, by the last evaluation that has both; None
+        if none has."""
         for _, evaluation in sorted(self.evaluations.items(), reverse=True):
             if evaluation.loss and evaluation.bits_per_byte:
                 return evaluation.bits_per_byte / evaluation.loss
@@ -44,7 +46,7 @@ class History:
 
 
 def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
-    """Collect the events for the plots. A step that is taken again replaces the former one."""
+    """History of these events, for the plots. A step that is taken again replaces the former one."""
     history = History()
     faults: list[float] = []
     for event in events:
@@ -86,7 +88,8 @@ def plot_run(run_dir: str | Path, out_dir: str | Path) -> list[Path]:
 
 
 def draw_loss(history: History) -> Figure:
-    """Figure of training and held-out loss over steps, in nats per token and bits per byte."""
+    """Figure of training loss (smoothed, too) and held-out loss over steps, in nats per token; with a second
+    scale in bits per byte if the factor is known."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     steps = [(t, step.loss) for t, step in sorted(history.steps.items()) if step.loss is not None]
@@ -111,7 +114,8 @@ def draw_loss(history: History) -> Figure:
 
 
 def draw_throughput(history: History) -> Figure:
-    """Figure of tokens per second over steps with faults and repairs, and of the peers alive per stage."""
+    """Figure of tokens per second over steps, with marks for faults, repairs, redone work and skipped steps,
+    and of the peers alive per stage."""
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     at = sorted(history.steps)
@@ -153,8 +157,9 @@ def draw_throughput(history: History) -> Figure:
 
 
 def _alive_lines(alive_at: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Lines of the plot, label -> peers alive at each step: one line for each stage; for more than LISTED
-    relay stages, one for the stage with fewest peers and one for the stage with most."""
+    """{label of a line: peers alive at each step}: a line for each stage. For more than LISTED relay stages
+    it is one for data nodes, one for the relay stage with fewest peers at each step, and one for that with
+    most. alive_at: peers at each stage, by step."""
     stages = max(map(len, alive_at), default=0)
     by_stage = [[alive[s] if s < len(alive) else 0 for alive in alive_at] for s in range(stages)]
     if stages - 1 <= LISTED:
@@ -168,12 +173,13 @@ def _alive_lines(alive_at: Sequence[Sequence[int]]) -> dict[str, list[int]]:
 
 
 def _span(values: Sequence[float]) -> int:
-    """Number of steps to average over: fewer in a short run, where the average would lag far behind."""
+    """Number of values to average over: 15, fewer in a short run, where the average would lag far behind."""
     return max(1, min(15, len(values) // 8))
 
 
 def smooth(values: Sequence[float], span: int = 15) -> list[float]:
-    """Exponential moving average without initial bias; a span of n weighs about the last n values."""
+    """Exponential moving average without initial bias, as long as `values`. span: about so many of the latest
+    values have weight."""
     from scipy.signal import lfilter  # takes most of a second to load
 
     filtered = [lfilter([1.0], [1.0, 2 / (span + 1) - 1], each) for each in (values, np.ones(len(values)))]
@@ -182,7 +188,8 @@ def smooth(values: Sequence[float], span: int = 15) -> list[float]:
 
 
 def _finish(axes: Axes, label: str, title: str) -> None:
-    """Label the axes. The legend stands above them, in rows, where it covers no line; the title above it."""
+    """Label the y axis of a plot, and place its legend above it, in rows, where it covers no line; the title
+    ("": none) stands above that."""
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
@@ -194,7 +201,8 @@ def _finish(axes: Axes, label: str, title: str) -> None:
 
 
 def _step_at(steps: dict[int, log.Step], time: float) -> float:
-    """Fractional step at the moment `time` (unix seconds), interpolated between the commits around it."""
+    """Fractional step at the moment `time` (unix seconds), interpolated between the commits around it; before
+    the first one or after the last one, that step (0 without steps)."""
     commits = sorted((step.time, t) for t, step in steps.items())
     times, numbers = zip(*commits, strict=True) if commits else ((0.0,), (0,))
     return float(np.interp(time, times, numbers))

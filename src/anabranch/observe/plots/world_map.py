@@ -52,8 +52,8 @@ _A = (1.340264, -0.081106, 0.000893, 0.003796)
 
 
 def project(longitude: npt.ArrayLike, latitude: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Equal Earth projection: degrees (longitude, latitude) -> x and y in the plane, stacked: array of
-    (2, shape of the arguments). Source: Šavrič, Patterson, Jenny, 2018."""
+    """Equal Earth projection of degrees (longitude, latitude), with MIDDLE in the middle: array of shape (2,
+    shape of the arguments) with x and y in the plane. Source: Šavrič, Patterson, Jenny, 2018."""
     east = np.radians((np.asarray(longitude) - MIDDLE + 180.0) % 360.0 - 180.0)
     theta = np.arcsin(math.sqrt(3.0) / 2.0 * np.sin(np.radians(latitude)))
     y = Polynomial((0.0, _A[0], 0.0, _A[1], 0.0, 0.0, 0.0, _A[2], 0.0, _A[3]))
@@ -68,8 +68,9 @@ def draw_map(
     title: str,
     out: Path,
 ) -> None:
-    """Draw the map. OSError if `out` cannot be written. hosts: name -> (region, stage); stage 0 is the data
-    nodes. paths: hosts of each microbatch, from data node to data node. crashed: hosts to be crossed out."""
+    """Write the map to the file `out`. hosts: name -> (region, stage); stage 0 is the data nodes. paths:
+    hosts of each microbatch, from data node to data node. crashed: hosts to be crossed out. Raises OSError if
+    `out` cannot be written."""
     places = _positions({region for region, _ in hosts.values()})
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.0, 5.6), layout="constrained")
@@ -90,7 +91,8 @@ def draw_map(
 
 
 def _positions(regions: Collection[str]) -> dict[str, Point]:
-    """Positions of regions; unknown ones form a row in the south."""
+    """{region: (longitude, latitude)}; regions of unknown position form a row in the south, or in the middle
+    if all are unknown."""
     found = {region: PLACES[region] for region in sorted(regions) if region in PLACES}
     others = sorted(regions - found.keys())
     latitude = UNKNOWN_LATITUDE if found else 20.0
@@ -123,8 +125,8 @@ def _draw_links(
     places: Mapping[str, Point],
     paths: Sequence[Sequence[str]],
 ) -> None:
-    """Draw an arc per pair of regions and stage of the receiver, as wide as its number of microbatches; none
-    within a region."""
+    """Draw an arc per ordered pair of regions and stage of the receiver, as wide as the number of
+    microbatches that went there; none within a region. places: region -> position."""
     count: Counter[tuple[str, str, int]] = Counter()
     for path in paths:
         for sender, receiver in pairwise(path):
@@ -148,8 +150,9 @@ def _draw_links(
 
 
 def _arc(start: Point, end: Point, number: int, apart: float) -> list[npt.NDArray[np.float64]]:
-    """Points of an arc in the shorter direction, in pieces if it crosses the map's edge. The arc is the
-    `number`th of its pair of regions; each is higher than the one before by the share `apart`."""
+    """Projected points of an arc from `start` to `end` in the shorter direction, in pieces if it crosses the
+    map's edge. number: place of the arc among those of its two regions, from 1 on; each is higher than the
+    one before by the share `apart`."""
     far = (end[0] - start[0] + 180.0) % 360.0 - 180.0
     rise = abs(far) * RISE * (1.0 + apart * (number - 1)) + apart / 0.3 * number
     most = min(rise, NORTHMOST - max(start[1], end[1]))
@@ -190,7 +193,8 @@ def _draw_hosts(
 
 
 def around(at: int, count: int, radius: float) -> Point:
-    """Offset of the dot of host `at` of a region's `count`: on a ring, above RING in a sunflower disc."""
+    """(x, y) offset of the dot of host `at` (from 0 on) of a region's `count` from the region's position: on
+    a ring of this radius; with more than RING hosts in a sunflower disc of it."""
     if count <= RING:
         turn = 2.0 * math.pi * at / count + math.pi / 2.0
     else:

@@ -23,7 +23,8 @@ HEAD_BYTES, TAIL_BYTES = 1 << 19, 3 << 19
 
 def preview(path: Path) -> Recording | None:
     """Recording made from the first HEAD_BYTES and the last TAIL_BYTES of the log at `path`, which a page
-    shows until all is read. None if the log is short or does not suffice."""
+    shows until all is read. None if the log is missing or shorter than LONG_BYTES, or if no run start is in
+    its beginning or no peer in its end."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -60,12 +61,12 @@ def preview(path: Path) -> Recording | None:
 
 
 def _events(data: bytes) -> Iterator[log.Event]:
-    """Known events of the whole lines in `data`."""
+    """Events of known kinds in the whole lines of `data`; a last line without its end is left out."""
     return (event for event in decode_lines(data.split(b"\n")[:-1]) if isinstance(event, log.Event))
 
 
 def _seen(event: log.Event) -> Iterator[tuple[str, int]]:
-    """Pairs (peer, stage) of the peers that take part according to this event."""
+    """Yield (peer, stage) of each peer that takes part according to this event; nothing for most events."""
     match event:
         case log.Timing() | log.Vitals():
             yield event.peer, event.stage

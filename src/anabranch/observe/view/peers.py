@@ -50,8 +50,8 @@ class Peers:
         self._working: set[str] = set()
 
     def key(self, peer: str) -> str:
-        """Key of the record of the peer with id `peer`. A missing record is created; beyond NODES_MAX, those
-        of peers that are gone longest are dropped for it."""
+        """Key of the record of the peer with id `peer`. A missing record is created, and if there are
+        NODES_MAX already, 256 others are dropped: those of peers that are gone longest."""
         if peer not in self._keys:
             self._make_room()
             self._keys[peer] = key = str(int(next(reversed(self._keys.values()), "0")) + 1)
@@ -68,15 +68,15 @@ class Peers:
         return self._state.get("nodes", self._keys.get(peer, ""))
 
     def called(self, peer: str) -> str:
-        """Name of a peer in sentences: "ada in London", without a region "ada"; of an unknown one the
-        beginning of its id, "a peer" for ""."""
+        """Name of a peer in sentences: "ada in London", without a region "ada". Of an unknown peer it is the
+        beginning of the id, for "" it is "a peer"."""
         node = self.get(peer)
         if not node:
             return plain(peer, 8) or "a peer"
         return f"{node['name']} in {node['region']}" if node["region"] else str(node["name"])
 
     def present(self, stage: int | None = None) -> int:
-        """Number of peers that take part, in all or at a stage: admitted and not gone."""
+        """Number of peers that take part, admitted and not gone: at one stage, or in all (None)."""
         nodes = self._state.sections.get("nodes", {}).values()
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
@@ -87,7 +87,8 @@ class Peers:
         return sum(node["state"] in ("active", "suspect") for node in here)
 
     def with_names(self, text: str) -> str:
-        """`text` in which the first eight digits of known peers' ids are replaced by the peers' names."""
+        """Copy of `text` in which the first ID_DIGITS digits of known peers' ids are replaced by the peers'
+        names."""
         return with_names(text, self._names)
 
     # --- membership ------------------------------------------------------------------------------
@@ -126,7 +127,9 @@ class Peers:
         return state
 
     def suspected(self, event: log.Suspected, says: str = "") -> None:
-        """Record a verdict on a peer. says: beginning of the reason, which names a stranger that gave it."""
+        """Record a peer's verdict on another one, whose state it may change; nothing if that one is unknown
+        or gone. A suspect is active again once all who suspected it have refuted that. says: begin of the
+        text for the reason, which names a stranger that gave it ("": none)."""
         node = self.get(event.subject)
         if not node or node["state"] not in PRESENT:
             return
@@ -141,8 +144,9 @@ class Peers:
             self._turn(event.subject, "active", "", event.time)
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
-        """Record that a microbatch of `peer` was sent to another replica; nothing if it is neither active nor
-        suspected. True if nothing was known against `peer` before, which then counts as lost."""
+        """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if the peer
+        was active until then: it counts as lost from `time` (unix s) on. False if it was suspected already;
+        also if it is unknown, gone or joining, when nothing is recorded."""
         node = self.get(peer)
         if not node or node["state"] not in ("active", "suspect"):
             return False
@@ -160,8 +164,9 @@ class Peers:
     # --- contribution ----------------------------------------------------------------------------
 
     def stepped(self, t: int, shares: Mapping[str, float], time: float) -> None:
-        """Record each peer's share (microbatches) of committed step t; a step that is taken again replaces
-        its former shares. A lost or joining peer with a share is active from then on."""
+        """Record each peer's share (microbatches) of committed step t, which peers without one lose; a step
+        that is taken again replaces the shares of its former commit. A lost or joining peer with a share is
+        active from then on. time: unix seconds."""
         self.subtract_shares_after(t - 1)
         known = {peer: share for peer, share in shares.items() if self.key(peer)}
         self._shares.append((t, known))
@@ -176,7 +181,8 @@ class Peers:
         self._working = working
 
     def subtract_shares_after(self, t: int) -> None:
-        """Subtract the shares of steps after t (of the last STEPS_KEPT) from the totals: a rollback."""
+        """Subtract the shares of steps after t from the peers' totals, as a rollback made them void. Only the
+        last STEPS_KEPT steps are known."""
         while self._shares and self._shares[-1][0] > t:
             _, shares = self._shares.pop()
             for peer, share in shares.items():
@@ -184,7 +190,8 @@ class Peers:
                     self._set(peer, total=max(0.0, self.get(peer)["total"] - share))
 
     def audited(self, event: log.Audit) -> None:
-        """Count an auditor's finding about a known peer as right or wrong work."""
+        """Count an auditor's finding about a known peer as right or wrong work; findings of other kinds are
+        not counted."""
         node = self.get(event.subject)
         if node and event.verdict == "same":
             self._set(event.subject, right=node["right"] + 1)
@@ -229,6 +236,6 @@ class Peers:
 
 
 def computing_s(event: log.Timing) -> float:
-    """Computing time of a peer's worker in one iteration, in seconds."""
+    """Seconds for which a peer computed in one iteration, by its report."""
     passes = event.forward_s + event.input_gradient_s + event.weight_gradient_s
     return passes + event.reduce_s + event.apply_s

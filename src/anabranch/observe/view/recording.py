@@ -25,7 +25,8 @@ _DECODER: msgspec.json.Decoder[Patch] = msgspec.json.Decoder(Patch)
 
 @dataclass
 class Frame:
-    """Changes of the state between the previous frame and `time` (unix s). `number` counts frames."""
+    """Changes of the state between the previous frame and `time` (unix s). number: that of its last change;
+    merged frames leave gaps. patch: JSON."""
 
     number: int
     time: float
@@ -35,7 +36,7 @@ class Frame:
 
 class Recording:
     """Recording of a run's state over time: the present state (`view`), and frames, the timed changes of it.
-    When there are too many frames, neighbouring ones are merged in pairs."""
+    When there are too many or too large ones, neighbours are merged in pairs."""
 
     def __init__(self) -> None:
         self.view = View()
@@ -45,14 +46,16 @@ class Recording:
         self._shown_until = 0.0
 
     def take(self, event: Event | Unknown) -> None:
-        """Update the state by an event. The frame in the making is ended first if it has lasted FRAME_S."""
+        """Apply an event to the state. The frame in the making is ended first if it has lasted FRAME_S by the
+        events' time."""
         if event.time - self._shown_until >= FRAME_S and self._shown_until:
             self.cut()
         self.view.take(event)
         self._shown_until = self._shown_until or self.view.time
 
     def cut(self) -> None:
-        """End the frame in the making; no frame is kept if the state has not changed since the last one."""
+        """End the frame in the making and append it to the frames; if the state has not changed since the
+        last one, none is appended."""
         patch = self.view.state.take_patch()
         self._shown_until = self.view.time
         if not patch:
@@ -64,7 +67,7 @@ class Recording:
             self._thin()
 
     def _thin(self) -> None:
-        """Merge the frames in pairs, but the latest tenth: a long recording is coarse in its past."""
+        """Merge the frames in pairs, but for the latest tenth: a long recording is coarse in its past."""
         keep = len(self.frames) - len(self.frames) // 10
         old, new = self.frames[:keep], self.frames[keep:]
         thinned = []
@@ -80,7 +83,8 @@ class Recording:
     # --- reading ---------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """The whole recording as a document for replay (docs/reference/event-log.md, "Recording")."""
+        """The whole recording as a document for replay (docs/reference/event-log.md, "Recording"), without a
+        frame in the making."""
         return self.since(Cursor())[0] | {
             "version": DOCUMENT_VERSION,
             "step_columns": STEP_COLUMNS,
@@ -88,9 +92,9 @@ class Recording:
         }
 
     def since(self, cursor: Cursor) -> tuple[dict[str, Any], Cursor]:
-        """Changes after a reader's position `cursor`, and the reader's next position: the time, new frames,
-        and those of LISTS that changed. Lists come as [start, items]: the items replace all list items from
-        `start` on."""
+        """(changes after a reader's position `cursor`, the reader's next position). The changes have the
+        time, new frames, and those of LISTS that changed. Lists come as [start, items]: the items replace all
+        list items from `start` on."""
         new: dict[str, Any] = {"time": self.view.time}
         recent = self.frames[-256:]
         if cursor.frame == 0 or (recent and recent[0].number > cursor.frame + 1):

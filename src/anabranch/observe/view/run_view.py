@@ -37,8 +37,9 @@ Line = list[float | str]
 
 
 class View:
-    """State of one run as shown to people. `detailed`: True to keep network addresses and all reasons for
-    waiting in sentences, for whoever leads the run. `on_sentence` receives each new sentence of the story."""
+    """State of one run as shown to people. detailed: True to keep network addresses and all reasons for
+    waiting in sentences, for whoever leads the run. on_sentence: called with each new sentence of the
+    story."""
 
     def __init__(
         self, detailed: bool = False, on_sentence: Callable[[str], None] = lambda text: None
@@ -58,7 +59,7 @@ class View:
         self._split = [0.0] * 4
 
     def take(self, event: log.Event | log.Unknown) -> None:
-        """Update state and story by one event; an unknown one changes nothing."""
+        """Update state and story by one event, in file order; an unknown one changes nothing."""
         if isinstance(event, log.Unknown):
             return
         if self.time < event.time < 1e11:
@@ -115,15 +116,17 @@ class View:
     # --- inside ----------------------------------------------------------------------------------
 
     def _say(self, *sentences: Sentence) -> None:
-        """Add sentences to the story at the latest time so far: its lines are searched by their time, and the
-        clock of a stranger that lags would lead the search past the lines around it."""
+        """Add sentences to the story and hand them to `on_sentence`. Their time is the latest of all events
+        so far: the story's lines are searched by time, and the clock of a stranger that lags would lead the
+        search past the lines around it."""
         for subject, peer, text in sentences:
             key = self.peers.key(peer) if self.peers.get(peer) else ""
             self.story.add([self.time, subject, key, plain(text)])
             self._on_sentence(plain(text))
 
     def _says(self, event: log.Event) -> str:
-        """Beginning of a text that another peer than the founder reported; else ""."""
+        """Begin of a text about an event ("ada says: ") if another peer than the founder reported it; else
+        ""."""
         return f"{self.peers.called(event.peer)} says: " if self._story.heard(event) else ""
 
     def _count(self, name: str, by: float = 1) -> None:
@@ -213,7 +216,8 @@ class View:
 
 
 def _shortened(lines: list[Line]) -> list[Line]:
-    """Story without a fifth of its lines: the least important, then oldest, go; the latest 200 stay."""
+    """Story without a fifth of its lines: the least important of them go, of these the oldest first; the
+    latest 200 stay."""
     worth = {"note": 0, "progress": 1, "crew": 2, "repair": 3, "trouble": 4}
     order = sorted(range(len(lines) - 200), key=lambda at: (worth[str(lines[at][1])], at))
     gone = set(order[: len(lines) // 5])

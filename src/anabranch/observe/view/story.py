@@ -24,7 +24,7 @@ Sentence = tuple[str, str, str]
 
 
 class Story:
-    """Writer of sentences about events. `peers` must have been updated with each event before. `detailed`:
+    """Writer of sentences about events. peers: the peers' records, updated with each event before. detailed:
     True to keep network addresses and all reasons for waiting, for whoever leads the run."""
 
     def __init__(self, peers: Peers, detailed: bool = False) -> None:
@@ -40,7 +40,7 @@ class Story:
         return event.peer not in ("", self._founder)
 
     def tell(self, event: log.Event) -> list[Sentence]:
-        """Sentences about an event, except for removals (`removed`), repairs (`repaired`) and commits."""
+        """Sentences about an event; [] if it needs none, and for events that another method is about."""
         name = self._peers.called
         match event:
             case log.RunStarted():
@@ -101,7 +101,8 @@ class Story:
         return []
 
     def removed(self, event: log.PeerRemoved, state: str) -> Sentence:
-        """Sentence about a peer's removal from the run; `state`: "left", "moved" or "crashed"."""
+        """Sentence about a peer's removal from the run. state: "left", "moved" or "crashed", as
+        `Peers.removed` found."""
         name, reason = self._peers.called(event.subject), self._reason(event.reason)
         if state == "left":
             return "crew", event.subject, f"{name} left stage {event.stage}: {reason.removeprefix('left: ')}"
@@ -113,8 +114,8 @@ class Story:
         return "trouble", event.subject, f"{name} is gone from stage {event.stage} ({reason}); {rest}"
 
     def repaired(self, event: log.Repair, newly_lost: bool) -> list[Sentence]:
-        """Note, for `committed`, that a microbatch was sent to another replica. newly_lost: True if its
-        former holder was not known as lost before; then there is a sentence."""
+        """Record for `committed` that a microbatch was sent to another replica. Returns a sentence if its
+        former holder was not known as lost before (newly_lost), else []."""
         if event.t in self._repairs or len(self._repairs) < PENDING_MAX:
             groups = self._repairs.setdefault(event.t, defaultdict(set))
             groups[event.dead, event.stage].add(event.index)
@@ -127,8 +128,8 @@ class Story:
         return [("trouble", event.dead, text)]
 
     def committed(self, t: int, owners: Mapping[int, Mapping[int, str]]) -> list[Sentence]:
-        """Sentences about committed step t: the first step, and who redid the step's microbatches that
-        `repaired` noted, which are forgotten then."""
+        """Sentences about committed step t: on the first step, and on who redid the step's microbatches that
+        `repaired` recorded, which are forgotten then. owners: as of `events.Step`."""
         sentences: list[Sentence] = []
         if not self._has_step:
             self._has_step = True
@@ -186,13 +187,13 @@ class Story:
         return named if self._detailed else without_addresses(named)
 
     def _is_trouble(self, event: log.Waiting) -> bool:
-        """True if a run that has committed a step waits for something that is wrong. Waiting for the first
-        peers, or for a joiner to connect to the others, is as it should be."""
+        """True if a wait is a sign of something wrong: the run has committed a step, and does not merely wait
+        for a joiner to connect to the others."""
         return self._has_step and " is ready, but " not in event.reason
 
 
 def _part(event: log.PeerJoined) -> str:
-    """Part that a new member takes in the run: "a relay of stage 2"."""
+    """Words for the part that a new member takes in the run, such as "a relay of stage 2"."""
     if event.stage == 0:
         return "a data node"
     return f"{'an auditor' if event.role == AUDITOR else 'a relay'} of stage {event.stage}"

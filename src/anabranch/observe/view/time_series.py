@@ -22,8 +22,9 @@ HELD_OUT_COLUMNS = ("time", "t", "loss", "bits")
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Position of a reader in a `BoundedList`: the reader has its first `length` items as of the `revision`th
-    change; epoch: times that the list had been thinned."""
+    """Position of a reader in a `BoundedList`: the reader has its first `length` items as of change number
+    `revision`; epoch: times that the list had been thinned then. The default is that of a reader without
+    items."""
 
     epoch: int = -1
     length: int = 0
@@ -31,7 +32,7 @@ class ReadPosition:
 
 
 class BoundedList(Generic[_T]):
-    """List of at most `most` items, whose readers ask for the items that are new to them. `thin(items)`
+    """List of at most `most` items, whose readers ask for the items that are new to them. thin(items):
     returns the items to keep once there are more; readers then get the whole list again."""
 
     def __init__(self, most: int, thin: Callable[[list[_T]], list[_T]]) -> None:
@@ -65,7 +66,8 @@ class BoundedList(Generic[_T]):
 
 
 def halved(points: list[Point]) -> list[Point]:
-    """Points merged in pairs: time and step of the later one, means of the rest; the last point stays."""
+    """About half as many points, each the merge of two neighbours: time and step of the later one, means of
+    the rest; the last point stays as it is."""
     rest, last = points[:-1], points[-1:]
     return [_mean(rest[at : at + 2]) for at in range(0, len(rest), 2)] + last
 

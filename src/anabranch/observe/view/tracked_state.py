@@ -11,18 +11,19 @@ Patch = dict[str, dict[str, Fields | None]]
 
 class TrackedState:
     """State as section -> key -> fields, which collects a patch of its changes. All values are JSON values. A
-    value must not be changed in place after it was set."""
+    value must not be changed in place after it was set, as that change would be missed."""
 
     def __init__(self) -> None:
         self.sections: dict[str, dict[str, Fields]] = {}
         self._changed: Patch = {}
 
     def get(self, section: str, key: str) -> Fields:
-        """Fields of a record; empty if there is none."""
+        """Fields of a record, not to be changed; empty if there is none."""
         return self.sections.get(section, {}).get(key, {})
 
     def set(self, section: str, key: str, **fields: Any) -> None:
-        """Set some fields of a record, which is created if missing."""
+        """Set some fields of a record, which is created if missing; other fields stay. Values that are the
+        same are no change."""
         record = self.sections.setdefault(section, {}).setdefault(key, {})
         new = {name: value for name, value in fields.items() if name not in record or record[name] != value}
         if not new:
@@ -36,18 +37,18 @@ class TrackedState:
             before.update(new)
 
     def drop(self, section: str, key: str) -> None:
-        """Remove a record, if it exists."""
+        """Remove a record; nothing if there is none."""
         if self.sections.get(section, {}).pop(key, None) is not None:
             self._changed.setdefault(section, {})[key] = None
 
     def take_patch(self) -> Patch:
-        """Return the changes since the last call, and begin to collect the next ones."""
+        """Return the changes since the last call (empty if none), and begin to collect the next ones."""
         changed, self._changed = self._changed, {}
         return changed
 
 
 def merge(older: Patch, newer: Patch) -> Patch:
-    """Patch that changes a state as `older` and then `newer` would."""
+    """New patch that changes a state as `older` and then `newer` would; these do not change."""
     merged: Patch = {section: dict(records) for section, records in older.items()}
     for section, records in newer.items():
         into = merged.setdefault(section, {})

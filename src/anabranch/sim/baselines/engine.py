@@ -40,7 +40,7 @@ ROUNDING_S = 1e-6
 
 class Worker:
     """Simulated process of a host. It computes one submission (the tasks of one `submit`) at a time, the most
-    urgent first. A restarted host has a new worker."""
+    urgent first; submissions of a crashed process never end. A restarted host has a new worker."""
 
     def __init__(self, system: Baseline, host: Host) -> None:
         self.system, self.host = system, host
@@ -60,9 +60,9 @@ class Worker:
         members: int = 1,
     ) -> float:
         """Queue tasks of microbatch `index`, which are computed one after another as a whole: the lowest
-        `priority` first, of equals the lowest index. Returns their seconds while no other process of the
-        machine computes (`SHARED`). then: runs at the end, unless the process crashed. members: replicas in
-        the reduce, for its tasks."""
+        `priority` first, of equals the lowest index. Returns their seconds, as long as no other process of
+        the machine computes (`SHARED`). kinds: the tasks. then: called at the end, unless the process
+        crashed. members: replicas in the reduce, for its tasks."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.drift.slowness(self.host.id)
@@ -77,7 +77,7 @@ class Worker:
         return len(self._queue)
 
     def forget(self) -> None:
-        """Drop all queued tasks; one that is being computed goes on."""
+        """Drop all queued submissions; one that is being computed goes on."""
         self._queue.clear()
 
     def crash(self) -> None:
@@ -108,10 +108,10 @@ class Worker:
 
 
 class Baseline(ABC):
-    """Simulated swarm of another system. Subclasses define an iteration, and the effect of a crash on it.
-    serving: stage -> live replicas. downloads: joining relay -> replicas that it downloads its state from.
-    ready: joined relays that serve from the next iteration on. t: last committed iteration. sending: for each
-    host, seconds in which it had a payload in flight."""
+    """Simulated swarm of another system: `run` returns its outcome. Subclasses define an iteration, and the
+    effect of a crash on it. serving: stage -> live replicas. downloads: joining relay -> replicas that it
+    downloads its state from. ready: joined relays that serve from the next iteration on. t: last committed
+    iteration. sending: for each host, seconds in which it had a payload in flight."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         self.fleet, self.clock = fleet, Clock()
@@ -172,9 +172,10 @@ class Baseline(ABC):
         return self.outcome
 
     def committed(self, members: dict[int, list[str]], useful_s: float, counted_twice: int) -> None:
-        """Record step self.t + 1, let joined relays serve, and begin the next iteration. members: stage ->
-        replicas that took the step. useful_s: seconds computed in this iteration whose results entered the
-        step. counted_twice: contributions that a sum contains more than once."""
+        """Record step self.t + 1, let relays that are ready serve, plan the crashes of the next iteration and
+        begin it. members: stage -> replicas that took the step. useful_s: seconds computed in this iteration
+        whose results entered the step; the others are wasted. counted_twice: contributions that a sum
+        contains beyond the first."""
         self.t += 1
         recorder, sending_s = self.recorder, self.sending.seconds
         recorder.add("twice", counted_twice)
@@ -195,8 +196,9 @@ class Baseline(ABC):
         self.begin()
 
     def computed(self, host: Host, seconds: float, for_step: bool) -> None:
-        """Add seconds for which a host has computed to the metrics. for_step: True for tasks of the optimizer
-        step, which count as busy time of a relay, not as compute of microbatches."""
+        """Add seconds for which a process of `host` has computed to the metrics. for_step: True for tasks of
+        the optimizer step, which count as busy time of a relay only; others count as compute of microbatches,
+        too."""
         if not for_step:
             self.recorder.add("computed_s", seconds)
             self._computed_in[host.id] += seconds
@@ -213,8 +215,9 @@ class Baseline(ABC):
     # --- wires ---------------------------------------------------------------------------------
 
     def send(self, sender: str, receiver: str, size: float, priority: int, then: Callback) -> None:
-        """Send a payload of `size` bytes; `then` runs on arrival unless the sender's or the receiver's
-        process has crashed, and at once if both are the same host. priority: 0 goes first."""
+        """Send a payload of `size` bytes. `then` is called on arrival, unless the sender's or the receiver's
+        process has crashed or the connection was reset; at once if both are the same host. priority: 0 goes
+        first."""
         if sender == receiver:
             then()
             return
@@ -233,8 +236,8 @@ class Baseline(ABC):
             self.sending.end(sender)
 
     def send_control(self, sender: str, receiver: str, then: Callback) -> None:
-        """Send a control message, which takes the link's latency; `then` runs on arrival unless the sender's
-        or the receiver's process has crashed."""
+        """Send a control message, which takes the link's latency (none to the host itself). `then` is called
+        on arrival unless the sender's or the receiver's process has crashed."""
         ends = (self.workers[sender], self.workers[receiver])
         self.recorder.add("messages")
         self.recorder.add("message_bytes", SMALL_BYTES)
@@ -273,7 +276,8 @@ class Baseline(ABC):
         return True
 
     def _rejoin(self, relay: str) -> None:
-        """Start a new process of a crashed relay, which connects and downloads its state."""
+        """Start a new process of a crashed relay's machine, which connects to a data node and downloads its
+        state; it serves from the next iteration on."""
         self.recorder.up(relay)
         worker = self.workers[relay] = Worker(self, self.fleet.hosts[relay])
         trip_s = 2 * self.fleet.link(relay, self.data_nodes[0]).latency_s
@@ -294,8 +298,9 @@ class Baseline(ABC):
         self._download(relay)
 
     def _download(self, relay: str) -> None:
-        """Let a relay download its state from all replicas of its stage at once, an equal part from each, and
-        load it; it serves from the next iteration on. The loss of a source starts the download anew."""
+        """Let a relay download its state from all serving replicas of its stage at once, an equal part from
+        each, and load it; it serves from the next iteration on. A call for a relay that downloads starts its
+        download anew: a source was lost. Nothing comes while no replica serves."""
         stage = self.fleet.hosts[relay].stage
         sources = self.downloads[relay] = sorted(self.serving[stage])
         size = STATE_BYTES * self.fleet.scenario.work.parameters(stage) / max(1, len(sources))
@@ -321,9 +326,9 @@ class Baseline(ABC):
 
 
 class Reduce:
-    """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
-    `begin` starts it. still(): False once it is to be given up. then: runs when all members have the
-    result."""
+    """All-reduce of a stage's sums over `members`, like the protocol's: member p sums part p and sends the
+    result to all. `begin` starts it. still(): False once it is to be given up; then nothing more happens.
+    then: called when all members have the result."""
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
 

@@ -18,9 +18,9 @@ Occupant = TypeVar("Occupant")
 
 
 def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> int:
-    """Number of microbatches whose inputs fit into the memory of a relay that has `capacity` slots with
-    activations, and int(capacity * recompute) with inputs only, if just the one microbatch that is computed
-    has activations."""
+    """Number of microbatches that a relay can hold if only the one that is computed has its activations in
+    memory and the others their inputs. The relay has as many bytes as the protocol needs for `capacity` slots
+    with activations and int(capacity * recompute) with inputs only. stage: its stage."""
     kept, alone = work.kept_bytes(stage), work.input_bytes
     return 1 + (capacity * kept + int(capacity * recompute) * alone) // alone
 
@@ -38,15 +38,15 @@ class RelayMemory(Generic[Occupant]):
     _waiting: dict[Occupant, tuple[bool, int, Callable[[], None]]] = field(default_factory=dict)
 
     def enter(self, occupant: Occupant, index: int, then: Callable[[], None], repairs: bool = False) -> None:
-        """Let a microbatch occupy a slot as soon as one is free, maybe now, and then run `then`. index: rank
-        of the microbatch among those that wait. repairs: True if it is sent again after the loss of a
-        relay."""
+        """Let a microbatch occupy a slot as soon as one is free, maybe now, and then call `then`. index: rank
+        of the microbatch among those that wait, lower first. repairs: True if it was sent again after the
+        loss of a relay; such ones come before all others."""
         self._waiting[occupant] = (not repairs, index, then)
         self._admit()
 
     def leave(self, occupant: Occupant) -> None:
         """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one; the next
-        that waits may enter."""
+        that waits enters. Nothing happens if it is neither."""
         self._waiting.pop(occupant, None)
         self.held.pop(occupant, None)
         self._admit()

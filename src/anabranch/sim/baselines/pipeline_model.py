@@ -25,10 +25,10 @@ Done = Callable[["Microbatch", str], None]
 @dataclass(eq=False)
 class Microbatch:
     """Attempt to compute microbatch `index`; a restarted microbatch is a new attempt. source: data node that
-    embeds it. path: nodes that its activation has reached. over: True if the attempt is given up; late
-    results are ignored. returned: True if the gradient of the embedding has arrived at `source`. gradient:
-    (sender, receiver) of the newest gradient. spent: node -> seconds computed for it. added: nodes whose
-    gradient sums contain it."""
+    embeds it. path: nodes that its activation has reached, `source` first. over: True if the attempt is given
+    up; late results are ignored. returned: True if the gradient of the embedding has arrived at `source`.
+    gradient: (sender, receiver) of the newest gradient. spent: node -> seconds computed for it. added: nodes
+    whose gradient sums contain it."""
 
     index: int
     source: str
@@ -42,9 +42,10 @@ class Microbatch:
 
 class Pipelines(Baseline):
     """Iterations of a baseline. A subclass chooses the next hop and decides when an iteration is complete.
-    attempts: of this batch, those given up included. admitted: microbatches of the batch that have begun.
-    reducing: number of the newest reduce; older ones are given up. backward, late: tasks of a relay for a
-    gradient, before and after it sends that on."""
+    attempts: attempts at microbatches of this batch, those given up included. memories: relay -> its memory
+    slots. admitted: number of microbatches of the batch that have begun. reducing: number of the newest
+    reduce; older ones are given up. backward, late: tasks of a relay for a gradient, before and after it
+    sends that on."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)
@@ -87,7 +88,8 @@ class Pipelines(Baseline):
         self.back_to(microbatch, sender, self.before(microbatch, sender))
 
     def before(self, microbatch: Microbatch, host: str) -> str:
-        """Node that sent `host` the activation of the microbatch. A data node counts as the path's end."""
+        """Node that sent `host` the activation of the microbatch. For a data node: the last relay of the
+        path."""
         at = -1 if self.fleet.hosts[host].stage == 0 else microbatch.path.index(host)
         return microbatch.path[at - 1]
 
@@ -106,8 +108,9 @@ class Pipelines(Baseline):
     # --- forward and backward ------------------------------------------------------------------
 
     def admit_batch(self, sources: Iterable[str]) -> None:
-        """Give up the batch before, and begin microbatch k at the k-th data node of `sources`, once that node
-        has heard of the iteration."""
+        """Give up the batch before, and begin microbatch k at the k-th data node of `sources`, each once its
+        data node has heard of the iteration. Those that have not begun when another batch is admitted never
+        do."""
         self.abandon_batch()
         batch = self._batch
         for index, source in enumerate(sources):
@@ -120,8 +123,8 @@ class Pipelines(Baseline):
             self.clock.after(self.control_latency_s(source), admitted)
 
     def abandon_batch(self) -> None:
-        """Give up the batch, all attempts and the microbatches that have not begun, and empty the relays'
-        memories, before the next batch or because a crash makes the iteration begin again."""
+        """Give up the batch: all its attempts, and the microbatches that have not begun; empty the relays'
+        memories. Called before the next batch, or because a crash makes the iteration begin again."""
         for microbatch in self.attempts:
             microbatch.over = True
         self.attempts, self.admitted = [], 0
@@ -129,7 +132,7 @@ class Pipelines(Baseline):
         self.clear_memories()
 
     def admit(self, microbatch: Microbatch) -> None:
-        """Begin an attempt at its data node: compute the embedding, then `onward`."""
+        """Begin an attempt at its data node: compute the embedding, then call `onward`."""
         self.attempts.append(microbatch)
         microbatch.path = [microbatch.source]
         self._compute(microbatch, microbatch.source, TaskPriority.FORWARD, (tasks.Embed,), self.onward)
@@ -159,8 +162,9 @@ class Pipelines(Baseline):
         self.send(sender, receiver, size, BACKWARD, lambda: self.gradient_arrived(microbatch, receiver))
 
     def gradient_arrived(self, microbatch: Microbatch, host: str) -> None:
-        """Handle a gradient that arrives at a node. A relay computes the backward, after another forward if
-        its activations were not kept; at a data node the microbatch has returned."""
+        """Handle a gradient that has arrived at a node; nothing if the attempt is given up. A relay computes
+        the backward, after another forward if its activations were not kept; at a data node the microbatch
+        has returned."""
         if microbatch.over:
             return
         if self.fleet.hosts[host].stage == 0:
@@ -199,8 +203,8 @@ class Pipelines(Baseline):
     # --- the step ------------------------------------------------------------------------------
 
     def holders(self, stage: int) -> dict[int, list[tuple[Microbatch, str]]]:
-        """Live replicas of a stage whose sum contains a microbatch, by index of the microbatch, each with the
-        attempt that was added: (attempt, replica). More than one pair is a contribution counted twice."""
+        """Contributions that the sums of a stage's live replicas contain, by index of the microbatch:
+        (attempt, replica) each. More than one for an index are contributions counted twice."""
         found: dict[int, list[tuple[Microbatch, str]]] = defaultdict(list)
         for microbatch in self.attempts:
             for name in microbatch.added & self.serving[stage]:
@@ -208,8 +212,8 @@ class Pipelines(Baseline):
         return found
 
     def take_step(self) -> None:
-        """Reduce every stage over its serving replicas; when all are done, take the step. A reduce that is
-        under way is given up."""
+        """Begin the reduce of every stage over its serving replicas, and take the step when all are done. A
+        reduce that is under way is given up."""
         self.reducing += 1
         number, members = self.reducing, {s: sorted(self.serving[s]) for s in range(self.stages + 1)}
         self._reduced = 0
@@ -232,8 +236,8 @@ class Pipelines(Baseline):
         self.committed(members, self._useful_s(), self._counted_twice())
 
     def _useful_s(self) -> float:
-        """Compute seconds that were needed for the step, to tell waste from: at each stage those of one
-        contribution per microbatch of the batch."""
+        """Compute seconds of this iteration that the step needed; the rest is waste. At each stage they are
+        those of one attempt per microbatch of the batch."""
         useful = 0.0
         for stage in range(1, self.stages + 1):
             held = self.holders(stage)

@@ -17,7 +17,8 @@ LOOK_S = 1.0
 
 
 class Rebalancing:
-    """Rule that moves peers of a swarm between stages: at most one peer in each `every_s` seconds."""
+    """Rule that moves relays of a swarm between stages: at most one in each `every_s` virtual seconds. It
+    observes the queues from its creation on."""
 
     def __init__(self, swarm: Pipelines, every_s: float) -> None:
         self._swarm, self._every_s = swarm, every_s
@@ -34,8 +35,9 @@ class Rebalancing:
         swarm.clock.after(LOOK_S, self._look)
 
     def committed(self) -> None:
-        """If a period has passed, move the peer with the shortest queue of the least loaded stage to the most
-        loaded one, unless the loads are equal; called between two iterations."""
+        """If `every_s` has passed since the last move, move the relay with the shortest queue of the least
+        loaded stage to the most loaded one. Nothing moves if the loads are equal, or if each stage has one
+        relay. Called between two iterations."""
         swarm = self._swarm
         if swarm.clock.now < self._next_at_s:
             return

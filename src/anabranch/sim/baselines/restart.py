@@ -30,7 +30,8 @@ class Restart(Pipelines):
         self.admit_batch(path[0] for path in self._plan)
 
     def _arranged(self) -> list[Path]:
-        """Path of each microbatch: the arrangement of policy `static` over the relays that serve."""
+        """Path of each microbatch of the batch, data node first: the arrangement of policy `static` over the
+        relays that serve, which divide the batch by speed."""
         hosts = self.fleet.hosts
         each, more = divmod(self.microbatches, len(self.data_nodes))
         data = tuple(DataNode(name, each + (at < more)) for at, name in enumerate(self.data_nodes))
@@ -52,7 +53,8 @@ class Restart(Pipelines):
         return list(arrange(Instance(self.stages, "any", data, tuple(relays), links)).paths)
 
     def _cost(self, one: str, other: str) -> float:
-        """Cost of a link in seconds, of sending alone: numbers of microbatches follow the speeds already."""
+        """Seconds that a microbatch spends on the link of two nodes, both directions averaged. Times of
+        computing are left out, since relays have microbatches by their speed."""
         there, back = self.fleet.link(one, other), self.fleet.link(other, one)
         size = self.fleet.scenario.work.activation_bytes
         return link_cost((0.0, 0.0), (there.latency_s, back.latency_s), (there.rate_bps, back.rate_bps), size)
@@ -62,14 +64,16 @@ class Restart(Pipelines):
         self.forward_to(microbatch, sender, path[len(microbatch.path)])
 
     def added(self, microbatch: Microbatch) -> None:
-        """Take the step once each relay on each path, and each head, has added its gradient."""
+        """Take the step if all microbatches have returned, and each relay on each path and each head has
+        added its gradient."""
         whole = self.stages + 1
         done = all(each.returned and len(each.added) == whole for each in self.attempts)
         if done and len(self.attempts) == self.microbatches:
             self.take_step()
 
     def lost(self, relay: str) -> None:
-        """Give up the iteration, and begin it again when the first data node has noticed the crash."""
+        """Give up the iteration and all queued tasks, and begin it again when the first data node has noticed
+        the crash."""
         self.abandon_batch()
         self.reducing += 1
         self._restarts += 1

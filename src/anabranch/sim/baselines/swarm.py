@@ -72,8 +72,9 @@ class StochasticWiring:
         self.banned: set[str] = set()
 
     def choose(self, peers: Collection[str]) -> str | None:
-        """Choose the peer with the least virtual time and add the call to it; None if there is none that is
-        not banned. A new peer starts with the least virtual time of the others."""
+        """Choose the peer with the least virtual time, a random one of equals, and add its mean call duration
+        to that time. peers: those that are known. None if all of them are banned. A new peer starts with the
+        least virtual time of the others."""
         able = sorted(peer for peer in peers if peer not in self.banned)
         if not able:
             return None
@@ -85,11 +86,11 @@ class StochasticWiring:
         return chosen
 
     def took(self, peer: str, seconds: float) -> None:
-        """Add the measured duration of a call to the running mean of a peer."""
+        """Add the measured seconds of a call to the running mean of a peer."""
         self._pace[peer].add(seconds)
 
     def lost(self, peer: str) -> None:
-        """Ban a peer and forget its measurements."""
+        """Ban a peer until the bans are lifted, and forget its measurements."""
         self._time.pop(peer, None)
         self._pace.pop(peer, None)
         self.banned.add(peer)
@@ -164,9 +165,9 @@ class Swarm(Pipelines):
         self.admit_batch(islice(cycle(self.data_nodes), self.microbatches))
 
     def added(self, microbatch: Microbatch) -> None:
-        """Take the step when every stage has enough contributions and no microbatch is in flight. Called
-        after a gradient of `microbatch` was added to a sum, or has returned. Contributions that were lost
-        with a peer are replaced by further microbatches."""
+        """React to a gradient of `microbatch` that was added to a sum, or has returned. Take the step when
+        every stage has enough contributions and no microbatch is in flight. For contributions that were lost
+        with a peer, begin further microbatches."""
         if self.admitted < self.microbatches:
             return
         heads = set(self.data_nodes)
@@ -181,8 +182,8 @@ class Swarm(Pipelines):
             self.take_step()
 
     def _lacking(self, stage: int, coming: list[Microbatch]) -> int:
-        """Number of contributions that a stage neither has nor will get from the microbatches `coming` (in
-        flight)."""
+        """Number of contributions that a stage lacks for the batch, beyond those in its sums and those that
+        the microbatches in flight (`coming`) will add; negative if there are too many."""
         counted = sum(map(len, self.holders(stage).values()))
         return self.microbatches - counted - sum(not m.added & self.serving[stage] for m in coming)
 
@@ -192,9 +193,10 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[sender].stage + 1)
 
     def _call(self, microbatch: Microbatch, sender: str, stage: int) -> None:
-        """Call a peer of a stage: send it the stage's input from `sender`. A call to a lost peer fails, and
-        another one times out after `deadline_s`. If no peer can be called, it is tried again after a second.
-        After the last stage: send to the microbatch's data node."""
+        """Let `sender` call a peer of a stage that its wiring chooses: send it the stage's input. The call of
+        a lost peer fails at once, and one that takes longer than `deadline_s` times out (`_retry`). If no
+        peer can be called, `sender` tries again after a second. After the last stage: send to the
+        microbatch's data node."""
         if stage > self.stages:
             self.forward_to(microbatch, sender, microbatch.source)
             return
@@ -219,8 +221,8 @@ class Swarm(Pipelines):
             self._call(microbatch, sender, stage)
 
     def _look(self, wiring: StochasticWiring) -> None:
-        """Refresh the list of peers at once, and lift all bans of the sender that has this `wiring`, which
-        could call nobody."""
+        """Refresh the list of peers at once, and lift all bans of `wiring`, whose sender could call
+        nobody."""
         self.known = self._serving()
         wiring.banned.clear()
 
@@ -240,9 +242,9 @@ class Swarm(Pipelines):
         self.onward(microbatch, host)
 
     def _retry(self, microbatch: Microbatch, call: _ForwardCall, lost: bool) -> None:
-        """Make a call again, if it is still its microbatch's current one and somebody has the input. lost:
-        True if the called peer is lost, which is banned until the next refresh; False if the call timed out,
-        which changes neither bans nor estimates."""
+        """Make a forward call again, to a peer that the wiring chooses. Nothing happens if the call is no
+        longer its microbatch's current one, or nobody has the input. lost: True if the called peer is lost,
+        which is banned then; False if the call timed out, which changes neither bans nor estimates."""
         sender = self._holder(microbatch, call.sender)
         if self._calls.get(microbatch) is not call or microbatch.over or not sender:
             return
@@ -256,8 +258,8 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[call.receiver].stage)
 
     def _call_again(self, microbatch: Microbatch, relay: str) -> None:
-        """Have a forward computed again at another replica: `relay`, which had computed it, was lost before
-        the result had arrived."""
+        """Have a forward computed at another replica, once the sender has noticed that `relay` was lost,
+        which had computed the forward and not passed it on."""
         self._calls.pop(microbatch, None)
         self.recorder.add("recoveries")
         stage, at = self.fleet.hosts[relay].stage, len(microbatch.path) - 1
@@ -285,9 +287,9 @@ class Swarm(Pipelines):
             self._broken(microbatch, sender, to)
 
     def _broken(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient at `sender`, and the input again, to another replica in place of the lost peer
-        `gone`; if none can be called, after a second. In SWARM's variant without `any_replica` the microbatch
-        restarts at its data node instead."""
+        """Send the gradient of `sender`, and the input again, to another replica in place of the lost peer
+        `gone`; if none can be called, try after a second. In a variant without `any_replica` restart the
+        microbatch at its data node instead."""
         if not self.variant.any_replica:
             self._start_again(microbatch)
             return
@@ -329,8 +331,8 @@ class Swarm(Pipelines):
     # --- churn ---------------------------------------------------------------------------------
 
     def lost(self, relay: str) -> None:
-        """Give up the reduce under way, fail the calls to a lost relay, and recompute elsewhere the gradients
-        that were lost with it."""
+        """Give up the reduce under way, and make calls to the lost relay again elsewhere. Contributions that
+        were lost with it are replaced (`added`)."""
         self.reducing += 1  # the reduce restarts without it
         for microbatch in list(self.attempts):
             if not microbatch.over and not microbatch.returned:
@@ -364,10 +366,10 @@ class Swarm(Pipelines):
         delay_s: float | None = None,
         input_lost: bool = False,
     ) -> None:
-        """Let `sender` send its gradient again, to a replacement of the lost relay `gone` (`_broken`), when
-        it notices the loss: after a link's latency or `delay_s`. Nothing is done if the microbatch's gradient
-        has moved on by then. input_lost: True if instead the relay is lost that sends `gone` the activation;
-        nothing is done, either, if both have arrived by then."""
+        """Let `sender` replace the lost relay `gone` and send its gradient again (`_broken`), when it notices
+        the loss: after the link's latency, or `delay_s`. Nothing happens if the microbatch's gradient has
+        moved on by then. input_lost: True if `gone` is alive and the relay was lost that sends it the
+        activation; then nothing happens, either, if activation and gradient have arrived by then."""
         gradient = microbatch.gradient
 
         def noticed() -> None:

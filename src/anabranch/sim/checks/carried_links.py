@@ -23,8 +23,8 @@ ROUNDING = 1e-6
 
 
 class CarriedLinks:
-    """Observer of a world that checks C3 and, if no faults but those of carriers occur (only_carriers), C1
-    and C2. slower: factor on their times."""
+    """Observer of a world that checks C3 after every event, and C1 and C2 if no faults but those of carriers
+    occur (only_carriers); raises Violation. slower: factor on the seconds that C1 and C2 allow."""
 
     def __init__(self, world: LinedWorld, only_carriers: bool, slower: float) -> None:
         self.world, self._strict = world, only_carriers
@@ -49,7 +49,7 @@ class CarriedLinks:
         self._read_log(now)
 
     def done(self) -> bool:
-        """True if no pair waits for a link."""
+        """True if no pair that met at a carrier which ended still waits for a new link."""
         return not self._apart
 
     # --- C1 ------------------------------------------------------------------------------------
@@ -69,7 +69,8 @@ class CarriedLinks:
             raise Violation("C1", f"{text} and are not linked")
 
     def _wanted(self, one: Node, other: Node) -> bool:
-        """True if both run and are members whose stages work with each other."""
+        """True if two peers should be linked: both run and are members, of the same stage or adjacent ones
+        (stage 0 is adjacent to the last)."""
         run = self.world.leading().peer.ctx.run
         stages = [run.membership.stage_of(node.id) for node in (one, other)]
         if not (one.running and other.running) or stages[0] is None or stages[1] is None:
@@ -78,8 +79,8 @@ class CarriedLinks:
         return (stages[0] - stages[1]) % count in (0, 1, count - 1)
 
     def _another_way(self, one: Node, other: Node) -> bool:
-        """True if a member that runs could carry for the two: the end that dials reaches it, and the other
-        end has dialled it."""
+        """True if a running member could carry for the two now: the one of them that dials reaches it, and
+        the other one has dialled it."""
         membership = self.world.leading().peer.ctx.run.membership
         if not membership.dials(one.id, other.id):
             one, other = other, one

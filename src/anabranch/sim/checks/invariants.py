@@ -47,27 +47,28 @@ class GroundTruth(Protocol):
     """Key of the initial state."""
 
     def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
-        """Key of the state that iteration t makes of the state with `key`. stepped: False if t was skipped.
-        In a round, slots: those that count; plan: of all. Both are empty otherwise."""
+        """Key of the state after iteration t, made of the state with `key`. stepped: False if t was skipped.
+        slots, plan: in a round, the slots that count and the plan of all; both empty otherwise."""
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
-        """Fingerprints of all stages in the state with `key`, which is that after iteration t."""
+        """Fingerprint of each stage from 0 on in the state with `key`, which is one after iteration t."""
         ...
 
     def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """(Digest of each stage's gradient, loss of each microbatch) of iteration t, taken from the state
-        with `key`. slots: those that count in a round; empty otherwise."""
+        """(digest of each stage's gradient, loss of each microbatch or counted slot) of iteration t, taken
+        from the state with `key`. slots: those that count in a round; empty otherwise."""
         ...
 
 
 class Invariants:
-    """Observer of a world that checks the invariants after every event, and raises Violation from it. t: last
-    committed iteration. forgives: True if relays compute falsely: then a false step is no violation at once,
-    but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes (id,
-    incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
-    their sum. applied: (base, stage, t) -> first peer that reached the state after t, and its fingerprint. A
-    base is the hash of the log entry that an iteration starts from."""
+    """Observer of a world that checks the invariants after every event, and raises Violation from it. truth:
+    results to compare with (None: I3 is not checked). t: last committed iteration. forgives: True if relays
+    compute falsely: then a false step is no violation at once, but the log must go back before it
+    (`false_from`). computed: (base, t, stage, unit) -> processes (id, incarnation) that added the weight
+    gradient of the unit (a microbatch's share of the gradient sum) to their sum. applied: (base, stage, t) ->
+    first peer that reached the state after t, and its fingerprint. A base is the hash of the log entry that
+    an iteration starts from."""
 
     def __init__(self, world: World, truth: GroundTruth | None = None) -> None:
         self.world = world
@@ -120,7 +121,8 @@ class Invariants:
             raise Violation("I5", "they wait for each other: " + " -> ".join(found))
 
     def _read_notes(self) -> None:
-        """Collect the microbatches and iterations with faults: only these may be computed twice (I6)."""
+        """Record from the peers' new notes which microbatches were repaired and which iterations had trouble:
+        only their work may be computed twice (I6)."""
         notes = self.world.notes
         for _, peer, kind, fields in notes[self._notes_read :]:
             if kind == "repair":
@@ -132,8 +134,8 @@ class Invariants:
         self._notes_read = len(notes)
 
     def _repair_slot(self, node: Node, event: ev.Event) -> None:
-        """Check, or raise Violation (I5): a peer grants its repair slot only to a microbatch that is sent
-        again after a loss."""
+        """Check an event of `node` against I5, or raise Violation: an asked peer grants its repair slot only
+        to a microbatch that is sent again after a loss."""
         message = event.message if isinstance(event, ev.Received) else None
         for place, iteration in enumerate(node.peer.iterations.in_flight):
             before, now = self._repair_free.get((node, place), True), iteration.credits.ledger.repair_free
@@ -161,9 +163,9 @@ class Invariants:
                 self._dropped(node, stage, task.t)
 
     def _dropped(self, node: Node, stage: int, loaded_t: int) -> None:
-        """Forget the units of later iterations that a process added at `stage` before it loaded the state
-        after `loaded_t`: its worker dropped them. With two iterations in flight there may be some. What it
-        added at the stage that it served before may have been sent."""
+        """Forget that a process added units of iterations after `loaded_t` at `stage`, since its worker
+        dropped them when it loaded the state after `loaded_t`. (With two iterations in flight there may be
+        some.) Units that it added at a stage that it served before stay, as their sums may have been sent."""
         process = (node.id, node.member.incarnation)
         for (_, t, of_stage, _), processes in self.computed.items():
             if t > loaded_t and of_stage == stage:
@@ -183,8 +185,8 @@ class Invariants:
                 raise Violation("I6", f"unit {unit} of {t} at stage {stage} was computed by {who} unprovoked")
 
     def _check_state(self, node: Node, stage: int) -> None:
-        """Check, or raise Violation: replicas agree on the state after a log entry (I2), and with one machine
-        (I3)."""
+        """Check the state that `node` has reached, or raise Violation: it is that of the other replicas after
+        the same log entry (I2), and that of one machine (I3)."""
         replica, base = node.peer.replica, node.peer.replica.base
         if replica.t < 0 or not base:
             return
@@ -201,7 +203,8 @@ class Invariants:
     # --- the log -------------------------------------------------------------------------------
 
     def _one_history(self, node: Node) -> None:
-        """Check, or raise Violation (I4): no two peers have different committed log entries."""
+        """Check the log that `node` has followed, or raise Violation (I4): no other peer has another entry in
+        its place."""
         position = node.peer.progress.position
         self._positions[node] = position.index
         known = self._chain.setdefault(position.index, position.previous)
@@ -236,15 +239,15 @@ class Invariants:
 
     @property
     def false_from(self) -> int:
-        """First committed step that is false, or follows a false one; 0 if there is none."""
+        """First committed step still in the log that is false, or follows a false one; 0 if there is none."""
         if self.truth is None:
             return 0
         return next((t for t, base in self._bases if base not in self._keys), 0)
 
     def _planned(self, record: Commit | Rollback, base: str) -> None:
-        """Note a record's plan of the next round, and raise Violation (I1) unless over rounds each inner step
-        counts exactly once: a slot's counter rises by the steps that counted, and by no others; a rollback
-        plans the same steps as were planned before."""
+        """Record the plan of the next round in a log record, whose hash is `base`. Raises Violation (I1)
+        unless over rounds each inner step counts exactly once: a slot's counter rises by the steps that
+        counted, and by no others; a rollback plans the same steps as were planned before."""
         plan = record.slots or ()
         self._plans[base] = plan
         if isinstance(record, Rollback):
@@ -259,8 +262,9 @@ class Invariants:
         self._first_plan[record.t + 1] = plan
 
     def _exactly_once(self, commit: Commit) -> None:
-        """Check, or raise Violation (I1): at every stage the owners' units are the whole batch (in a round
-        active slots, the same at every stage), each added to its owner's sum, and no loss is missing."""
+        """Check a commit, or raise Violation (I1): at every stage the owners' units are the whole batch (in a
+        round active slots, the same at every stage), each was added to its owner's sum, and no loss is
+        missing. Nothing is checked for a skipped step."""
         if commit.verdict != "step":
             return
         if any(loss != loss for loss in commit.loss_sums):
@@ -288,8 +292,8 @@ class Invariants:
             self._prepared(commit, stage, entry)
 
     def _prepared(self, commit: Commit, stage: int, entry: StageCommit) -> None:
-        """Check, or raise Violation (I4): a step is committed only when two replicas of each stage (or the
-        only one) can take it, so that one may be lost."""
+        """Check a commit at one stage (`entry`), or raise Violation (I4): two of its live replicas (or the
+        only one) have the reduced gradient, so that one may be lost."""
         awake = [node for node in self.world.nodes.values() if node.running and not node.frozen]
         # A frozen former leader may lag.
         reader = max(awake, key=lambda node: node.peer.progress.position.index)
@@ -300,9 +304,9 @@ class Invariants:
             raise Violation("I4", f"step {commit.t} is committed when of stage {stage} {who} is PREPARED")
 
     def _equal(self, commit: Commit, base: str) -> None:
-        """Check, or raise Violation (I3): committed gradients and losses equal those of a single machine.
-        Records which state follows; with `forgives` a false step raises nothing, and no state is recorded for
-        it: steps after it are not checked."""
+        """Check a commit, or raise Violation (I3): its gradients and losses equal those of a single machine.
+        Records the state that follows, under the commit's hash `base`. With `forgives` a false step raises
+        nothing and has no state, and steps after it are not checked."""
         if self.truth is None or commit.previous_base not in self._keys:
             return
         _, key = self._keys[commit.previous_base]

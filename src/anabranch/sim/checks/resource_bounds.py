@@ -24,8 +24,8 @@ PENDING_MAX = 64
 
 
 def check_bounds(node: Node) -> None:
-    """Check the queues of one peer, and the slots (microbatches that it can hold) that it counts. Raises
-    Violation if a queue is too long, or if more slots are held or promised than exist."""
+    """Check the queues of one peer, and the slots (permissions for one microbatch) of its iterations. Raises
+    Violation (I5) if a queue is too long, or if more slots are held or promised than the peer has."""
     peer, ctx = node.peer, node.peer.ctx
     settings = ctx.run.settings
     exist = settings.microbatches + settings.windows
@@ -48,8 +48,8 @@ def check_bounds(node: Node) -> None:
 
 
 def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
-    """Check the microbatches and slots of an open iteration; raises Violation. exist: number of its
-    microbatches and windows."""
+    """Check the microbatches and slots of a peer's iteration in flight; raises Violation (I5). exist: number
+    of microbatches and windows in an iteration."""
     _at_most(node, "microbatches received", len(iteration.units), exist)
     _at_most(node, "microbatches to send on", len(iteration.sender.items), exist)
     ledger = iteration.credits.ledger
@@ -62,7 +62,8 @@ def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
 
 
 def _senders(ctx: PeerContext) -> int:
-    """Most processes that may have sent messages to this peer, as a factor of bounds that hold per sender."""
+    """Most peers that may have sent messages to this one: all that were ever members, and the linked others.
+    It is a factor of bounds that hold per sender."""
     seen = ctx.run.membership.ever()
     return len(seen) + sum(peer not in seen for peer in ctx.links.up) + 1
 
@@ -73,8 +74,8 @@ def _at_most(node: Node, what: str, size: int, most: int) -> None:
 
 
 def check_account(world: World, sender: Node, receiver: str) -> None:
-    """Check that a sender counts no more credits (permissions to send a microbatch) than the receiver has
-    granted to it; raises Violation."""
+    """Raise Violation (I5) if a sender counts more credits (permissions to send a microbatch) of the peer
+    `receiver` than that one has granted to it. Nothing is checked while the two do not share an open link."""
     there = world.nodes.get(receiver)
     if there is None or sender.catching_up:
         return
@@ -91,15 +92,16 @@ def check_account(world: World, sender: Node, receiver: str) -> None:
 
 
 def check_plan(node: Node, peer: str) -> None:
-    """Check that the flow plan of a node no longer uses its closed connection to `peer`; raises Violation."""
+    """Raise Violation (I5) if the flow plan of a node uses the peer `peer`, to which a link was just opened
+    or closed: plans over the old link must be gone."""
     agent = node.peer.router.agent
     if agent is not None and any(peer in (held.previous, held.next) for held in agent.held()):
         raise Violation("I5", f"{node.id} plans with {peer}, whose connection is gone: a ghost flow")
 
 
 def cycle(world: World) -> list[str] | None:
-    """Descriptions of microbatches that wait for each other in a cycle (a deadlock), or None. A microbatch at
-    peer P waits for a slot at Q, whose slots are held by microbatches that may wait in turn."""
+    """Descriptions of microbatches that wait for each other in a cycle (a deadlock); None if there is none. A
+    microbatch at peer P waits for a slot at Q, whose slots are held by microbatches that may wait in turn."""
     edges: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
     for node in world.nodes.values():
         for iteration in node.peer.iterations.in_flight if node.running else ():
@@ -120,8 +122,9 @@ def cycle(world: World) -> list[str] | None:
 
 
 def _holding(world: World, peer: str, t: int) -> list[int]:
-    """Indices of the microbatches that occupy slots of the relay `peer` in iteration t. The slots of two
-    iterations in flight are not shared, so one iteration does not wait for the other."""
+    """Indices of the microbatches that occupy slots of the relay `peer` in iteration t; [] for a data node or
+    an unknown peer. The slots of two iterations in flight are not shared, so one iteration does not wait for
+    the other."""
     node = world.nodes.get(peer)
     iteration = node.peer.iterations.at(t) if node is not None else None
     if iteration is None or (node is not None and node.peer.ctx.run.stage == 0):

@@ -10,8 +10,9 @@ from anabranch.sim.cluster.device_model import Workload
 
 
 class OffloadedActivations:
-    """Microbatches in flight at each host, and which of them have their activations in host memory. As in the
-    real worker, a microbatch is offloaded if, at its begin, device memory is full."""
+    """Record of the microbatches in flight at each host, and of which the activations are in host memory. As
+    in the real worker, a microbatch is offloaded if device memory is full when it begins. work: sizes of the
+    activations."""
 
     def __init__(self, work: Workload) -> None:
         self._work = work
@@ -19,9 +20,10 @@ class OffloadedActivations:
         self._iteration: dict[str, int] = {}
 
     def copy_s(self, host: str, stage: int, resident: int, link_bytes_per_s: float, task: Task) -> float:
-        """Seconds of the copies between host and device memory that a task needs; notes that its microbatch
-        begins or ends. resident: microbatches whose activations fit into the device memory. link_bytes_per_s:
-        of the copies."""
+        """Seconds of the copies between host and device memory that a task at a host needs; 0 for most tasks.
+        Also records the begin (Forward of training) or end (InputGradient, Discard) of the task's microbatch,
+        so each task is asked about once. stage: of the host. resident: microbatches whose activations fit
+        into its device memory. link_bytes_per_s: rate of its copies, above 0."""
         if not isinstance(task, tasks.Forward | tasks.InputGradient | tasks.Discard):
             return 0.0
         held = self._held[host]

@@ -16,18 +16,18 @@ from anabranch.sim.kernel.clock import Clock
 
 
 def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> list[tuple[float, str]]:
-    """Crashes of iteration t as (elapsed share of the iteration, relay), in order of time; `seed` draws them,
-    with `probability` for each relay."""
+    """Crashes of iteration t as (elapsed share of the iteration, relay), in order of time. Each relay crashes
+    with `probability`; the draws depend on `seed`, t and the relays, and not on their order."""
     rng = random.Random(f"churn {seed} {t}")
     drawn = [(rng.random(), rng.random(), relay) for relay in sorted(relays)]
     return sorted((share, relay) for chance, share, relay in drawn if chance < probability)
 
 
 class Churn:
-    """Churn of a simulated run: calls `crash` and `back` at the times that are drawn or in the trace. crash:
-    kills a relay; returns False if the relay is spared. back: lets the machine of a crashed relay join again,
-    after the scenario's `return_s` or as the trace says. The trace's changes are planned at once, drawn
-    crashes by `opened`."""
+    """Churn of a simulated run: calls `crash` and `back` at the times that are drawn or in the trace. relays:
+    those that the draws may crash. crash: kills a relay; returns False if the relay is spared. back: lets the
+    machine of a crashed relay join again, after the scenario's `return_s` or as the trace says; also machines
+    that are absent at first. The trace's changes are planned at once, drawn crashes by `opened`."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Churn:
             clock.at(change.at_s, partial(self._apply, change))
 
     def _apply(self, change: Change) -> None:
-        """Carry out a change of the trace. The return of a relay whose crash was spared has no effect."""
+        """Carry out a change of the trace. A return has no effect if the relay is not away: its crash was
+        spared."""
         if change.event == LEAVE:
             if self._crash(change.machine):
                 self._away.add(change.machine)
@@ -56,7 +57,8 @@ class Churn:
             self._back(change.machine)
 
     def opened(self, t: int, length_s: float) -> None:
-        """Plan the crashes of iteration t, which begins now and is expected to last `length_s` seconds."""
+        """Draw and plan the crashes of iteration t, which begins now and is expected to last `length_s`
+        seconds; call it once for each iteration. None with a crash probability of 0."""
         for share, relay in crashes(self._seed, t, self._relays, self._part.crash):
             self._clock.after(share * length_s, partial(self._crash_now, relay))
 

@@ -45,7 +45,7 @@ class Trace(Struct, frozen=True):
 
     @property
     def absent(self) -> frozenset[str]:
-        """Machines that are absent at the beginning."""
+        """Machines that are absent at the beginning: those whose first change is a join."""
         first: dict[str, str] = {}
         for change in self.changes:
             first.setdefault(change.machine, change.event)
@@ -62,7 +62,8 @@ NO_TRACE = Trace("nobody leaves or comes")
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a churn trace from a file. Raises UserError with file, position and allowed values."""
+    """Read a churn trace from a file. Raises UserError with the file, and what is wrong where, if it cannot
+    be read or parsed (`parse_trace`)."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -71,8 +72,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(text: str | bytes, where: str) -> Trace:
-    """Churn trace of a JSON text. Raises UserError, whose message begins with `where`, for another format,
-    for times that fall, or if a machine leaves or joins twice in a row."""
+    """Churn trace of a JSON text. Raises UserError, whose message begins with `where`, for another format or
+    version, for times that fall, or if a machine leaves or joins twice in a row."""
     try:
         found = msgspec.json.decode(text, type=_TraceFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -114,7 +115,8 @@ class SpotModel:
 
 
 def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: SpotModel = SpotModel()) -> Trace:
-    """Draw a churn trace from a model of spot machines. regions: machine -> region."""
+    """Draw a churn trace of `hours` from a model of spot machines. regions: machine -> region. A machine that
+    is away cannot leave again; replacements may join after the end of the hours."""
     rng = random.Random(f"spot {seed}")
     end_s = 3600.0 * hours
     strikes: list[tuple[float, str]] = []
@@ -139,8 +141,8 @@ def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: SpotMo
 
 
 def _is_evening(region: str, begin_h: float, at_s: float) -> bool:
-    """True if it is evening in a region `at_s` seconds after the hour `begin_h` (UTC). Regions of unknown
-    longitude are taken to be at Greenwich."""
+    """True if the local solar time of a region is between 18 and 23 h, `at_s` seconds after the hour
+    `begin_h` (UTC). A region of unknown longitude has the time of Greenwich."""
     longitude = PLACES.get(region, (0.0, 0.0))[0]
     return EVENING_H[0] <= (begin_h + at_s / 3600.0 + longitude / 15.0) % 24.0 < EVENING_H[1]
 

@@ -85,7 +85,8 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class TaskLoad:
-    """Work of a task: floating-point operations, and bytes read or written in memory."""
+    """Work of a task: floating-point operations, and bytes read or written in device memory. Loads can be
+    added."""
 
     flops: float
     moved_bytes: float
@@ -101,10 +102,10 @@ class Workload:
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
     precision of computing, and of payloads without a codec. wire: codecs at the cuts, units of gradient sums.
     microbatches: per iteration. whole: every relay holds the whole model (then stages is 1), and data nodes
-    send token ids. value_bytes, of_sum_bytes, of_result_bytes: bytes on the line of a value at a cut, and of
-    a parameter in a reduce, to the peer that sums and back, where they are given (0: by codec and dtype).
-    delayed: True if two iterations are in flight. ends: slots of pipeline islands that a data node holds the
-    ends of at once (0: a run without such islands).
+    send token ids. value_bytes: bytes on the line of a value at a cut; of_sum_bytes, of_result_bytes: bytes
+    on the line of a parameter in a reduce, to the peer that sums and back (each 0: by codec and dtype).
+    delayed: True if two iterations are in flight. ends: slots of pipeline islands whose embedding and head a
+    data node holds at once (0: a run without such islands).
     """
 
     model: ModelConfig
@@ -123,8 +124,8 @@ class Workload:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a parameter in a copied state: weight and two moments, and the predicted weight where two
-        iterations are in flight."""
+        """Bytes per parameter of a copied state: weight and two moments; with two iterations in flight the
+        predicted weight, too."""
         return STATE_BYTES + AHEAD_BYTES * self.delayed
 
     @property
@@ -137,8 +138,8 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes on the line of one microbatch's activation, with token ids in a subspace model; of token ids
-        alone for a whole model."""
+        """Bytes on the line of what is sent forward for one microbatch: its activation, in a subspace model
+        with its token ids; for a whole model its token ids alone."""
         if self.whole:
             return self.rows * (self.sequence + 1) * token_bytes(self.model.vocab_size)
         activation, gradient = cut_bytes(self.model, self.wire, self.tokens, self.width)
@@ -146,39 +147,41 @@ class Workload:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes on the line of one microbatch's input gradient."""
+        """Bytes on the line of one microbatch's input gradient at a cut."""
         if self.value_bytes:
             return math.ceil(self.tokens * self.model.stream * self.value_bytes)
         return cut_bytes(self.model, self.wire, self.tokens, self.width)[1]
 
     @property
     def input_bytes(self) -> int:
-        """Bytes in memory of a microbatch at a block's input, at the model's width, subspace or not."""
+        """Bytes in memory of one microbatch's input to a block. It has the model's full width, also in a
+        subspace model."""
         return self.tokens * self.model.dim * self.width
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes in the memory of each machine for the constants of a subspace model."""
+        """Bytes in the memory of each machine for the constant matrices of a subspace model; 0 for others."""
         return fixed_elements(self.model) * self.width
 
     @property
     def sum_bytes(self) -> float:
-        """Bytes on the line of one parameter's gradient sum."""
+        """Bytes on the line per parameter of a gradient sum, from a member of a reduce to the peer that adds
+        up."""
         if self.of_sum_bytes:
             return self.of_sum_bytes
         return SUM_WIRE_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[0]
 
     @property
     def reduced_bytes(self) -> float:
-        """Bytes on the line of one parameter's reduced gradient."""
+        """Bytes on the line per parameter of the reduced gradient, from the peer that adds up to a member."""
         if self.of_result_bytes:
             return self.of_result_bytes
         return GRADIENT_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[1]
 
     @property
     def reduce_bytes(self) -> float:
-        """Bytes of one parameter on the line in a reduce: of its gradient sum, sent by a member to the peer
-        that adds up, and of its reduced gradient, sent back."""
+        """Bytes on the line per parameter in a reduce, for one member: `sum_bytes` to the peer that adds up
+        and `reduced_bytes` back."""
         return self.sum_bytes + self.reduced_bytes
 
     def blocks(self, stage: int) -> int:
@@ -191,38 +194,40 @@ class Workload:
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
 
     def step_bytes(self, stage: int) -> int:
-        """Bytes of a stage's weights, moments, gradient sums and reduced gradient, in all kept versions, and
-        of the pipeline islands there: a relay is in one at a time, a data node in `ends`."""
+        """Bytes that a stage keeps in memory from step to step: weights, moments, gradient sums and reduced
+        gradient, twice where two iterations need it, and the weights, moments and gradients of pipeline
+        islands (a relay is in one at a time, a data node in `ends`)."""
         second = SECOND_BYTES * self.delayed
         islands = ISLAND_BYTES * (min(1, self.ends) if stage else self.ends)
         return self.parameters(stage) * (self.state_bytes + SUM_BYTES + GRADIENT_BYTES + second + islands)
 
     def closing_bytes(self, stage: int) -> int:
-        """Bytes of a stage when a pipeline island ends its slot there, which holds no activations then; at a
-        data node one ends while the others are open. 0 without pipeline islands."""
+        """Bytes that a stage keeps in memory while a pipeline island ends its slot there, as `step_bytes`;
+        such a machine holds no activations then. A data node ends one island while its others go on. 0
+        without pipeline islands."""
         more = (CLOSING_BYTES - ISLAND_BYTES) * self.parameters(stage)
         return self.step_bytes(stage) + more if self.ends else 0
 
     @property
     def block_bytes(self) -> int:
-        """Bytes on the line of one block in a reduce: sums and reduced gradient; of a whole model with its
-        share of embedding and head."""
+        """Bytes on the line per block of the model in a reduce (`reduce_bytes` of its parameters); for a
+        whole model with the block's share of embedding and head."""
         return math.ceil(self.reduce_bytes * self.parameters(1) / self.blocks(1))
 
     @property
     def ends_bytes(self) -> int:
-        """Bytes on the wire of stage 0 in a reduce."""
+        """Bytes on the line of embedding and head (stage 0) in a reduce; 0 for a whole model."""
         return math.ceil(self.reduce_bytes * self.parameters(0))
 
     def kept_bytes(self, stage: int) -> int:
-        """Bytes that a stage keeps for a microbatch until its weight gradient is computed: input and output
-        gradient of each linear layer."""
+        """Bytes in memory that a stage keeps of one microbatch from its forward until its weight gradient is
+        computed: input and output gradient of each linear layer."""
         return self.tokens * self.blocks(stage) * activation_elements_kept(self.model) * self.width
 
     def load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
         """Operations and bytes of a task of one microbatch at a stage; zero for tasks that are not modelled
-        there. Attention, without weights, does four multiplications backward for two; a linear layer one a
-        gradient."""
+        there. The input gradient costs what the forward does, and attention once more, as it has no weights;
+        the weight gradient costs the linear layers once."""
         weights = self.parameters(stage) * self.width
         if stage == 0 and self.whole:
             return TaskLoad(0.0, 0.0)
@@ -250,8 +255,9 @@ class Workload:
         return of_relay.get(task, TaskLoad(0.0, 0.0))
 
     def inner_loads(self, stage: int, task: type[tasks.Task]) -> dict[type[tasks.Task], TaskLoad]:
-        """Load of a task of an island's inner step on one microbatch, in parts: each by the task of a
-        synchronous step that it is like. Weight gradients are added as floats."""
+        """Load of a task of an island's inner step on one microbatch at a stage, in parts: {task of a
+        synchronous step that the part resembles: its load}. Weight gradients are added as floats, not
+        exactly. task: InnerForward or InnerBackward, at stage 0 InnerHead, too."""
         elements = self.parameters(stage)
         if not stage:
             added = self.load(0, tasks.Head).flops / 2
@@ -273,8 +279,9 @@ class Workload:
         }
 
     def slot_load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
-        """Load of a task that begins or ends a slot of a pipeline island at a stage, or adds its contribution
-        to the sum: bytes of what it copies."""
+        """Load of the begin or end of a pipeline island's slot at a stage, or of adding its contribution to
+        the sum: bytes that it copies, no operations. task: Embed or Forward for the begin, Head or
+        InputGradient for the end, WeightGradient or Recount for the adding; others raise KeyError."""
         begun, ended = 2 * STATE_BYTES + GRADIENT_BYTES, 2 * MASTER_BYTES + GRADIENT_BYTES
         per_element: dict[type[tasks.Task], int] = {
             **dict.fromkeys((tasks.Embed, tasks.Forward), begun),
@@ -284,8 +291,9 @@ class Workload:
         return TaskLoad(0.0, self.parameters(stage) * per_element[task])
 
     def step_load(self, stage: int, task: type[tasks.Task], members: int = 1) -> TaskLoad:
-        """Load of a task of the optimizer step: bytes of the sums, gradients, weights and moments that it
-        reads and writes. members: replicas in the stage's reduce."""
+        """Load of a task that belongs to a step or a state, not to a microbatch, at a stage: bytes of the
+        sums, gradients, weights and moments that it reads and writes; zero for tasks that are not modelled.
+        members: replicas in the stage's reduce."""
         elements = self.parameters(stage)
         predicted = (STATE_BYTES + AHEAD_BYTES) * self.delayed
         per_element: dict[type[tasks.Task], float] = {
@@ -321,7 +329,8 @@ class Machine:
     measured: Mapping[type[tasks.Task], float] = field(default_factory=dict)
 
     def seconds(self, stage: int, task: type[tasks.Task], members: int = 1) -> float:
-        """Seconds of a task at a stage, measured or modelled. members: replicas in the stage's reduce."""
+        """Seconds of a task at a stage, measured or modelled: of one microbatch, or of one step for tasks of
+        a step. members: replicas in the stage's reduce."""
         work = self.work
         if task in self.measured:
             return self.measured[task] / self.speed
@@ -332,8 +341,9 @@ class Machine:
         return self._seconds(load)
 
     def inner_s(self, steps: int, microbatches: int) -> float:
-        """Seconds of `steps` inner steps of an island, of `microbatches` each, with their optimizer steps.
-        Weights and moments are copied to the device before, and the change back after them."""
+        """Seconds of `steps` inner steps of an island that holds the whole model, each on `microbatches`
+        microbatches. They include the optimizer steps, and the copies of weights and moments to the device
+        before and of the change back."""
         work = self.work
         loads = [*work.inner_loads(1, tasks.InnerForward).values()]
         loads += work.inner_loads(1, tasks.InnerBackward).values()
@@ -351,7 +361,8 @@ class Machine:
         )
 
     def slot_s(self, stage: int, task: type[tasks.Task]) -> float:
-        """Seconds of a task that begins or ends a slot of a pipeline island, or adds its contribution."""
+        """Seconds that the begin or end of a pipeline island's slot takes at a stage beside its microbatches,
+        or the adding of its contribution. task: as of `Workload.slot_load`."""
         return self._seconds(self.work.slot_load(stage, task))
 
     def _seconds(self, load: TaskLoad) -> float:
@@ -359,14 +370,15 @@ class Machine:
         return max(load.flops / flops_per_s, load.moved_bytes / (self.device.memory_bytes_per_s * self.speed))
 
     def microbatch_s(self, stage: int) -> float:
-        """Seconds of all tasks of a microbatch at a stage."""
+        """Seconds of all tasks of one microbatch at a stage, forward and backward."""
         first = (tasks.Embed, tasks.Head) if stage == 0 else (tasks.Forward, tasks.InputGradient)
         return sum(self.seconds(stage, task) for task in (*first, tasks.WeightGradient))
 
     def capacity(self, stage: int) -> int:
         """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
-        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit. Of several devices
-        that hold the stage together, the one with most of its blocks counts."""
+        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit, or if the devices
+        that hold a relay stage together are more than its blocks. Of several such devices, the one with most
+        blocks counts."""
         work, together = self.work, self.device.together if stage else 1
         blocks = work.blocks(stage) if stage else 1
         if blocks < together:
@@ -382,13 +394,14 @@ class Machine:
 
 
 def shipped_devices() -> Mapping[str, Device]:
-    """Devices of the package by name."""
+    """Device models that come with the package, by name."""
     text = resources.files("anabranch.sim.cluster").joinpath("devices.json").read_text("utf-8")
     return parse_devices(text, "devices.json")
 
 
 def read_devices(path: Path) -> Mapping[str, Device]:
-    """Device models of a device file, by name. Raises UserError with file, key and allowed values."""
+    """Device models of a JSON file, by name. Raises UserError, with the file and what is wrong, if it cannot
+    be read or a key or figure is not allowed."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -397,7 +410,8 @@ def read_devices(path: Path) -> Mapping[str, Device]:
 
 
 class KnownDevices(dict[str, Device]):
-    """Devices by name; "2xNAME" to "8xNAME" are so many of NAME that hold a stage together."""
+    """Device models by name. A look-up of "2xNAME" to "8xNAME" makes the model of so many NAMEs in one
+    machine that hold a stage together; iteration does not list these. Other unknown names raise KeyError."""
 
     def __missing__(self, name: str) -> Device:
         count, _, one = name.partition("x")
@@ -413,13 +427,14 @@ class KnownDevices(dict[str, Device]):
 
 
 def known_devices(more: str) -> Mapping[str, Device]:
-    """Devices of the package and, if `more` is not empty, of that file. Raises UserError as
-    `read_devices`."""
+    """Device models of the package and of the file `more` ("": of none), which may replace some. Raises
+    UserError as `read_devices`."""
     return KnownDevices({**shipped_devices(), **(read_devices(Path(more)) if more else {})})
 
 
 def parse_devices(text: str | bytes, where: str) -> Mapping[str, Device]:
-    """Devices of a JSON text by name. Raises UserError with file, key and allowed values."""
+    """Device models of a JSON text, by name. Raises UserError, whose message begins with `where`, for other
+    text, keys or figures."""
     found, name = {}, ""
     try:
         for name, figures in msgspec.json.decode(text, type=dict[str, dict[str, Any]]).items():

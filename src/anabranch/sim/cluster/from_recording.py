@@ -42,9 +42,9 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Scenario of a recorded run. profile: network profile (JSON). trace: churn of the run. Both are to be
-    written to files, whose paths `scenario` lacks. iteration_s: mean of an iteration after the warm-up.
-    policy: routing policy of the run."""
+    """Scenario made from a recorded run. profile: network profile (JSON). trace: churn of the run. The caller
+    writes both to files and enters their paths, which `scenario` lacks. iteration_s: mean seconds of a
+    recorded iteration after the warm-up. policy: routing policy of the run."""
 
     scenario: Scenario
     profile: dict[str, Any]
@@ -54,8 +54,9 @@ class RecordedRun:
 
 
 class _EventsByPeer:
-    """Events of a log that a scenario is made from, by peer. removed: times (s) at which the peer was
-    removed; if it was suspected shortly before, the time of the last message that was heard from it."""
+    """Events of a log that a scenario is made from, by peer; steps by iteration. removed: times (s) at which
+    the peer was removed; if it was suspected shortly before, the time of the last message that was heard from
+    it instead."""
 
     def __init__(self, events: Iterable[Event | Unknown]) -> None:
         self.joined: dict[str, list[PeerJoined]] = defaultdict(list)
@@ -89,9 +90,9 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
-    """Make a scenario from a run's events. config: its run file. name: of the scenario. Raises UserError if
-    the log has fewer than two steps with timings, or the run has a model, dtype or pipeline that is not
-    simulated."""
+    """Make a scenario from a run's events. config: the run's run file. name: name of the scenario, with which
+    errors begin. Raises UserError if the log has fewer than two steps with timings, or the run has a model,
+    dtype or pipeline that is not simulated."""
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:
@@ -140,13 +141,14 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
 
 
 def _in_order(log: _EventsByPeer) -> list[str]:
-    """Peers whose tasks were measured, sorted by stage and name."""
+    """Peers that joined and whose tasks were measured, sorted by stage and name."""
     peers = [peer for peer in log.joined if peer in log.timings]
     return sorted(peers, key=lambda peer: (log.joined[peer][-1].stage, log.joined[peer][-1].name, peer))
 
 
 def _names(log: _EventsByPeer) -> dict[str, str]:
-    """Peer -> unique name, for each peer that joined."""
+    """Peer -> name in the scenario, for each peer that joined: its own name, made unique, or the begin of its
+    id."""
     found: dict[str, str] = {}
     for peer in log.joined:
         name = log.joined[peer][-1].name or peer[:8]
@@ -155,8 +157,8 @@ def _names(log: _EventsByPeer) -> dict[str, str]:
 
 
 def _machine(log: _EventsByPeer, peer: str, name: str, steps: Sequence[Step]) -> MachinePart:
-    """Machine that a peer ran on; its seconds are medians over the steps, per microbatch or per step; 0 where
-    nothing was measured."""
+    """Machine that a peer ran on, under this name. Its seconds are medians over the peer's measured steps:
+    per microbatch, or per step (reduce, apply); 0 where nothing was measured."""
     joined = log.joined[peer][-1]
     timings = [each for each in log.timings[peer] if each.t in log.steps]
     counts = {step.t: list(step.owners.get(joined.stage, {}).values()).count(peer) for step in steps}
@@ -190,7 +192,8 @@ def _machine(log: _EventsByPeer, peer: str, name: str, steps: Sequence[Step]) ->
 
 
 def _profile(log: _EventsByPeer, names: Mapping[str, str], run: str) -> dict[str, Any]:
-    """Network profile measured in a run. A peer that named no region is a region of its own."""
+    """Network profile (JSON) measured in a run. names: peer -> name. A peer that named no region is a region
+    of its own. run: name of the run, for the profile's source."""
     region = {peer: log.joined[peer][-1].region or name for peer, name in names.items()}
     trips: dict[frozenset[str], list[float]] = defaultdict(list)
     rates: dict[frozenset[str], list[float]] = defaultdict(list)
@@ -223,9 +226,10 @@ def _profile(log: _EventsByPeer, names: Mapping[str, str], run: str) -> dict[str
 def _medians(
     found: Mapping[frozenset[str], Sequence[float]], pairs: Mapping[str, frozenset[str]], unknown: float
 ) -> dict[frozenset[str] | None, float]:
-    """Median measurement by pair of regions, limited to a factor FAR around the median of these medians. Key
-    None: all measurements inside a region, pooled. A pair that nobody measured gets the median of the
-    medians; `unknown` if nothing at all was measured."""
+    """Median measurement of each pair of regions, and under the key None that of all pairs inside one region.
+    found: measurements by pair of regions (one element: inside a region). pairs: the pairs that are wanted,
+    by name. A pair that nobody measured gets the median of the medians, or `unknown` if nothing at all was
+    measured. All are limited to a factor FAR around the median of the medians."""
     inside = [value for key, values in found.items() if len(key) == 1 for value in values]
     known = {key: statistics.median(values) for key, values in found.items() if len(key) == 2}
     middle = statistics.median(known.values()) if known else statistics.median(inside or [unknown])
@@ -240,8 +244,8 @@ def _medians(
 
 
 def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
-    """Build the churn trace of a run from its events: departures and returns of relays, in seconds since the
-    first iteration began. Relays that joined before its end are there from the beginning."""
+    """Churn trace of a run: departures and returns of its measured relays, in seconds since its first
+    iteration began. Relays that joined before that iteration ended are there from the beginning."""
     begun_at = first.time - first.seconds
     changes: list[Change] = []
     for peer in _in_order(log):
@@ -263,8 +267,8 @@ def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
 
 
 def render_scenario(scenario: Scenario) -> str:
-    """TOML text of a recorded scenario, which `parse_scenario` reads; the sections [round] and [precision],
-    which such a scenario leaves at their defaults, are not written."""
+    """TOML text of a recorded scenario, which `parse_scenario` reads. Keys at their defaults are not written;
+    the sections [round] and [precision], which such a scenario leaves at their defaults, are not, either."""
     lines = ["[anabranch]", "version = 1"]
     for part in ("model", "fleet", "network", "churn", "drift", "wire", "run"):
         lines += ["", f"[{part}]", *_keys(getattr(scenario, part))]

@@ -47,7 +47,7 @@ class MachinePart:
     apply_s: Seconds = 0.0
 
     def measured(self) -> Mapping[type[tasks.Task], float]:
-        """Measured seconds of each task that was measured (a figure of 0 was not)."""
+        """{task: measured seconds} of the tasks that were measured. A figure of 0 in the scenario was not."""
         first = tasks.Head if self.role == "data" else tasks.Forward
         seconds: dict[type[tasks.Task], float] = {
             first: self.forward_s,
@@ -61,7 +61,8 @@ class MachinePart:
 
 
 def single(machines: Sequence[MachinePart]) -> list[MachinePart]:
-    """The same machines as groups of one; those of a named group of several get numbered names."""
+    """The same machines as groups of one, in order. Those of a named group of several get numbered names;
+    unnamed ones stay unnamed."""
     found = []
     for part in machines:
         for number in range(part.count):
@@ -71,7 +72,8 @@ def single(machines: Sequence[MachinePart]) -> list[MachinePart]:
 
 
 def problem(machines: Sequence[MachinePart], stages: int) -> str:
-    """Description of the first inconsistency among all machines, or ""."""
+    """Sentence on the first inconsistency among all machines of a scenario, for an error; "" if there is
+    none. stages: relay stages of the model, of which each needs a relay."""
     each = single(machines)
     names = [part.name for part in each if part.name]
     for at, part in enumerate(machines):
@@ -97,9 +99,9 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
 
 
 def staged(machines: Sequence[MachinePart], stages: int) -> list[tuple[int, MachinePart]]:
-    """(stage, machine) pairs, one for each machine of each group, data nodes (stage 0) first. Relays without
-    a stage go one by one to the relay stage (1 to `stages`) with the fewest relays, the lowest of equals;
-    those with a stage are counted first."""
+    """(stage, machine) pairs, one for each machine of each group, data nodes (stage 0) first. stages: relay
+    stages. Relays without a stage go one by one to the relay stage with the fewest relays, the lowest of
+    equals; those with a stage are counted first."""
     each = single(machines)
     relays = [part for part in each if part.role == "relay"]
     count = dict.fromkeys(range(1, stages + 1), 0)

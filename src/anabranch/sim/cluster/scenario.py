@@ -58,7 +58,8 @@ HOST_SHARE = 0.5
 @dataclass(frozen=True)
 class Scenario:
     """Contents of a scenario file: all that a simulation needs besides a policy and a seed. machines: named
-    machines, which replace those that a seed draws from `fleet`."""
+    machines. They replace the relays that a seed draws from `fleet`, and its data nodes if any of them is
+    one."""
 
     name: str = "scenario"
     model: ModelPart = field(default_factory=ModelPart)
@@ -74,7 +75,8 @@ class Scenario:
 
     @property
     def work(self) -> Workload:
-        """Model divided into stages and microbatches."""
+        """Workload of the scenario: its model divided into stages, its microbatches, and their sizes on the
+        line."""
         part, shape, precision = self.model, named_size(self.model.size), self.precision
         if part.subspace:
             shape = replace(shape, subspace=part.subspace, tied=False)
@@ -88,7 +90,8 @@ class Scenario:
 
     @property
     def data_nodes(self) -> int:
-        """Number of data nodes: named machines, or those that a seed draws."""
+        """Number of data nodes: of those among the named machines; without any, of those that a seed
+        draws."""
         return sum(one.count for one in self.machines if one.role == "data") or self.fleet.data_nodes
 
 
@@ -98,8 +101,8 @@ def shipped_scenarios() -> tuple[str, ...]:
 
 
 def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
-    """Scenario by the name of a shipped one or the path of a file. changes: dotted key -> value. Raises
-    UserError with file, key and allowed values."""
+    """Scenario by the name of a shipped one or the path of a file. changes: dotted key ("section.key") ->
+    value that replaces that of the file. Raises UserError with file, key and allowed values."""
     data, where = read_scenario(name)
     for dotted, value in (changes or {}).items():
         part, _, key = dotted.partition(".")
@@ -111,8 +114,9 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
 
 
 def read_scenario(name: str) -> tuple[dict[str, Any], str]:
-    """Unchecked contents of a scenario file, and its name for messages. Raises UserError. Paths in it are
-    relative to the file if they exist there."""
+    """(Unchecked contents, name for messages) of a shipped scenario or a file. Paths in a file are completed
+    relative to the file's folder if they exist there. Raises UserError if it cannot be read or is not
+    TOML."""
     if name in shipped_scenarios():
         where = f"{name}.toml"
         folder = resources.files("anabranch.sim.cluster").joinpath("scenarios")
@@ -142,7 +146,8 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
 
 
 def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
-    """Scenario from the contents of a file. Raises UserError with file, key and allowed values."""
+    """Checked scenario from the contents of a file. where: the file's name, with which errors begin and of
+    which the scenario gets its name. Raises UserError with file, key and allowed values."""
     parts = typing.get_type_hints(Scenario)
     header = data.get("anabranch")
     version = header.get("version") if isinstance(header, Mapping) else None
@@ -175,7 +180,8 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
 
 
 def _check_only_named(scenario: Scenario, data: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for keys of drawn machines if all machines are named."""
+    """Raise UserError if the file's contents `data` set keys of drawn machines that have no effect, as the
+    scenario names its machines. where: begin of the message."""
     unused = OF_RELAYS | (OF_ALL if any(each.role == "data" for each in scenario.machines) else {})
     for dotted, key in unused.items():
         section, _, name = dotted.partition(".")
@@ -210,8 +216,9 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
 
 
 def _value(value: Any, hint: Any, label: str) -> Any:
-    """Checked value of a key, or an item of a list, in its field's type. Raises UserError, whose message
-    begins with `label`, if it is not allowed."""
+    """Checked value of a key, or of an item of a list. hint: annotated type of its field; whole numbers
+    become floats where that is one. Raises UserError, whose message begins with `label`, if the value is not
+    allowed."""
     kind, allowed = type_and_constraint(hint)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value):
         value = float(value)
@@ -227,7 +234,8 @@ def _value(value: Any, hint: Any, label: str) -> Any:
 
 
 def _check_consistency(scenario: Scenario, where: str) -> None:
-    """Raise UserError if keys contradict each other, or a name is unknown."""
+    """Raise UserError if keys of a scenario contradict each other, or the name of a model or device is
+    unknown. where: begin of the message."""
     model, fleet, run = scenario.model, scenario.fleet, scenario.run
     if model.size not in size_names():
         known = ", ".join(size_names())
@@ -270,7 +278,8 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
 
 
 def _round_problem(scenario: Scenario) -> str:
-    """Reason why rounds of islands do not work as the scenario says; "" if they do."""
+    """Reason why rounds of islands cannot work as the scenario says; "" if they can, or if it has no
+    rounds."""
     model, part = scenario.model, scenario.round
     if not part.slots:
         return ""
@@ -292,8 +301,8 @@ def _round_problem(scenario: Scenario) -> str:
 
 
 def _ends_problem(scenario: Scenario) -> str:
-    """Reason why a data node cannot hold the ends of the model for the pipeline islands that it serves; "" if
-    it can."""
+    """Reason why a data node cannot hold embedding and head for all the pipeline islands that it serves at
+    once; "" if it can."""
     work, devices = scenario.work, known_devices(scenario.fleet.devices)
     named = [one.device for one in scenario.machines if one.role == "data" and not one.capacity]
     drawn = () if any(one.role == "data" for one in scenario.machines) else scenario.fleet.device
@@ -327,10 +336,11 @@ class Regions(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """Machine of a fleet. stage: 0 for a data node. capacity: greatest number of microbatches in flight.
-    parked: how many of these, at most, have their activations offloaded to host memory. fixed: True if the
-    scenario gives the stage. on: host whose machine this is a further process of ("": a machine of its own).
-    hidden: True if nobody can dial it, so that others reach it through carriers."""
+    """Process of a fleet, mostly alone on a machine. stage: 0 for a data node. capacity: greatest number of
+    microbatches in flight. machine: model of the times of its tasks. line: its access line. parked: how many
+    of the microbatches, at most, have their activations offloaded to host memory. fixed: True if the scenario
+    gives the stage. on: host whose machine this is a further process of ("": a machine of its own). hidden:
+    True if nobody can dial it, so that others reach it through carriers."""
 
     id: str
     stage: int
@@ -351,7 +361,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Machines of a scenario as a seed draws them, with their network, churn trace and drift of speeds."""
+    """Machines of a scenario as a seed draws them, with their network, churn trace and drift of speeds.
+    hosts: host's id -> host."""
 
     scenario: Scenario
     hosts: Mapping[str, Host]
@@ -364,7 +375,8 @@ class Fleet:
     """Links between regions at a factor of drift, once they were asked for."""
 
     def link(self, sender: str, receiver: str) -> SharedLink:
-        """Link from one host to another: delay, loss, and bandwidth at the present drift."""
+        """Link from one host to another, by their regions: delay, loss, and bandwidth at the present drift.
+        Hosts of the same two regions share one object."""
         one, other = self.hosts[sender].region, self.hosts[receiver].region
         key = one, other, self.drift.rate(one, other)
         if (found := self._links.get(key)) is None:
@@ -384,7 +396,7 @@ class Fleet:
         return self.hosts[host].on or host
 
     def beside(self) -> dict[str, list[str]]:
-        """For each host that shares its machine with others: the names of those others."""
+        """{host: names of the other hosts on its machine}, for each host that shares its machine."""
         processes: dict[str, list[str]] = {}
         for host in self.hosts:
             processes.setdefault(self.machine(host), []).append(host)
@@ -396,18 +408,18 @@ class Fleet:
         return [host for host in self.hosts.values() if host.stage == stage]
 
     def slots(self, host: Host) -> int:
-        """Number of microbatches that a relay holds at once, including those of which it keeps only the input
-        and computes the forward again (`fleet.recompute`)."""
+        """Number of microbatches that a relay holds at once: its capacity, and those of which it keeps only
+        the input and computes the forward again (`fleet.recompute`)."""
         return host.capacity + int(host.capacity * self.scenario.fleet.recompute)
 
 
 def fleet_of(
     scenario: Scenario, regions: Regions, seed: int, assigned: Mapping[str, int] | None = None
 ) -> Fleet:
-    """Fleet of a scenario for a seed. Relays without a given stage are assigned in turn. The seed draws
-    regions (as evenly as possible), devices, speeds and capacities that the scenario does not give. assigned:
-    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region, and for a churn
-    trace that is unreadable or names other machines than these relays."""
+    """Fleet of a scenario for a seed. The seed draws regions (as evenly as possible), devices, speeds and
+    capacities that the scenario does not give, and which relays nobody can dial. Relays without a given stage
+    are assigned in turn, or as `assigned` says (relay -> stage). Raises UserError for an unknown region, and
+    for a churn trace that is unreadable or names other machines than these relays."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     assigned = assigned or {}
     named = staged(scenario.machines, stages)
@@ -445,8 +457,8 @@ def fleet_of(
 
 
 def _hidden(hosts: Mapping[str, Host], share: float, seed: int) -> set[str]:
-    """Machines that nobody can dial: a share of those on which relays alone run. A greater share hides the
-    same ones and more."""
+    """Ids of hosts whose machines nobody can dial: the share `share` of the machines on which relays alone
+    run. With the same seed, a greater share hides the same ones and more."""
     others = {host.on or host.id for host in hosts.values() if not host.stage}
     relays = [host.id for host in hosts.values() if not host.on and host.id not in others]
     random.Random(f"hidden {seed}").shuffle(relays)
@@ -454,8 +466,8 @@ def _hidden(hosts: Mapping[str, Host], share: float, seed: int) -> set[str]:
 
 
 def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:
-    """Churn trace of a scenario. Raises UserError if it is unreadable, or names a machine that is no relay of
-    the fleet."""
+    """Churn trace of a scenario, empty if it names none. Raises UserError if the trace is unreadable, or
+    names a machine that is no relay among `hosts`."""
     path = scenario.churn.trace
     if not path:
         return NO_TRACE
@@ -485,7 +497,8 @@ def _drawn(
 def _host(
     scenario: Scenario, name: str, stage: int, region: str, resident: int, machine: Machine, line: Line
 ) -> Host:
-    """Host whose capacity counts `resident` microbatches and those whose activations it can offload."""
+    """Host whose capacity is `resident` microbatches and those whose activations it can offload
+    (`fleet.park`; none at a data node or without host memory apart)."""
     part, parked = scenario.fleet, 0
     if stage and machine.device.host_link_bytes_per_s:
         fit = int(part.host_memory_bytes * HOST_SHARE) // scenario.work.kept_bytes(stage)
@@ -494,8 +507,8 @@ def _host(
 
 
 def misfit(scenario: Scenario) -> str:
-    """Description of the first named relay whose stage does not fit into its memory, or "". A relay whose
-    capacity the scenario gives is taken to fit."""
+    """Sentence on the first named relay whose stage does not fit into its memory; "" if there is none. A
+    relay whose capacity the scenario gives is taken to fit."""
     model, devices = scenario.model, known_devices(scenario.fleet.devices)
     for stage, one in staged(scenario.machines, model.relay_stages):
         if stage and not one.capacity and Machine(devices[one.device], scenario.work).capacity(stage) < 1:
@@ -505,7 +518,7 @@ def misfit(scenario: Scenario) -> str:
 
 
 def _too_small(scenario: Scenario, device: str) -> str:
-    """Message for a device into which a relay's stage does not fit."""
+    """Sentence that a relay's stage does not fit into the device of this name, for an error."""
     model, work = scenario.model, scenario.work
     what = f"a stage of {model.size} does not fit into a {device}, with model.stages = {model.stages}"
     if not work.ends:

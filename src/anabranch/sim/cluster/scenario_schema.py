@@ -38,7 +38,7 @@ class ModelPart:
 
     @property
     def relay_stages(self) -> int:
-        """Stages that relays hold."""
+        """Number of stages that relays hold: 1 if every relay holds the whole model."""
         return max(1, self.stages)
 
 
@@ -68,9 +68,10 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class PrecisionPart:
-    """Sizes on the wire, of whatever system. activation_bytes: bytes of an activation's value (0: those of
-    `model.dtype`). sum_bytes, reduced_bytes: bytes of one parameter in a reduce, to the peer that sums and
-    back (0: those of the exact sums of the protocol). Only sizes change: packing costs no time."""
+    """Sizes on the line that replace the modelled ones, for whatever system. activation_bytes: bytes of one
+    value of an activation or its gradient (0: by `wire` and `model.dtype`). sum_bytes, reduced_bytes: bytes
+    of one parameter in a reduce, to the peer that sums and back (0: by `wire.reduce`). Only sizes change:
+    packing costs no time."""
 
     activation_bytes: ValueBytes = 0.0
     sum_bytes: ValueBytes = 0.0
@@ -151,7 +152,8 @@ class RunPart:
     """Length of a simulated run. iterations: number of iterations. warm_up: the first of these, which are not
     counted; fewer than `iterations`. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 for two
     iterations in flight, only with relay stages. snapshot_every: iterations between snapshots of the stages
-    (0: as a run file's 0). snapshot_copies: peers that keep each (0: no snapshots)."""
+    (0: so many that copies add at most a quarter to the traffic). snapshot_copies: peers that keep each
+    snapshot (0: no snapshots)."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2
@@ -162,7 +164,8 @@ class RunPart:
 
 
 def type_and_constraint(hint: Any) -> tuple[type[Any], Range | OneOf | None]:
-    """Plain type of a key's values, and their constraint; of a list, those of its values."""
+    """(plain type, constraint or None) of the values of a key whose field has the annotated type `hint`; of a
+    list, of its items."""
     if typing.get_origin(hint) is tuple:
         hint = typing.get_args(hint)[0]
     return getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", (None,))[0]

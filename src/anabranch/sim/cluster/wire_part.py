@@ -12,8 +12,7 @@ from anabranch.train.codec.sizes import BITS
 @dataclass(frozen=True)
 class WirePart:
     """Codecs of what crosses the line. activations, gradients: codec of activations and of input gradients
-    between stages. block: values that share a scale (int8, int4). reduce: exact or
-    coarse sums."""
+    between stages. block: values that share a scale (int8, int4). reduce: exact or coarse gradient sums."""
 
     activations: Annotated[str, OneOf(*BITS)] = "none"
     gradients: Annotated[str, OneOf(*BITS)] = "none"

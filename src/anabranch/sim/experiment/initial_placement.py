@@ -21,8 +21,9 @@ PATIENCE_HEARTBEATS = 600
 
 
 def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
-    """Fleet of a scenario and seed, its relays assigned to stages by measured links if `fleet.deal` says so.
-    Raises UserError as `fleet_of`, and if the run that measures the links does not begin."""
+    """Fleet of a scenario and seed. With `fleet.deal = "links"` its relays without a given stage are assigned
+    by measured links, else in turn. Raises UserError as `fleet_of`, and if the run that measures the links
+    does not begin."""
     fleet = fleet_of(scenario, regions, seed)
     if scenario.fleet.deal != "links" or all(host.fixed for host in fleet.hosts.values() if host.stage):
         return fleet
@@ -34,8 +35,9 @@ def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
 
 
 def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
-    """Stage of each relay that is there at the beginning, as the run's leader assigns it in a simulated run,
-    up to its first iteration. Raises TimeoutError if the run does not begin."""
+    """{relay: stage} of the relays that are there at the beginning, as the leader of a simulated run assigns
+    them before its first iteration. The fleet's drift is left out. Raises TimeoutError if the run does not
+    begin."""
     asking = {  # for any stage (-1), if they are relays without a given one
         host.id: host if host.fixed or not host.stage else replace(host, stage=-1)
         for host in fleet.hosts.values()
@@ -53,7 +55,7 @@ def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
 
 def _least_replicas(fleet: Fleet) -> int:
     """Number of replicas that every stage must get: the greatest one up to KEPT_FIRST for which the relays
-    that are there at the beginning are enough."""
+    that are there at the beginning are enough; 1 at least."""
     stages = range(1, fleet.scenario.model.relay_stages + 1)
     there = [host for host in fleet.hosts.values() if host.stage and host.id not in fleet.trace.absent]
     fixed = {stage: sum(host.fixed and host.stage == stage for host in there) for stage in stages}

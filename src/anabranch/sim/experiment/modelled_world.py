@@ -50,7 +50,8 @@ SLOT_BYTES = 1.0
 
 
 class SizedIntegerWorker(IntegerWorker):
-    """Integer worker whose snapshots have as many pieces as those of the modelled tensors."""
+    """Integer worker whose snapshots have as many pieces as those of the modelled tensors: padding follows
+    the real ones, and is ignored when a state is loaded."""
 
     def __init__(self, stage: int, pieces: int, delay: Delay, rounds: Rounds, own: int = 0) -> None:
         super().__init__(stage, delay, rounds, own)
@@ -77,7 +78,8 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 @dataclass
 class SentCounts:
-    """Sent control messages (kinds: number by class name; bytes of all), and bytes of payloads."""
+    """Counts of what was sent so far. messages: control messages; kinds: their number by class name;
+    message_bytes: their bytes. payload_bytes: bytes of payloads."""
 
     messages: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -86,9 +88,9 @@ class SentCounts:
 
 
 class ModelledWorld(LinedWorld):
-    """World of a fleet: real peers over modelled links and devices. Its first host leads, and those that the
-    trace does not name as absent join within half a second. sent: control messages (number, by kind, bytes)
-    and payload bytes sent so far."""
+    """World of a fleet: real peers over modelled links and devices. The fleet's first host leads, and those
+    that the trace does not name as absent join within half a second. sent: control messages (number, by kind,
+    bytes) and payload bytes sent so far."""
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
@@ -162,8 +164,8 @@ class ModelledWorld(LinedWorld):
         return seconds
 
     def _of_slot(self, task: Task) -> bool:
-        """True for tasks on a slot of a round that a pipeline island fills, but for those of its inner
-        steps."""
+        """True for tasks that begin or end a slot which a pipeline island fills, or add its contribution.
+        False for tasks of its inner steps, and outside of such rounds."""
         if not self.settings.rounds.pipeline or not self.settings.rounds.has(task.t):
             return False
         begun = isinstance(task, tasks.Embed | tasks.Forward) and task.steps > 0
@@ -171,14 +173,14 @@ class ModelledWorld(LinedWorld):
         return begun or ended or isinstance(task, tasks.InputGradient | tasks.WeightGradient | tasks.Recount)
 
     def _slot_s(self, machine: Machine, stage: int, task: Task) -> float:
-        """Seconds of a task on a slot of a pipeline island (`_of_slot`)."""
+        """Seconds of a task on a slot of a pipeline island, for which `_of_slot` is true; drift left out."""
         if isinstance(task, tasks.WeightGradient | tasks.Recount) and stage == 0 and not task.unit % 2:
             return 0.0  # the embedding's unit has the contribution of the whole stage
         return machine.slot_s(stage, type(task))
 
     def _machine_s(self, host: Host, stage: int, kind: type[Task], parts: int) -> float:
-        """Seconds of a task of class `kind` on a host without drift, also of an inner step. parts: into which
-        the stage's reduce is divided."""
+        """Seconds of a task of class `kind` at a stage on a host's machine, also of an inner step; drift left
+        out. parts: number of parts into which the stage's reduce is divided."""
         key = (host.id, stage, kind, parts)
         seconds = self._task_s.get(key)
         if seconds is None:
@@ -189,8 +191,8 @@ class ModelledWorld(LinedWorld):
         return seconds
 
     def unfinished_s(self, host: str) -> float:
-        """Virtual seconds for which a host's current task has run; 0 without a task, and at the moment when
-        it ends."""
+        """Virtual seconds for which a host's current task has run so far; 0 without a task, and at the moment
+        when it ends."""
         begun_at, seconds = self._computing.get(host, (0.0, 0.0))
         passed = self.clock.now - begun_at
         return passed if passed < seconds else 0.0
@@ -198,7 +200,7 @@ class ModelledWorld(LinedWorld):
     # --- wires ---------------------------------------------------------------------------------
 
     def _link(self, sender: str, receiver: str) -> SharedLink:
-        """Link between two hosts, cached by their regions."""
+        """Link from one host to another, by their regions; cached until the next change of drift."""
         ends = self._region[sender], self._region[receiver]
         found = self._links.get(ends)
         if found is None:
@@ -222,16 +224,16 @@ class ModelledWorld(LinedWorld):
         return super()._bulk_s(sender, receiver, message, size, bulky, via)
 
     def _count(self, message: msg.AnyMessage, size: int) -> None:
-        """Count a control message of so many bytes."""
+        """Add a control message of `size` bytes to `sent`."""
         sent = self.sent
         sent.messages += 1
         sent.kinds[type(message).__name__] += 1
         sent.message_bytes += size
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
-        """Count a message and send it over the link to `peer`; if that is not open, it is lost and not
-        counted. A payload shares bandwidth (`traffic`). Nothing is encoded: only `simtest` checks that every
-        message can be decoded."""
+        """Count a message and send it over the link to `peer`. Nothing happens, and nothing is counted,
+        without an open link. A payload shares bandwidth (`traffic`). Messages are not decoded from bytes:
+        only `simtest` checks that every message can be."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
@@ -252,8 +254,8 @@ class ModelledWorld(LinedWorld):
         self._put_on_line(sender, link, peer, message, size, arrived)
 
     def _deliver_small(self, sender: str, link: Link, peer: str, message: msg.AnyMessage) -> None:
-        """Shorter `_deliver` for a control message on a direct link without disorder; nearly all messages
-        are such."""
+        """Count and deliver a control message, as `_deliver` does but quicker. Only for a direct link without
+        disorder; nearly all messages are such."""
         size, between = self._size(message), self._link(sender, peer)
         self._count(message, size)
         planned = self._arrival(sender, peer, self._delay(sender, peer) + 8.0 * size / between.rate_bps)
@@ -267,7 +269,8 @@ class ModelledWorld(LinedWorld):
         return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
-        """Size (bytes) of the tensor that a message's payload stands for, as `sender` sends it now."""
+        """Bytes of the tensor that a message's payload stands for, as `sender` sends it now: the stage and
+        the reduce that the sender is in count."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.ReducePart | msg.ReducedPart) and rounds.has(message.fence.t):
@@ -296,7 +299,8 @@ class ModelledWorld(LinedWorld):
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
-        """Bytes of a microbatch's or slot's token ids from a data node; losses and answers are small."""
+        """Bytes of a payload in runs whose relays hold the whole model: token ids of a microbatch or slot,
+        from a data node; 8 for losses and answers, which are small."""
         if sender.peer.ctx.run.stage or isinstance(message, msg.Backward):
             return 8.0
         plan = sender.peer.ctx.run.plan(message.fence.t)
@@ -317,7 +321,8 @@ class ModelledWorld(LinedWorld):
 
 
 def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
-    """Member record with which a machine of the fleet joins; speeds are per block, as a live machine's."""
+    """Member record with which a machine of the fleet joins; forward_s and backward_s are seconds of one
+    block, as a live machine gives them."""
     host = fleet.hosts[name]
     work = fleet.scenario.work
     forward_s = host.machine.seconds(1, tasks.Forward) / work.blocks(1)
@@ -337,8 +342,8 @@ def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
 
 
 def settings_of(fleet: Fleet, policy: str) -> Settings:
-    """Settings of the protocol for a scenario under a routing policy. The first iteration waits for as many
-    replicas a stage as its smallest stage has at the beginning."""
+    """Settings of the protocol for a fleet's scenario under a routing policy. The first iteration waits until
+    every stage has as many replicas as the smallest stage has at the beginning."""
     scenario, work = fleet.scenario, fleet.scenario.work
     model, part = scenario.model, scenario.round
     sizes = CONTRIBUTION_BYTES[part.contributions], RESULT_BYTES[part.results]
@@ -392,7 +397,8 @@ def _rounds(scenario: Scenario) -> Rounds:
 
 
 def _snapshots_every(scenario: Scenario) -> int:
-    """Iterations between snapshots; 0: there are none."""
+    """Iterations between snapshots; 0 if none are kept (no copies). If the scenario leaves the number open,
+    the least one within SNAPSHOTS_EVERY with which copies add at most a quarter to the traffic."""
     run, work = scenario.run, scenario.work
     if run.snapshot_every or not run.snapshot_copies:
         return run.snapshot_every if run.snapshot_copies else 0

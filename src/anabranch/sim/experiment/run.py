@@ -50,9 +50,9 @@ def simulate(
     seed: int,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Outcome:
-    """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
-    Raises UserError if the fleet cannot be made, or hides relays from a baseline. committed: called with the
-    number of each iteration after it, under a policy but no baseline."""
+    """Simulate one seed of a scenario under a policy or baseline (KNOWN_POLICIES). A run that fails has a
+    result, too, with `failure` set. Raises UserError if the fleet cannot be made, or hides relays from a
+    baseline. committed: called with the number of each iteration after its commit; never under a baseline."""
     if policy in BASELINES:
         if scenario.network.hidden:
             key = f"network.hidden = {scenario.network.hidden:g}"
@@ -69,8 +69,8 @@ def simulate(
 
 
 def alone_tokens_per_s(fleet: Fleet) -> float:
-    """Tokens per second of the best relay's machine, if it trained the whole model by itself, with an
-    optimizer step for each batch; 0 if the model fits into none."""
+    """Tokens per second of the best relay's machine, if it trained the whole model by itself with an
+    optimizer step for each batch; 0 if no relay's memory holds the model."""
     model, work = fleet.scenario.model, replace(fleet.scenario.work, stages=1, whole=True)
     best = 0.0
     for host in fleet.hosts.values():
@@ -82,8 +82,9 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 class Simulation:
     """Simulation of one seed of a scenario under a routing policy, with the real protocol; `run` carries it
-    out, once. recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash
-    and return. committed: called with the number of each iteration after its commit."""
+    out, once, and returns the outcome, also of a failure. recorder: metrics of its iterations. crashed,
+    returned: (relay, virtual seconds) of each crash and return. committed: called with the number of each
+    iteration after its commit."""
 
     def __init__(
         self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None
@@ -193,8 +194,8 @@ class Simulation:
             self._start(relay)
 
     def _start(self, relay: str) -> None:
-        """Start a new process of a machine, with the next incarnation; it joins. In a large simulation
-        garbage is collected after every so many starts."""
+        """Start a new process of a relay's machine, with the next incarnation, which joins. In a large
+        simulation garbage is collected after a number of such starts."""
         former = self.world.nodes.get(relay)
         incarnation = former.member.incarnation + 1 if former is not None else 1
         self.world.add(member_of(self.fleet, relay, incarnation), self.leader.id, self.world.clock.now)

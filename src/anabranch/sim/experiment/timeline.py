@@ -26,8 +26,8 @@ STATE = "state"
 
 
 class TimelineRecorder:
-    """Observer of a simulation that records spans; it must be created before the simulation runs, and asked
-    when it is over."""
+    """Observer of a simulation that records spans of computing and sending. It must be created before the
+    simulation runs, and asked when that is over."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -36,7 +36,8 @@ class TimelineRecorder:
         simulation.world.traffic.watch = self._left
 
     def of(self, t: int) -> list[Span]:
-        """Spans of computing, sending and absence in iteration t, cut at its begin and end (virtual s)."""
+        """Spans of computing, sending, being gone and joining in iteration t, cut at its begin and end
+        (virtual s). Raises StopIteration if t was not committed."""
         begin, end = self.time_of(t)
         return [
             Span(span.node, span.kind, max(begin, span.begin_s), min(end, span.end_s), span.text)
@@ -51,8 +52,8 @@ class TimelineRecorder:
         return begin, begin + next(row.seconds for row in rows if row.t == t)
 
     def repairs(self, t: int) -> list[Repair]:
-        """Repairs in iteration t: microbatches lost with a peer that another one brought into the step. None
-        if the step was skipped."""
+        """Repairs in iteration t: microbatches lost with a peer that another one brought into the step. [] if
+        the step was skipped. Raises StopIteration if t was not committed."""
         begin, end = self.time_of(t)
         paths, found = self.paths(t), []
         for at, _, kind, fields in self._simulation.world.notes:
@@ -66,8 +67,8 @@ class TimelineRecorder:
         return found
 
     def paths(self, t: int) -> list[list[str]]:
-        """Path of each microbatch, by index, whose results entered step t: data node, relay of each stage,
-        data node. Empty if the step was skipped, or not committed."""
+        """Path of each microbatch whose results entered step t, by index: data node that embeds it, relay of
+        each stage, data node of the head. Empty if the step was skipped, or not committed."""
         found: list[list[str]] = []
         for line in self._simulation.world.log:
             record = decode_entry(line).record
@@ -80,12 +81,13 @@ class TimelineRecorder:
         return found
 
     def crashed(self, t: int) -> set[str]:
-        """Relays that crashed during iteration t."""
+        """Relays that crashed during iteration t. Raises StopIteration if t was not committed."""
         begin, end = self.time_of(t)
         return {name for name, at in self._simulation.crashed if begin <= at < end}
 
     def _away(self, end: float) -> list[Span]:
-        """Spans in which relays are gone or joining, until `end`."""
+        """Spans from the start of the run until `end` (virtual s): relays "gone" until their machines are
+        back, then "joining" until they compute."""
         crashed, returned = self._simulation.crashed, self._simulation.returned
         absent = [(name, 0.0) for name in sorted(self._simulation.fleet.trace.absent)]
         found = []

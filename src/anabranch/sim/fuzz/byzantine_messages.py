@@ -26,8 +26,9 @@ STRANGER = "stranger"
 
 
 def garbage(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Fault: send a neighbour messages that no honest peer sends, from the victim or from a process that has
-    a ticket but is no member. None without a neighbour."""
+    """Fault: send VOLLEY messages that no honest peer sends to a random neighbour of the victim. Their sender
+    is the victim, or a process with a ticket that is no member. Returns (text for the story, 0 s); None, and
+    nothing is sent, if the victim has no neighbour."""
     target = swarm.neighbour(victim)
     if target is None:
         return None
@@ -52,8 +53,8 @@ def flood(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Fault: deliver once more the last messages that the victim has received from peers to which it still
-    has a link. None if there are none."""
+    """Fault: deliver to the victim once more the last REPLAY messages that it has received from peers to
+    which it still has a link. Returns (text for the story, 0 s); None if there are none."""
     heard = [event for event in swarm.heard.get(victim.id, ()) if event.peer in victim.links][-REPLAY:]
     if not heard:
         return None
@@ -63,8 +64,8 @@ def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def _stranger(swarm: SwarmUnderTest, target: Node) -> str:
-    """Connect a process that has a ticket but is no member to the peer `target`, and return its name; answers
-    to the process are lost."""
+    """Connect a process that has a relay's ticket but is no member to the peer `target`; returns the
+    process's name (STRANGER). What peers send to the process is lost."""
     world = swarm.world
     if STRANGER not in world.nodes:
         peer = Peer(STRANGER, 1, world.genesis.leader, world.settings)
@@ -102,7 +103,8 @@ _OWN = -1
 
 
 def _fence(rng: random.Random, target: Node) -> msg.Fence:
-    """Fence (fields that date a message) of the open iteration; in up to five of six cases one is wrong."""
+    """Fence (fields that date a message) of the target's open iteration. In at most five of six draws one of
+    its five fields is false."""
     peer = target.peer
     t, base, epoch = peer.replica.t + 1, peer.progress.base, peer.ctx.run.settings.epoch
     wrong = rng.randrange(6)
@@ -120,7 +122,7 @@ def _index(rng: random.Random) -> int:
 
 
 def _payload(rng: random.Random) -> object:
-    """Unusable payload: none at all, not finite, of the wrong type or of the wrong shape."""
+    """Draw an unusable payload: none at all, not finite, of the wrong type or of the wrong shape."""
     return rng.choice([None, math.nan, "text", (1, 2, 3)])
 
 
@@ -159,7 +161,7 @@ def _stage(rng: random.Random) -> int:
 
 
 def _leader_message(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """(message that only the run's leader may send, no payload)."""
+    """Draw (message that only the run's leader may send, None for its payload). Its content is false."""
     fence = _fence(rng, target)
     choices: list[msg.AnyMessage] = [
         msg.Announce((b"{}", b"not an entry")),
@@ -208,7 +210,7 @@ def _slots(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 def _request(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """(join request with absurd figures, no payload)."""
+    """Draw (join request of STRANGER with absurd figures, None for its payload)."""
     capacity, speed = rng.choice([0, -1, 1 << 40]), rng.choice([-1.0, math.nan, math.inf])
     member = Member(
         id=STRANGER,
@@ -222,7 +224,8 @@ def _request(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 def _line(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """Log entry that is well-formed and has the next number, but was not committed by a majority."""
+    """(Announcement of a log entry, None for its payload). The entry follows the last one that the target
+    knows and is well-formed, but no majority of the voters committed it."""
     position = target.peer.progress.position
     line = encode_entry(Entry(index=position.index, term=1, previous=position.previous, record=NoOp()))
     return msg.Announce((line,)), None

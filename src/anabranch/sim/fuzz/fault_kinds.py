@@ -30,8 +30,8 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class FaultKind:
-    """Kind of fault that `simtest` injects. roles: possible victims. loses: True if the victim's state is
-    lost, so that another replica must have it."""
+    """Kind of fault that `simtest` injects. roles: roles of peers that it may hit. loses: True if the
+    victim's state is lost, so that it hits only where another replica has the state."""
 
     name: str
     roles: frozenset[Role]
@@ -83,15 +83,15 @@ _BYTES = ("corrupt bytes", "garbage", "flood", "replay", "copied key")
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
-    that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
-    undefended: True if one of the guests does a deed against which there is no full defence
+    """Kinds of faults that a seed may draw, by their names. faults: least and greatest number per seed.
+    churn: probability that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw
+    hostile guests. undefended: True if one of the guests does a deed against which there is no full defence
     (`guest_deeds.OPEN`). islands: True if its seeds take rounds. crews: True if these are rounds of pipeline
     islands, in seeds of two stages or more. in_rounds: True if its faults are aimed at phases of a round,
     too. delayed: True if all of its seeds have two iterations in flight, instead of some. carriers: True if
-    all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of
-    some. tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private:
-    True if the rounds of its seeds are on data of the machines' own."""
+    all of its seeds have relays that nobody can dial, access lines and faults of carriers, instead of some.
+    tickets: True if whoever joins or starts again knows the addresses of the data nodes alone. private: True
+    if the rounds of its seeds are on data of the machines' own."""
 
     name: str
     kinds: tuple[str, ...]
@@ -109,7 +109,8 @@ class FaultProfile:
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
-        """Pairs (kind of fault, phase of the victim) that seeds of this profile draw."""
+        """Pairs (kind of fault, phase of the victim) that seeds of this profile draw: all reachable ones of
+        its kinds."""
         phases = (*PHASES, *ROUND_PHASES) if self.in_rounds else PHASES
         return [(kind, phase) for kind in self.kinds for phase in phases if reachable(kind, phase)]
 
@@ -163,7 +164,8 @@ def kind_named(name: str) -> FaultKind:
 
 
 def reachable(kind: str, phase: str) -> bool:
-    """True if a fault of this kind can hit a peer in this phase."""
+    """True if a fault of this kind (a key of KINDS) can hit a peer in this phase, by the roles of its
+    victims."""
     roles = KINDS[kind].roles
     if phase == ELECTION:
         return roles != _LEADER  # a leader has won its election
@@ -173,7 +175,7 @@ def reachable(kind: str, phase: str) -> bool:
 
 
 def of_leading_relays(kind: str, phase: str) -> bool:
-    """True if the only peer that a fault of this kind can hit in this phase is a relay that leads."""
+    """True if only a relay that leads can be hit by a fault of this kind in this phase."""
     return kind_named(kind).roles == _LEADER and phase in OF_RELAYS
 
 
@@ -193,7 +195,8 @@ _OF_STEPS = 0.22
 
 
 def hits(kind: str, phase: str) -> float:
-    """Expected share of the planned faults of this kind that find a victim in this phase."""
+    """Expected share (0 to 1) of the planned faults of this kind and phase that find a victim in that
+    phase."""
     roles, loses = KINDS[kind].roles, KINDS[kind].loses
     if of_leading_relays(kind, phase):
         return _LEADING_RELAY
@@ -208,7 +211,8 @@ def hits(kind: str, phase: str) -> float:
 
 
 def weights(profile: FaultProfile) -> list[float]:
-    """Weight of each of the profile's cells in the draw, so that all are hit about equally often."""
+    """Weight of each of `profile.cells`, in their order. Pairs drawn by weight are hit about equally often,
+    over all profiles that draw them."""
     if profile.in_rounds:
         return [(1.0 if cell[1] in ROUND_PHASES else _OF_STEPS) / hits(*cell) for cell in profile.cells]
     return [_step_weights()[cell] for cell in profile.cells]
@@ -216,8 +220,9 @@ def weights(profile: FaultProfile) -> list[float]:
 
 @cache
 def _step_weights() -> dict[tuple[str, str], float]:
-    """Weight of each pair of a kind and one of PHASES. A pair weighs more if few profiles draw its kind, or
-    if few of its faults find a victim. The weights come from iterative proportional fitting."""
+    """Weight of each reachable (kind, phase) pair with a phase of PHASES, for the profiles other than
+    `rounds`. A pair weighs more if few profiles draw its kind, or if few of its faults find a victim. The
+    weights come from iterative proportional fitting."""
     found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(_cells(PHASES))}
     for _ in range(_FITTING_PASSES):
         rates = dict.fromkeys(found, 0.0)
@@ -230,7 +235,7 @@ def _step_weights() -> dict[tuple[str, str], float]:
 
 
 def matrix_cells() -> set[tuple[str, str]]:
-    """All reachable (kind, phase) pairs."""
+    """All (kind, phase) pairs that `reachable` allows: kinds of KINDS, phases of steps and of rounds."""
     return _cells((*PHASES, *ROUND_PHASES))
 
 

@@ -69,8 +69,9 @@ SERVING = (GuestRole.SERVES, GuestRole.WALK_IN)
 
 
 class Guest:
-    """Hostile guest of a seed: a process that lies. deed: its hostile act. told: keys of the lies told so
-    far; a lie with a key (`say`) is told once."""
+    """Hostile guest of a seed: a process that lies. deed: its hostile act. role: its role in the run. rng:
+    draws what it says. told: keys of its lies so far (numbers for those without a key); a lie with a key
+    (`say`) is told once."""
 
     def __init__(self, world: World, name: str, deed: Deed, role: GuestRole, rng: Random) -> None:
         self.world, self.name, self.deed, self.role, self.rng = world, name, deed, role, rng
@@ -108,8 +109,9 @@ class Guest:
         return msg.Fence(epoch, self.node.member.incarnation, t, base, self.stage)
 
     def say(self, peer: str, message: msg.AnyMessage, once: object = None) -> None:
-        """Send a message to `peer` as it is, not changed by the deed's `mouth`; nothing without a link. once:
-        key of the message; only the first message with a key is sent (None: no key)."""
+        """Send a message to `peer` as it is, not changed by the deed's `mouth`, and count it in `told`.
+        Nothing happens without a link to the peer, or if a message with the key `once` was sent (None: no
+        key)."""
         if peer not in self.node.links or (once is not None and once in self.told):
             return
         self.told.add(once if once is not None else len(self.told))
@@ -119,8 +121,10 @@ class Guest:
         self.say(self.world.leading().id, message, once)
 
     def mouth(self, message: msg.AnyMessage) -> msg.AnyMessage | None:
-        """Message that the guest sends in place of the honest `message` of its process; None: nothing. One
-        that its deed changes or drops counts in `told`."""
+        """Message that the guest sends in place of the honest `message` of its process; None: it sends
+        nothing. Until its deed begins that is `message` itself. A stranger whose deed does not apply never
+        sends a JoinRequest, and a guest that is only ADMITTED never a Ready. A message that the deed changes
+        or drops counts in `told`."""
         if self.role is GuestRole.STRANGER and isinstance(message, msg.JoinRequest) and not self.deed.applies:
             return None
         if self.role is GuestRole.ADMITTED and isinstance(message, msg.Ready):
@@ -139,12 +143,12 @@ Mouth = Callable[[Guest, msg.AnyMessage], msg.AnyMessage | None]
 
 @dataclass(frozen=True)
 class Deed:
-    """Hostile act of a guest, and the `kind` of the delivered fault. roles: roles in which guests do it.
-    mouth, talk: functions that change honest messages and add false ones (see the module). proven: roles in
-    which the leader can prove the act, so that the guest must lose its seat. applies: True if a stranger that
-    does it asks to be admitted. early: True if a member does it before it serves. audited: True if only
-    audits find the act, so that seeds without audits do not draw it. hides: True if it needs relays that
-    others reach through carriers only."""
+    """Hostile act of a guest; `name` is also the kind under which the fault is counted. roles: roles in which
+    guests do it. mouth: changes or drops the honest messages of the process; talk: adds false ones, when a
+    step is committed or opened and each EVERY_S. proven: roles in which the leader can prove the act, so that
+    the guest must lose its seat. applies: True if a stranger that does it asks to be admitted. early: True if
+    a member does it before it serves. audited: True if only audits find the act, so that seeds without audits
+    do not draw it. hides: True if it needs relays that others reach through carriers only."""
 
     name: str
     roles: frozenset[GuestRole]
@@ -161,17 +165,19 @@ class Deed:
 
 
 def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: put a false hash into the guest's reports of a state, once they count (`_has_a_say`)."""
+    """Deed: put a false hash into the guest's Applied reports (state after a step) of those iterations in
+    which it has a say (`_has_a_say`)."""
     if isinstance(message, msg.Applied) and _has_a_say(guest, message.fence.t):
         return structs.replace(message, fingerprint=FALSE_HASH)
     return message
 
 
 def _has_a_say(guest: Guest, t: int) -> bool:
-    """True if a false report of the guest about iteration t can do harm, so that the protocol must withstand
-    it. That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
-    stage outnumber the liars there. A guest that does not serve yet in t would be ignored and lose its seat;
-    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md)."""
+    """True if the demands hold the protocol to account for a false report of the guest about iteration t.
+    That is so for a guest that is not meant to serve. One that is meant to must serve in t, and its stage's
+    honest replicas must be two at least and more than half. Before it serves it would be ignored and lose its
+    seat; with fewer honest replicas the step waits for a third or for the owner
+    (docs/explanation/trust.md)."""
     if guest.role not in SERVING:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)
@@ -180,7 +186,8 @@ def _has_a_say(guest: Guest, t: int) -> bool:
 
 
 def _tell_false_state(guest: Guest) -> None:
-    """Deed: report the last step as applied before any other replica does, with a false hash."""
+    """Deed: report the leader's last committed step as applied, at once and with a false hash; once a step,
+    and nothing while the guest has no say (`_has_a_say`)."""
     lead = guest.lead
     if lead is not None and lead.t > 0 and _has_a_say(guest, lead.t):
         fence = guest.fence(lead.t, lead.base)
@@ -188,7 +195,7 @@ def _tell_false_state(guest: Guest) -> None:
 
 
 def _tell_overflows(guest: Guest) -> None:
-    """Deed: report an overflow of every microbatch of the open iteration."""
+    """Deed: report to the leader an overflow of every microbatch of the open iteration, once each."""
     lead = guest.lead
     if lead is None or lead.round is None:
         return
@@ -203,7 +210,8 @@ def _false_digest(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | Non
 
 
 def _tell_false_digest(guest: Guest) -> None:
-    """Deed: report PREPARED with a false digest in every reduce attempt of the stage, member or not."""
+    """Deed: report PREPARED with a false digest once in every reduce attempt of the guest's stage, whether or
+    not the guest is a member of the attempt."""
     lead = guest.lead
     attempt = lead.round.attempts.get(guest.stage) if lead is not None and lead.round is not None else None
     if attempt is not None:
@@ -213,8 +221,9 @@ def _tell_false_digest(guest: Guest) -> None:
 
 
 def _tell_ready(guest: Guest) -> None:
-    """Deed: report ready without the state, by repeating the hash that the Welcome message told; and with the
-    initial state, which anyone can make."""
+    """Deed: while the guest fetches its state and does not serve, report Ready without the state, at most
+    once a second: with the hash that the Welcome message told, and with that of the initial state, which
+    anyone can make."""
     joining, announced = guest.node.peer.joining, guest.node.peer.joining.fetching.announced
     if joining.step is Step.FETCHING and not guest.serves:
         ready = msg.Ready(announced.t, guest.stage, announced.fingerprint)
@@ -224,8 +233,8 @@ def _tell_ready(guest: Guest) -> None:
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: claim that one honest replica of the stage cannot be reached (in Claim and Ready), and send no
-    parts of a sum and no PREPARED (None), so that reduces are stuck."""
+    """Deed: in Claim and Ready, say that one honest replica of the stage cannot be reached; keep back (None)
+    parts of a sum, reduced parts and PREPARED, so that reduces are stuck. Other messages stay as they are."""
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return None
     if isinstance(message, msg.Claim | msg.Ready):
@@ -236,7 +245,8 @@ def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
 
 
 def _tell_holds(guest: Guest) -> None:
-    """Deed: claim to hold every stage's snapshot of every iteration of which snapshots are kept."""
+    """Deed: tell the leader that the guest holds the snapshots of all stages of every iteration of which
+    snapshots are kept."""
     lead = guest.lead
     if lead is None:
         return
@@ -246,8 +256,8 @@ def _tell_holds(guest: Guest) -> None:
 
 
 def _tell_reports(guest: Guest) -> None:
-    """Deed: send the leader reports of events in another peer's name, with control sequences for terminals
-    and malformed lines."""
+    """Deed: send the leader LINES lines for the event log: events that name another peer, control sequences
+    for terminals, and malformed lines."""
     other = guest.rng.choice(sorted(guest.world.nodes))
     line = f'{{"event":"peer_removed","peer":"{other}","subject":"{other}","reason":"\\u001b[2J"}}'.encode()
     lines = tuple(guest.rng.choice((line, b"\x1b]0;owned\x07", b"{", b'{"event":"step","t":1e9}'))
@@ -256,7 +266,8 @@ def _tell_reports(guest: Guest) -> None:
 
 
 def _ask_stage_0(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: apply as a data node, with the right hashes of corpus and model."""
+    """Deed: turn the guest's join request into that of a data node, with the right hashes of corpus and
+    model."""
     if not isinstance(message, msg.JoinRequest):
         return message
     corpus, member = guest.world.genesis.corpus_fingerprint, structs.replace(message.member, stage=0)
@@ -264,7 +275,8 @@ def _ask_stage_0(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 
 def _ask_again_for_stage_0(guest: Guest) -> None:
-    """Deed: apply as a data node, although the guest is a member already."""
+    """Deed: ask the leader once a second to join as a data node, although the guest may be a member
+    already."""
     member = structs.replace(guest.node.member, stage=0, incarnation=guest.node.member.incarnation + 1)
     corpus = guest.world.genesis.corpus_fingerprint
     request = msg.JoinRequest(member, 0, guest.world.genesis.protocol_version, "", corpus)
@@ -278,7 +290,7 @@ def _ping(guest: Guest) -> None:
 
 
 def _tell_of_the_past(guest: Guest) -> None:
-    """Deed: send neighbours messages about an iteration that is over, again and again."""
+    """Deed: send each neighbour PAST messages about iteration 1, at every talk once iteration 1 is over."""
     lead = guest.lead
     if lead is not None and lead.t > 1:
         for peer in sorted(guest.node.links):
@@ -293,7 +305,7 @@ def _ask_for_the_log(guest: Guest) -> None:
 
 
 def _ask_for_states(guest: Guest) -> None:
-    """Deed: ask every neighbour for the state of every stage."""
+    """Deed: ask every neighbour, at every talk, for the state of every stage."""
     t = guest.world.leading().peer.committed
     for peer in sorted(guest.node.links):
         for stage in range(guest.world.settings.stages + 1):
@@ -302,7 +314,8 @@ def _ask_for_states(guest: Guest) -> None:
 
 
 def _blame(guest: Guest) -> None:
-    """Deed: report an overflow in each iteration, and name the peers of other stages in turn as its cause."""
+    """Deed: report one made-up overflow in each iteration, and name a peer of another stage as its cause,
+    another one each time."""
     lead = guest.lead
     if lead is None or lead.round is None:
         return
@@ -314,8 +327,9 @@ def _blame(guest: Guest) -> None:
 
 
 def _carries(guest: Guest) -> bool:
-    """True if the guest carries circuits. It comes late, when all circuits are there already, so until it has
-    one, a call lets a circuit of others break, one each MOVES_S."""
+    """True if the guest carries circuits. Pairs of peers have chosen their carriers before the guest comes;
+    so until it has a circuit, a call breaks one circuit of another carrier each MOVES_S seconds, for the pair
+    to choose again."""
     now, world = guest.world.clock.now, guest.world
     if not guest.told and not world.carries(guest.name) and now >= guest.moves_at:
         guest.moves_at = now + MOVES_S
@@ -324,14 +338,15 @@ def _carries(guest: Guest) -> bool:
 
 
 def _break_circuits(guest: Guest) -> None:
-    """Deed: as a carrier, flip, repeat or drop bytes of its circuits, whose ends (TLS) see broken links."""
+    """Deed: as a carrier, flip, repeat or drop bytes. All of its circuits break at each talk, as TLS of their
+    ends refuses the bytes."""
     if _carries(guest):
         guest.told.add(("broke", round(guest.world.clock.now, 3)))
         guest.world.end_circuits(guest.name)
 
 
 def _swallow_circuits(guest: Guest) -> None:
-    """Deed: as a carrier, forward no byte of the circuits, and keep them open."""
+    """Deed: as a carrier, forward no more bytes of any circuit, and keep the circuits open."""
     if _carries(guest):
         guest.told.add("swallows")
         guest.world.swallows.add(guest.name)
@@ -352,9 +367,10 @@ def _come_again(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest, signs: bool = True) -> None:
-    """Deed: put a `LyingWorker` in place of the guest's worker, once. It gives false results of one kind of
-    task (`Guest.lie`) while enough honest replicas serve (`_has_a_say`); in audits only with `Guest.audits`
-    and as the only liar. signs: False to sign the right ones."""
+    """Deed: put a `LyingWorker` in place of the guest's worker, once for each of its processes. It gives
+    false results of one kind of task (`Guest.lie`) in iterations in which it has a say (`_has_a_say`); in
+    audits of others only with `Guest.audits` and as the only liar. signs: True to sign the false results,
+    False to sign the right ones."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return
@@ -375,8 +391,8 @@ def _send_unsigned(guest: Guest) -> None:
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: keep back (None) PREPARED and receipt of a step that the guest computed falsely; die `DIES_S`
-    later."""
+    """Deed: keep back (None) the PREPARED message, with its receipt, of a step that the guest computed
+    falsely; the first time, its process dies DIES_S seconds later. Other messages stay as they are."""
     lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
     if not lied or "gone" in guest.told:
         return None if lied else message
@@ -386,7 +402,7 @@ def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | Non
 
 
 def _drops(*kinds: type[msg.AnyMessage]) -> Mouth:
-    """Deed: send no messages of these kinds."""
+    """Mouth of a deed that sends no messages of these kinds, and all others as they are."""
     return lambda guest, message: None if isinstance(message, kinds) else message
 
 
@@ -440,8 +456,10 @@ OPEN: dict[tuple[str, GuestRole], str] = {
 
 
 def cells(undefended: bool, audits: bool = False, later: bool = False) -> list[tuple[Deed, GuestRole]]:
-    """Pairs (deed, role) that seeds draw. undefended: True for those against which the defence has a known
-    limit. audits: True in a seed with audits. later: True for those that came later (`LATER`)."""
+    """Pairs (deed, role) that seeds may draw. undefended: True for only those in OPEN, against which the
+    defence has a known limit; False for only the others. audits: True adds those that only audits find, and
+    walk-ins. later: True for only those that came later (deeds in LATER, and walk-ins); False for only the
+    others."""
     pairs = [(deed, role) for deed in DEEDS.values() for role in GuestRole if role in deed.roles]
     pairs = [(d, role) for d, role in pairs if (d.name in LATER or role is GuestRole.WALK_IN) == later]
     pairs = [(d, role) for d, role in pairs if audits or not (d.audited or role is GuestRole.WALK_IN)]

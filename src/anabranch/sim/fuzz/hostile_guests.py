@@ -55,8 +55,9 @@ APART = (GuestRole.ADMITTED, GuestRole.STRANGER)
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """Planned arrival of a hostile guest. It joins `stage` after `after_t` committed steps. first: True if
-    its id sorts before all others, else after them. returns: True if it comes again."""
+    """Planned arrival of a hostile guest. deed: key of DEEDS. It joins `stage` after `after_t` committed
+    steps. first: True if its id sorts before all others, False if after them. returns: True if its process is
+    started again when it was removed from the run."""
 
     deed: str
     role: GuestRole
@@ -76,13 +77,16 @@ def draw_guests(
     audits: bool = False,
     later: random.Random | None = None,
 ) -> tuple[GuestPlan, ...]:
-    """Guests of a seed: one or two, at one stage or at two, with one deed or two.
+    """Plans of the one or two guests of a seed, in the order in which they come; each draws a deed, a role
+    and a stage.
 
-    Two that come after the same step are accomplices, with the deed, role and stage of the first, if they
-    never serve: two serving replicas that agree on a lie are believed (docs/explanation/trust.md).
+    If both come after the same step and the first never serves, they are accomplices: the second has the
+    first's deed, role and stage. Guests that serve are no accomplices, since two serving replicas that agree
+    on a lie are believed (docs/explanation/trust.md).
 
-    audits: True in a seed with audits; there the first guest computes falsely in every second seed. later:
-    draws the first guest's deed and role in some seeds (`guest_deeds.LATER`).
+    undefended: True if the first guest does a deed of `guest_deeds.OPEN`. audits: True in a seed with audits;
+    there the first guest computes falsely in half of the seeds. later: generator that draws another deed and
+    role for the first guest in some seeds (`guest_deeds.LATER`); None: in no seed.
     """
     defended = cells(False, audits)
     false_work = [(deed, role) for deed, role in defended if deed.audited]
@@ -107,8 +111,9 @@ def draw_guests(
 
 
 class HostileGuests:
-    """Hostile guests of one seed, and the demands on a run with them. begun(kind, node, text): called when a
-    guest does its deed for the first time. pace_s: greatest virtual seconds of a step under attack."""
+    """Hostile guests of one seed, and the demands on a run with them, which raise Violation. plans: guests
+    that come. begun(deed, node, text): called when a guest does its deed for the first time. pace_s: virtual
+    seconds that a step may take under attack."""
 
     def __init__(
         self,
@@ -143,7 +148,9 @@ class HostileGuests:
     # --- their life ----------------------------------------------------------------------------
 
     def look(self, node: Node, steps: int) -> None:
-        """Let the guests act on an event of a node; check the demands. steps: last committed iteration."""
+        """Do the guests' part after an event of the peer `node`: invite those whose time has come, read new
+        log entries, let guests do their deeds if the leader's round has changed. Raises Violation if a demand
+        (G1, G2, G4) is not met. steps: last committed iteration."""
         for number, plan in enumerate(self._plans[len(self.guests) :], start=len(self.guests)):
             if plan.after_t > steps:
                 break
@@ -161,7 +168,8 @@ class HostileGuests:
                 self._talk(guest, steps)
 
     def _invite(self, plan: GuestPlan, name: str) -> None:
-        """Let a new guest dial the run. It has no disk, so it never keeps the log."""
+        """Add the guest of `plan` to the world under this name, and let its process dial the leader. It has
+        no disk, so it never keeps the log."""
         world, stage = self.world, plan.stage
         like = next(n.member for n in world.nodes.values() if n.member.stage == stage)
         member: Member = structs.replace(
@@ -218,7 +226,9 @@ class HostileGuests:
     # --- demands -------------------------------------------------------------------------------
 
     def done(self, steps: int) -> bool:
-        """True if every guest has done its deed, or never came into its role, and enough steps followed."""
+        """True if no guest is to come or to begin its deed any more, and the time of all deeds is over:
+        STEPS_UNDER_ATTACK steps since each began, CARRIES_S since a carrier began. A guest that is not in its
+        role after ARRIVES_S begins none."""
         if len(self.guests) < len(self._plans):
             return False
         if any(self.world.clock.now < until for until in self._left.values()):
@@ -228,9 +238,10 @@ class HostileGuests:
         return all(steps >= t + STEPS_UNDER_ATTACK for t in self._first_t.values())
 
     def check_end(self) -> None:
-        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3); one
-        that computes falsely only if all work is audited. Or if a pair of honest peers takes a harmful
-        carrier again and again (G5)."""
+        """Raise Violation at the end of a seed if a guest whose deed can be proven was never removed after it
+        (G3); for false work only if all of the guest's work is audited and enough honest replicas could audit
+        a step in which it lied. Or if a pair of honest peers met at a harmful carrier more than TAKEN times
+        (G5)."""
         for name, (_, before) in self._carries_since.items():
             for (carrier, pair), made in (self.world.circuits_made - before).items():
                 if carrier == name and made > TAKEN and self.world.liars.isdisjoint(pair):
@@ -248,9 +259,10 @@ class HostileGuests:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
 
     def _heard(self, node: Node, event: ev.Event) -> None:
-        """Raise Violation if a guest that serves nothing gets a piece of the state of another stage (G4). A
-        stranger that applies may have been admitted, and serve, before it began its deed: what the leader has
-        it keep then may still arrive after it was moved to another stage."""
+        """Check an event of the peer `node`: raise Violation if a guest whose role is to serve nothing
+        receives a piece of another stage's state (G4). A stranger that applies may have been admitted, and
+        have served, before it began its deed: states that the leader had it keep then may still arrive after
+        it was moved to another stage."""
         message = event.message if isinstance(event, ev.Received) else None
         if node.id in self.world.liars and node.peer.joining.step is Step.READY:
             self._had_states.add((node.id, node.member.incarnation))
@@ -269,7 +281,8 @@ class HostileGuests:
                 raise Violation("G4", f"{node.id} gets the state of stage {message.stage}")
 
     def _note_audits(self, commit: Commit) -> None:
-        """Note which guests lied in a committed step that counts their work, and who may audit it."""
+        """Record in `_audits` the guests that computed falsely in a committed step which counts their work,
+        with the honest replicas that may audit it."""
         for guest in self.guests:
             if ("false work", commit.t) not in guest.told:
                 continue
@@ -315,7 +328,8 @@ class HostileGuests:
                 raise Violation("G2", f"{peer}, which is honest, is removed: {reason}")
 
     def _outnumbered(self, record: Members) -> None:
-        """Raise Violation if a walk-in is admitted to a stage where invited members are no majority (G4)."""
+        """Check a Members record: raise Violation if it admits a walk-in to a stage where invited members are
+        then no majority (G4)."""
         members = self.world.history().membership.members.values()
         for stage in {member.stage for member in record.joined if member.walk_in is True}:
             here = [member.walk_in is True for member in members if member.stage == stage]
@@ -323,8 +337,9 @@ class HostileGuests:
                 raise Violation("G4", f"{sum(here)} of {len(here)} members of stage {stage} are walk-ins")
 
     def _seated(self, record: Members, steps: int) -> None:
-        """Raise Violation if a guest without its stage's state comes to serve after the first step, although
-        the leader hears an honest replica that could say so (G4)."""
+        """Check a Members record: raise Violation if a guest comes to serve by it that never had its stage's
+        state, although the leader hears an honest replica that could say so (G4). Before the first step
+        (`steps` = 0) it may."""
         context = self.world.leading().peer.ctx
         for guest in self.guests:
             node = guest.node
@@ -337,6 +352,6 @@ class HostileGuests:
 
 
 def _goes_on(node: Node) -> bool:
-    """True if nothing outside the protocol ended the process of a member: it runs, or has given up with an
-    error. Its removal is then the guests' doing."""
+    """True if nothing outside the protocol ended this process of a member: it runs, or has given up with an
+    error. If the run removes the member then, that is the guests' doing."""
     return node.running or (node.alive and node.stopped is not None and not node.stopped[1])

@@ -31,7 +31,8 @@ def crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def vanish(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: remove the machine of the victim without a reset of its links; another joins its stage later."""
+    """Fault: remove the machine of the victim without a reset of its links; another joins its stage 0.2 to 4
+    s later. Returns (text for the story, seconds until it joins)."""
     swarm.world.vanish(victim.id)
     wait_s = swarm.rng.uniform(0.2, 4.0)
     swarm.newcomer_later(victim.stage, wait_s)
@@ -46,7 +47,8 @@ def restart(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def stage_loss(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: kill every replica of the victim's stage at the same instant; two newcomers follow."""
+    """Fault: kill every replica of the victim's stage at the same instant; two newcomers join it within 4 s.
+    Returns (text for the story, 4 s)."""
     stage = victim.stage
     for node in sorted(swarm.world.nodes.values(), key=lambda node: node.id):
         if node.running and node.stage == stage:
@@ -100,8 +102,9 @@ def cut(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def partition(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: cut the victim and some other peers (never another leader) off from all the rest. Their links
-    break, or messages over them are lost."""
+    """Fault: cut the victim and some other peers (never the leader, unless it is the victim) off from all the
+    rest for 0.3 to 20 s: their links break, or messages over them are lost. Returns (text for the story,
+    seconds)."""
     world, seconds = swarm.world, swarm.rng.choice(_LASTING_S)
     names = sorted(node.id for node in world.nodes.values() if node.running)
     leader = world.leading().id
@@ -126,9 +129,10 @@ def one_way(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: for DISORDER_S seconds messages that the victim sends and receives (30 % or all of them) arrive
-    twice, and each up to a second late; or all links of the victim are replaced, so that both ends send again
-    what may be lost (None: it has no link)."""
+    """Fault: for DISORDER_S seconds 30 % or all of the messages that the victim sends and receives arrive
+    twice, and each up to a second late. In 30 % of the draws instead: break all links of the victim, which
+    come back at once, so that both ends send again what may be lost. Returns (text for the story, seconds);
+    None if there is no link to break."""
     if swarm.rng.random() < 0.3:
         others = [other for other in sorted(victim.links) if swarm.world.cut(victim.id, other)]
         if not others:
@@ -142,7 +146,8 @@ def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 def reordering(swarm: SwarmUnderTest, victim: Node) -> Injected:
     """Fault: for DISORDER_S seconds each message that the victim sends and receives comes up to half a second
-    late, so that they overtake each other, also on the same connection."""
+    late, so that messages overtake each other, also on the same connection. Returns (text for the story,
+    seconds)."""
     late_s = swarm.rng.choice([0.02, 0.1, 0.5])
     swarm.world.disorder(0.0, late_s, DISORDER_S, [victim.id])
     what = f"what {victim.id} says and hears comes in any order, up to {late_s:g} s late"
@@ -156,9 +161,10 @@ def clock_jump(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: corrupt bytes on a link, which breaks it, since the transport's authentication fails (None: the
-    victim has no link). Corrupted copies of recent messages are also decoded here, which must raise nothing
-    but MessageError."""
+    """Fault: corrupt bytes on a link of the victim, which breaks it, since the transport's authentication
+    fails. Also decodes corrupted copies of the victim's recent messages, and raises what `decode` raises
+    other than MessageError. Returns (text for the story, 0 s); None, without either, if the victim has no
+    link that can break."""
     other = swarm.neighbour(victim)
     if other is None or not swarm.world.cut(victim.id, other.id):
         return None
@@ -172,7 +178,8 @@ def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 def copied_key(swarm: SwarmUnderTest, victim: Node) -> Injected:
     """Fault: start a second process with the victim's key, on a disk of its own, while the first one goes on.
-    Not the founder's (None): without the run's directory its second process would found another run."""
+    Returns (text for the story, 0 s); None for the founder, whose second process would found another run
+    without the run's directory."""
     if victim.id == swarm.world.genesis.leader:
         return None
     swarm.restart(victim, without_disk=True)
@@ -185,7 +192,8 @@ def carrier_crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def slow_carrier(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: narrow the victim's line to 10 or 2 % for 0.3 to 20 s, so that all that it carries crawls."""
+    """Fault: narrow the victim's access line to 10 or 2 % for 0.3 to 20 s, so that all that it carries
+    crawls. Returns (text for the story, seconds). Only for a `LinedWorld`."""
     assert isinstance(swarm.world, LinedWorld)
     traffic, share, seconds = swarm.world.traffic, swarm.rng.choice([0.1, 0.02]), swarm.rng.choice(_LASTING_S)
     traffic.scale_line(victim.id, share)

@@ -10,8 +10,8 @@ from anabranch.sim.kernel.swarm_world import World
 
 
 def unmet(world: World, t: int) -> list[str]:
-    """Conditions of I4 (progress) that do not hold now, in words; none are named while there is no leader and
-    one can be elected. t: last committed iteration."""
+    """Conditions of I4 (progress) that do not hold now, in words; empty if all hold. If no peer can be
+    elected, only that is named; if one can and none leads yet, nothing is. t: last committed iteration."""
     missing = []
     leader = world.leading()
     if not any(_electable(world, node) for node in world.nodes.values()):
@@ -33,8 +33,8 @@ def unmet(world: World, t: int) -> list[str]:
 
 
 def _electable(world: World, node: Node) -> bool:
-    """True if this peer could win an election: a majority of the voters in its log run, know it as a voter,
-    and have logs no more complete than its own."""
+    """True if this peer could win an election: it runs and is a voter by its own log, and a majority of its
+    log's voters run, know it as a voter, and have logs no more complete than its own."""
     raft = node.peer.voter.raft
     if not node.running or raft.me not in raft.log.electors(raft.commit_index):
         return False
@@ -59,17 +59,18 @@ def _complete(node: Node) -> tuple[int, int]:
 
 
 def _voters_remain(world: World, node: Node) -> bool:
-    """True if more than half of the voters still run without this peer, or if the leader is not among the
-    voters. Voters are those that the leader's log names."""
+    """True if more than half of the voters run, this peer not counted, or if the leader is itself no voter.
+    Voters are those that the leader's log names."""
     raft = world.leading().peer.voter.raft
     remain = [voter for voter in raft.log.voters if _up(world, voter) and peer_of(voter) != node.id]
     return peer_of(raft.me) not in map(peer_of, raft.log.voters) or 2 * len(remain) > len(raft.log.voters)
 
 
 def can_be_lost(world: World, node: Node, t: int) -> bool:
-    """True if the run can go on when this peer's process and state are lost. Another peer of its stage must
-    have the same state and take part in the open iteration (if this one does not serve yet: any other peer of
-    the stage), and a majority of the voters must remain."""
+    """True if the run can go on when this peer's process and state are lost. A majority of the voters must
+    remain. Of a peer that serves, another replica must take part in the open iteration, run unfrozen, and
+    have the state after t or its gradient; of one that does not serve yet, any other peer of its stage must
+    run. t: last committed iteration."""
     stage = node.peer.ctx.run.stage
     if not _voters_remain(world, node):
         return False
@@ -89,8 +90,9 @@ def _serves(world: World, node: Node) -> bool:
 
 
 def _holds(world: World, node: Node, stage: int, t: int) -> bool:
-    """True if this peer serves the stage, or joins for it, and has the state after iteration t or the reduced
-    gradient that leads to it. Every peer that joins for the stage has its initial state."""
+    """True if this peer runs, serves the stage, and has the state after iteration t or the reduced gradient
+    that leads to it. At t = 0, which is the initial state, any running peer that came for the stage has
+    it."""
     peer = node.peer
     if t == 0 and node.running and node.member.stage == stage:
         return True

@@ -42,7 +42,8 @@ _OF_THE_LOG: dict[str, Callable[[str, Fields], str]] = {
 
 
 def story(trial: SeedTrial) -> list[str]:
-    """Text of a seed's story, as lines: description of the seed, `time event` in order of time, result."""
+    """Lines of a seed's story, once it has run: description of the seed; `time event` in order of virtual
+    time, what all peers note of a log entry only once; the result."""
     lines = sorted([*trial.story, *_noted(trial)], key=lambda line: line[0])
     return [trial.drawn.describe(), *(f"{at:9.3f} s  {text}" for at, text in lines), _end(trial)]
 

@@ -88,7 +88,8 @@ _INNER_OF_DATA_NODES: dict[type[tasks.Task], str] = {tasks.InnerForward: EMBED, 
 
 
 def phase_of(node: Node, committed_t: int) -> str:
-    """Phase of a peer's work, for the aim of faults. committed_t: last iteration committed in the log."""
+    """Phase of a peer's work now, one of PHASES; IDLE if it does nothing. committed_t: last iteration
+    committed in the log."""
     peer = node.peer
     if _misses_a_leader(node):
         return ELECTION
@@ -111,8 +112,9 @@ def phase_of(node: Node, committed_t: int) -> str:
 
 
 def phase_for(world: World, node: Node, committed_t: int, aimed: str) -> str:
-    """Phase of a peer when a fault that is `aimed` at a phase hits it: that phase if the peer is in it, else
-    as `phase_of`. A leader that has just committed a step is in CHOSEN, too."""
+    """Phase under which a fault counts that hits a peer now: the phase `aimed` at if the peer is in it, else
+    `phase_of` (also for "", no aim). A leader in the event in which it commits a step is in CHOSEN as well.
+    committed_t: last iteration committed in the log."""
     if aimed in ROUND_PHASES:
         return aimed if _is_in_round(world, node, committed_t, aimed) else phase_of(node, committed_t)
     return CHOSEN if aimed == CHOSEN and _has_just_chosen(node) else phase_of(node, committed_t)
@@ -126,7 +128,8 @@ def _has_just_chosen(node: Node) -> bool:
 
 
 def _is_in_round(world: World, node: Node, committed_t: int, phase: str) -> bool:
-    """True if a peer is in this phase of a round. committed_t: last iteration committed in the log."""
+    """True if a peer is in this phase of ROUND_PHASES now. committed_t: last iteration committed in the
+    log."""
     peer, rounds = node.peer, world.settings.rounds
     running = peer.ctx.tasks.running
     task = running.task if running is not None else None

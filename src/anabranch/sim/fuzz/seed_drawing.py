@@ -101,8 +101,8 @@ ROUNDS_DROP = 0.75
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """Planned fault: it waits for `after_t` committed steps, passes over `skip` peers in the planned phase,
-    and hits the next one `delay_s` later."""
+    """Planned fault of a kind. Once `after_t` steps are committed it passes over `skip` peers that are in the
+    planned phase, and hits the next one `delay_s` later."""
 
     kind: str
     phase: str
@@ -116,28 +116,30 @@ class FaultTarget:
 
     @property
     def of_voting_relays(self) -> bool:
-        """True if the victim must be a relay that is a voter."""
+        """True if only a relay that is a voter can be the victim."""
         roles = kind_named(self.kind).roles
         return self.of_leading_relays or (self.phase == ELECTION and roles == {Role.RELAY})
 
     @property
     def elects(self) -> bool:
-        """True if the fault hits during or after an election; the trial then causes one."""
+        """True if the fault hits during an election, or a relay that leads; the trial then causes an
+        election."""
         return self.phase == ELECTION or self.of_leading_relays
 
     @property
     def needs_voters(self) -> bool:
-        """True if the run needs several voters for this fault."""
+        """True if the run needs several voters for this fault: it needs an election or hits the leader."""
         return self.elects or kind_named(self.kind).roles == {Role.LEADER}
 
 
 @dataclass(frozen=True)
 class DrawnSeed:
-    """Swarm and faults that a seed draws. torch: True if the workers compute with tensors. slow: (machine,
-    machine, factor on the delays between them). aims: planned faults. first_t: committed steps before the
-    first fault. guests: hostile guests; seeds that draw some draw no other faults.
-    auditors: machines that only audit, which join after the start. line_bps: bandwidth of the slowest access
-    lines (bits per second), which what a carrier forwards shares with its own payloads; 0: no lines."""
+    """Swarm and faults that a seed draws. torch: True if the workers compute with tensors. settings: of the
+    run. machines: its machines at the start, the founder first. model: delays of messages and times of tasks.
+    slow: (machine, machine, factor on the delays between them). aims: planned faults. first_t: committed
+    steps before the first fault. guests: hostile guests; seeds with guests have no other faults. auditors:
+    machines that only audit, which join after the start. line_bps: bandwidth (bits per second) of the slowest
+    access lines, which a host's own payloads share with those that it carries for others; 0: no lines."""
 
     seed: int
     profile: FaultProfile
@@ -154,7 +156,7 @@ class DrawnSeed:
 
     @property
     def payload_s(self) -> float:
-        """Seconds that a payload takes alone on the slowest line; 0 without lines."""
+        """Seconds that one activation takes alone on the slowest line; 0 without lines."""
         return 8.0 * self.settings.activation_bytes / self.line_bps if self.line_bps else 0.0
 
     def describe(self) -> str:
@@ -176,20 +178,21 @@ class DrawnSeed:
 
 
 def profile_of(seed: int) -> str:
-    """Name of the fault profile of a seed if the user gives none. Every third seed has `rounds`, in other
-    places of each six; in the rest the other profiles take turns."""
+    """Name of the fault profile that a seed has if the user gives none: `rounds` for every third seed, the
+    other ones of PROFILES in turn for the rest."""
     turn = seed % len(OTHERS)
     return ROUNDS.name if (seed + seed // len(OTHERS)) % 3 == 0 else OTHERS[turn].name
 
 
 def _has_guests(seed: int, profile: FaultProfile) -> bool:
-    """True if a seed draws hostile guests. One that may have `hostile` by turn draws faulty bytes instead."""
+    """True if a seed under this profile draws hostile guests. Seeds whose number would give them `hostile` by
+    turn (were it not for `rounds`) draw that profile's faults instead."""
     return profile.guests and OTHERS[seed % len(OTHERS)] != profile
 
 
 def draw(seed: int, profile_name: str) -> DrawnSeed:
-    """Swarm and faults of a seed under a profile; the same on every machine. Raises KeyError for an unknown
-    profile."""
+    """Swarm and faults of a seed under the profile of this name; a pure function, the same on every machine.
+    Raises KeyError for an unknown profile."""
     profile = profile_named(profile_name)
     if _has_guests(seed, profile):
         return _with_guests(seed, profile)
@@ -197,7 +200,8 @@ def draw(seed: int, profile_name: str) -> DrawnSeed:
 
 
 def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
-    """Swarm of a seed with hostile guests, and enough honest replicas of every stage to outvote them."""
+    """Swarm of a seed with hostile guests and no faults. Every stage has at least one honest relay more than
+    there are guests, so that the honest ones outvote them."""
     drawn = _with_faults(seed, replace(profile, kinds=(), faults=(0, 0)))
     rng = random.Random(f"{profile.name} {seed} guests")
     share = random.Random(f"{profile.name} {seed} audits drawn").choice(GUEST_AUDITS)
@@ -218,7 +222,7 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
 
 
 def _auditors(seed: int, stages: int) -> tuple[Machine, ...]:
-    """Auditors of a seed with audits: none in most, one, or one for each stage."""
+    """Machines that only audit, for a seed with audits: none in most seeds, one, or one for each stage."""
     rng = random.Random(f"{AUDITORS_SALT} {seed}")
     if rng.random() >= WITH_AUDITORS:
         return ()
@@ -227,7 +231,7 @@ def _auditors(seed: int, stages: int) -> tuple[Machine, ...]:
 
 
 def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
-    """Swarm and faults of a seed, without guests."""
+    """Swarm and planned faults of a seed, without guests."""
     profile_name = profile.name
     rng = random.Random(f"{profile_name} {seed}")
     lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would correlate with the profile
@@ -288,7 +292,9 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
 
 
 def _lined(drawn: DrawnSeed) -> DrawnSeed:
-    """The same seed; with access lines, and faults of carriers if it has faults, if it draws them."""
+    """The same seed, in some seeds with access lines and faults of carriers added. Only seeds with relays
+    that nobody can dial may get them; those of the profile `carriers` always do. Seeds without faults get
+    lines alone."""
     profile, rng = drawn.profile, random.Random(f"{LINES_SALT} {drawn.seed}")
     hides = any(not machine.reachable for machine in drawn.machines)
     if not hides or (rng.random() >= LINED and not profile.carriers):
@@ -315,8 +321,9 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """Begin of a seed's time with two iterations in flight; `NO_DELAY` (never) in most seeds, and in all with
-    islands or audits. torch: True for tensors: begin as early as possible."""
+    """First iteration of a seed's time with two iterations in flight, drawn; `NO_DELAY` (never) in most
+    seeds, and in all with islands or audits. torch: True for a seed with tensors, which begins as early as
+    possible."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:
@@ -325,8 +332,8 @@ def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) ->
 
 
 def _in_a_round(aim: FaultTarget, rounds: Rounds) -> FaultTarget:
-    """The same fault, if aimed at a phase of a round after the first step before a round, and before the
-    last."""
+    """The same planned fault. If it is aimed at a phase of a round, its first step is moved to the time of
+    the rounds: after the steps before the first round, and before the last round."""
     if aim.phase not in ROUND_PHASES:
         return aim
     after_t = max(aim.after_t, rounds.start)
@@ -334,10 +341,11 @@ def _in_a_round(aim: FaultTarget, rounds: Rounds) -> FaultTarget:
 
 
 def _rounds(seed: int, microbatches: int, stages: int, crews: bool, phases: Collection[str]) -> Rounds:
-    """Rounds of a seed. microbatches: of an iteration, a multiple of the slots. crews: True for pipeline
-    islands if there are two stages or more. Only these, and machines that hold the whole model, may carry
-    state. phases: at which faults are aimed; there are two slots or more for LATE_SLOTS, and machines with a
-    whole model take STEPS_AHEAD."""
+    """Draw the rounds of a seed. microbatches: number in an iteration, of which the number of slots is a
+    divisor. stages: relay stages. crews: True for pipeline islands, if there are two stages or more; islands
+    may carry state if they are these or hold the whole model (one stage). phases: phases at which the seed's
+    faults are aimed: with LATE_SLOTS there are two slots or more, with STEPS_AHEAD islands that hold the
+    whole model take steps of the next round ahead."""
     pipeline = crews and stages > 1
     whole = pipeline or stages == 1
     rng = random.Random(f"rounds {seed}")
@@ -360,9 +368,9 @@ def _rounds(seed: int, microbatches: int, stages: int, crews: bool, phases: Coll
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:
-    """Planned faults of a seed, so that over all profiles every (kind, phase) pair is hit about equally
-    often (`weights`). The pairs come from a low-discrepancy sequence (Kronecker's: multiples of irrational
-    numbers) over seeds."""
+    """Planned faults of a seed, each after at least `first_t` committed steps. Over all profiles every (kind,
+    phase) pair is hit about equally often (`weights`). The pairs come from a low-discrepancy sequence over
+    seeds (Kronecker's: multiples of irrational numbers), the rest from rng."""
     sums = list(accumulate(weights(profile)))
     aims = []
     for number in _IRRATIONAL[: rng.randint(*profile.faults)]:
@@ -378,10 +386,10 @@ def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) ->
 def _machines(
     rng: random.Random, aims: tuple[FaultTarget, ...], torch: bool, crowded: bool, large: bool
 ) -> tuple[Machine, ...]:
-    """Draw the machines of a swarm, 2 to 40: 1 to 8 relay stages, 1 to 3 data nodes; the first founds the
-    run. aims: planned faults, for which there are enough data nodes and replicas. torch: True for at most 3
-    stages, as tensors take most time. crowded: True for 3 to 6 replicas of a stage. large: True for 2, 4, 6
-    or 8 stages."""
+    """Draw the machines of a swarm, 2 to 40: 1 to 8 relay stages, 1 to 3 data nodes; the first is the
+    founder. aims: planned faults; there are enough data nodes and replicas for them. torch: True for at most
+    3 stages, as tensors take most time. crowded: True for 3 to 6 replicas of each stage. large: True for 2,
+    4, 6 or 8 stages."""
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
     if any(aim.phase == STEPS_AHEAD for aim in aims):
         stages = 1  # crews take none
@@ -417,15 +425,17 @@ def _machines(
 
 
 def _doubled(machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
-    """The same machines, and another one beside each that is alone, so that any carrier may be lost."""
+    """The same machines, and a second one for each stage that has only one, so that any carrier may be
+    lost."""
     alone = [m for m in machines if sum(other.stage == m.stage for other in machines) == 1]
     more = [replace(m, id=f"r{m.stage}.1" if m.stage else "d1") for m in alone]
     return (*machines, *more)
 
 
 def _hidden(seed: int, machines: tuple[Machine, ...], always: bool) -> tuple[Machine, ...]:
-    """The same machines; in a share of the seeds nobody can dial some of the relays. always: in this seed two
-    or more, so that some need carriers."""
+    """The same machines; in a share of the seeds some relays are set unreachable: nobody can dial them.
+    always: True to do so in this seed, for two relays at least (if there are two), so that some pairs need
+    carriers."""
     rng = random.Random(f"unreachable {seed}")
     if rng.random() >= UNREACHABLE and not always:
         return machines
@@ -437,7 +447,8 @@ def _hidden(seed: int, machines: tuple[Machine, ...], always: bool) -> tuple[Mac
 
 
 def _regions(rng: random.Random, machines: tuple[Machine, ...]) -> tuple[tuple[str, str, float], ...]:
-    """Draw up to three regions: delay factors of pairs of machines in different ones."""
+    """Draw one to three regions for the machines: (machine, machine, factor on the delays between them) of
+    pairs in different regions. Empty with one region."""
     regions = rng.choice([1, 1, 2, 3])
     if regions == 1:
         return ()

@@ -20,8 +20,9 @@ _KINDS = (*KINDS, *CARRIER_KINDS, *DEEDS)
 
 
 class Cell(msgspec.Struct):
-    """Counts of one (phase, kind of fault) pair over all seeds. delivered: injected faults. repaired:
-    microbatches sent again after these. wasted_s: virtual seconds of compute wasted by these."""
+    """Counts of one (phase, kind of fault) pair over all seeds. delivered: injected faults. repaired,
+    wasted_s: microbatches that were sent again, and virtual seconds of compute that were wasted, from each of
+    these faults until the next fault of its seed."""
 
     delivered: int = 0
     repaired: int = 0
@@ -29,7 +30,8 @@ class Cell(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """Seed in which an invariant was violated. reproduce: command that prints its story."""
+    """Seed that failed. invariant: code of what was violated (I7 for an unexpected error). text: how.
+    reproduce: command that runs the seed again and prints its story."""
 
     seed: int
     profile: str
@@ -70,7 +72,8 @@ class FuzzSummary(msgspec.Struct):
 
 
 def summarize(outcomes: Iterable[Outcome], first: int, end: int, profile: str, wall_s: float) -> FuzzSummary:
-    """Summary of the outcomes of seeds, independent of their order."""
+    """Summary of the outcomes of seeds `first` to `end` - 1, in whatever order they come. profile: name given
+    by the user ("": none). wall_s: real seconds that all seeds took together."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.seed)
     found = FuzzSummary(first, end, profile, seeds=len(ordered), wall_s=wall_s)
     found.seeds_by_profile = dict(Counter(outcome.profile for outcome in ordered))
@@ -132,7 +135,8 @@ def report(found: FuzzSummary) -> str:
 
 
 def _table(found: FuzzSummary, phases: Sequence[str]) -> str:
-    """Table of the faults that were delivered in these phases, by kind and phase."""
+    """Table, as text, of the faults that hit peers in these phases: a row for each kind, a column for each
+    phase; "-" where the pair cannot occur."""
     reached = matrix_cells()
     kinds = [kind for kind in _KINDS if any(kind in found.matrix[phase] for phase in phases)]
     rows = [["delivered", *phases, "repaired", "wasted"]]

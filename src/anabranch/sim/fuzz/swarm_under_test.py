@@ -26,9 +26,9 @@ AUDITORS_AT_S = 0.5
 
 
 class SwarmUnderTest:
-    """World of a seed with its machines. rng: random numbers of all that happens while the seed runs (the
-    swarm and its planned faults are drawn from another generator). heard: peer -> last messages that it
-    received."""
+    """World of a drawn seed, with what fault injectors need of it. rng: random numbers of all that happens
+    while the seed runs (the swarm and its planned faults are drawn from another generator). heard: peer ->
+    last HEARD messages that it received."""
 
     def __init__(self, drawn: DrawnSeed, world: World) -> None:
         self.drawn, self.world = drawn, world
@@ -37,8 +37,8 @@ class SwarmUnderTest:
         self._newcomers = 0
 
     def listen(self, node: Node, event: ev.Event) -> None:
-        """Record a message that a peer received, so that it can be replayed; when a connection closes, forget
-        the messages that came over it."""
+        """Record the message that the peer `node` received, for a later replay. If the event closes a link,
+        forget the messages that came from its other end. Other events change nothing."""
         if isinstance(event, ev.Received):
             self.heard[node.id].append(event)
         elif isinstance(event, ev.LinkDown):
@@ -51,7 +51,8 @@ class SwarmUnderTest:
         return self.world.nodes[self.rng.choice(linked)] if linked else None
 
     def newcomer(self, stage: int) -> str:
-        """Let a new machine join `stage`, of which the seed has drawn a machine; returns its name."""
+        """Start a new machine that joins `stage` now; returns its name. It is like the first machine that the
+        seed drew for the stage, of which there must be one, with another capacity."""
         self._newcomers += 1
         name = f"n{self._newcomers}"
         template = next(m for m in self.drawn.machines if m.stage == stage)
@@ -64,11 +65,13 @@ class SwarmUnderTest:
         return name
 
     def _door(self) -> str:
-        """Peer that a new process dials first: the leader, or one that its ticket names."""
+        """Id of the peer that a new process dials first: one that its ticket names, at random, or the leader
+        if tickets name nobody."""
         return self.rng.choice(self.world.ticket) if self.world.ticket else self.world.leading().id
 
     def add_auditors(self) -> None:
-        """Let the auditors of the seed join at AUDITORS_AT_S, with the owner's ticket for it."""
+        """Let the auditors that the seed drew (if any) join AUDITORS_AT_S after the start, with auditors'
+        tickets of the owner."""
         like = next(self.world.nodes[m.id].member for m in self.drawn.machines if m.stage)
         for machine in self.drawn.auditors:
             name = machine.id
@@ -80,9 +83,9 @@ class SwarmUnderTest:
         self.world.clock.after(wait_s, lambda: self.newcomer(stage))
 
     def restart(self, node: Node, without_disk: bool = False) -> None:
-        """Start the next process of a machine, which joins; that of the founder as `anabranch resume` does.
-        without_disk: True if the log and votes on its disk are lost; then the founder, too, only joins, and
-        does so ever after: the run's directory is gone."""
+        """Start the next process of a node's machine, which joins the run; that of the founder leads it on,
+        as `anabranch resume` does. without_disk: True if the log and votes on its disk are lost; then the
+        founder, too, only joins, and does so ever after: the run's directory is gone."""
         member = self.world.nodes[node.id].next_life(without_disk)
         if node.id == self.world.genesis.leader and not member.disk.endswith("+"):
             founder_comes_back(self.world)

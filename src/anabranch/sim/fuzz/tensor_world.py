@@ -54,7 +54,8 @@ VOCABULARY = 31
 
 
 class MadeUpBatches:
-    """Batches of random tokens, a pure function of iteration and index."""
+    """Batches and evaluation windows of random tokens, each a pure function of (iteration, index) or of the
+    window. All weights are 1."""
 
     def __init__(self, run: RunConfig) -> None:
         self._batch = run.batch
@@ -85,8 +86,9 @@ def small_run(
     subspace: int = 0,
     delayed: bool = False,
 ) -> RunConfig:
-    """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients. delayed:
-    True if iterations overlap as early as they may."""
+    """Run file of a tiny model with one narrow block per relay stage, microbatches of 1 x 8 tokens, and
+    clipped gradients. wire: codecs. subspace: width of the residual stream at the cuts (0: full width).
+    delayed: True if two iterations are in flight from as early as may be."""
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
         model=ModelSection(
@@ -112,8 +114,8 @@ def small_run(
 
 
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
-    """World of a drawn swarm whose workers train with torch, in one thread, and a single machine's results.
-    Torch in this process keeps to one thread from then on."""
+    """(world of a drawn swarm whose workers train with torch, results of a single machine to compare with).
+    From this call on torch has one thread in this process."""
     wanted = drawn.settings
     configure(threads=1)
     # Drawn apart from all else in the seed.
@@ -144,8 +146,8 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
 
 
 class Tensors:
-    """Results of a single machine that trains with torch, computed when they are asked for. The key of a
-    state (see `GroundTruth`) is its last iteration: these seeds skip none."""
+    """Results of a single machine that trains with torch (methods: see `GroundTruth`), computed when they are
+    asked for. The key of a state is its last iteration, as no step is skipped in these seeds."""
 
     first: object = 0
 

@@ -53,8 +53,9 @@ ELECT_AGAIN_S = 0.5
 
 
 class SeedTrial:
-    """Trial of one seed; `run` may be called once. story: (virtual time, text) of faults and other actions;
-    notes of the peers are in `world.notes`. steps: last committed iteration."""
+    """Trial of one seed; `run` may be called once, and returns the outcome, also of a violation. story:
+    (virtual time, text) of faults and other actions; notes of the peers are in `world.notes`. steps: last
+    committed iteration."""
 
     def __init__(self, drawn: DrawnSeed) -> None:
         self.drawn = drawn
@@ -120,8 +121,9 @@ class SeedTrial:
         self._stuck()
 
     def _is_true(self) -> bool:
-        """True if no false step is left, or only a share of the work is audited. Raises Violation (I3) for a
-        false step that stays for FALSE_STEPS steps."""
+        """True if no committed step in the log is false, or if less than all work is audited (then false
+        steps may stay). Raises Violation (I3) for a false step after which FALSE_STEPS steps were
+        committed."""
         false_from = self.invariants.false_from
         if not false_from or self.world.settings.audit_share < 1.0:
             return True
@@ -130,8 +132,8 @@ class SeedTrial:
         return False
 
     def _stuck(self) -> None:
-        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record the
-        others."""
+        """Handle a run without progress: raise Violation (I4) if all conditions of I4 hold, else record those
+        that do not in outcome and story."""
         self.outcome.unmet = unmet(self.world, self.invariants.t)
         if not self.outcome.unmet:
             waiting = [str(f.get("reason")) for _, _, kind, f in self.world.notes if kind == "waiting"][-1:]
@@ -171,7 +173,8 @@ class SeedTrial:
             self._churn()
 
     def _churn(self) -> None:
-        """Plan the crash of each relay within a second, by the profile's probability, if it can be lost."""
+        """Draw for each peer, with the profile's probability, a time within the next second at which it
+        crashes. It does not if it is no relay then, or if the run could not go on without it."""
         rng = self.swarm.rng
         for name in sorted(self.world.nodes):
             if rng.random() < self.drawn.profile.churn:
@@ -183,8 +186,8 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now: it runs, has a role for it, and can be lost if
-        the fault loses its state."""
+        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer has one of
+        the kind's roles, and the run can go on without it (`can_be_lost`) if the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)
@@ -198,8 +201,8 @@ class SeedTrial:
         return Role.RELAY if node.stage else Role.DATA
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
-        """Inject a fault into this peer now and record it; False if impossible. aimed: planned phase ("":
-        none)."""
+        """Inject a fault of this kind into this peer now and record it. False, and nothing is recorded, if
+        the injector could not. aimed: planned phase ("": none)."""
         phase = phase_for(self.world, node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
@@ -216,8 +219,8 @@ class SeedTrial:
         self._delivered(deed, phase_for(self.world, node, self.invariants.t, ""), node, text, "")
 
     def _delivered(self, kind: str, phase: str, node: Node, text: str, aimed: str) -> None:
-        """Record an injected fault in outcome and story. phase: of its victim `node` at that moment. text:
-        the fault in words. aimed: the planned phase."""
+        """Record an injected fault in outcome and story; STEPS_AFTER steps must follow it. phase: phase of
+        its victim `node` at that moment. text: the fault in words. aimed: the planned phase."""
         now, self._quiet_t = self.world.clock.now, self.steps
         self.outcome.faults.append(DeliveredFaults(kind, phase, now, node.id, text, aimed=aimed))
         self.waste.struck(self.outcome.faults[-1])
@@ -227,14 +230,16 @@ class SeedTrial:
         self._quiet_t = max(self._quiet_t, self.steps)
 
     def drop(self, pending: _PendingFault) -> None:
-        """Remove a planned fault from those that wait: it was injected, or found no victim in time."""
+        """Remove a planned fault from those that wait: it was injected, or found no victim in time. The seed
+        may end once none waits."""
         self._pending.remove(pending)
 
     # --- elections and restarts ----------------------------------------------------------------
 
     def cause_election(self, relay_wins: bool) -> bool:
-        """Cause an election by freezing the leader; False if that is not possible now. relay_wins: True to
-        let a relay win, by restarting the leader and freezing the data nodes."""
+        """Cause an election: freeze the leader for LEADER_FROZEN_S, or, with relay_wins, restart it and
+        freeze the other data nodes, so that a relay wins. False, and nothing happens, if there is one voter,
+        or the leader is frozen or cannot be lost now."""
         world, leader = self.world, self.world.leading()
         several = len(leader.peer.ctx.log.voters) > 1
         if not several or leader.frozen or not can_be_lost(world, leader, self.invariants.t):
@@ -255,15 +260,16 @@ class SeedTrial:
         self.world.freeze(node.id, seconds)
 
     def _prepare(self, text: str, seconds: float) -> None:
-        """Record in the story an action that prepares a planned fault, and wait with the end of the seed
-        until it is over. text: the action in words. seconds: its duration."""
+        """Record in the story an action that prepares a planned fault, and keep the seed from ending until
+        the action is over. text: the action in words. seconds: its duration."""
         now = self.world.clock.now
         self.story.append((now, text))
         self._busy_until = max(self._busy_until, now + seconds)
 
     def _supervise(self) -> None:
-        """Restart processes that exited with an error, and let joiners that lost their link dial again, as
-        the command `anabranch join` does."""
+        """Restart processes that exited with an error (guests only by their plan), and let joiners that lost
+        their links dial the leader again, as the command `anabranch join` does; then again every
+        START_AGAIN_S."""
         for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
             if node.alive and node.stopped is not None and not node.stopped[1]:
                 if not self.guests.starts_again(node.id):
@@ -276,7 +282,7 @@ class SeedTrial:
 
 
 class _PendingFault:
-    """Planned fault that waits until a peer that it may hit is in the planned phase."""
+    """Planned fault that waits until a peer that it may hit is in the planned phase. aim: its plan."""
 
     def __init__(self, aim: FaultTarget) -> None:
         self.aim = aim
@@ -287,10 +293,10 @@ class _PendingFault:
         self._elect_at = 0.0 if aim.elects else float("inf")
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
-        """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
-        its delay the fault is injected (`_inject`). Before, an election is caused if the fault needs one, and
-        for a phase of OF_JOINERS a machine joins. Returns True if the fault was dropped, because it found no
-        victim in time; else False."""
+        """Try the peer `node`, which has just handled an event, as the victim. If it fits, the fault is
+        injected after its delay (`_inject`); nothing happens while one injection is pending. The first call
+        lets a machine join for a phase of OF_JOINERS; an election is caused if the fault needs one. Returns
+        True if the fault was dropped from the trial, because it found no victim in time; else False."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps
@@ -313,8 +319,9 @@ class _PendingFault:
         return False
 
     def _elect(self, trial: SeedTrial, now: float) -> None:
-        """Cause the election that the fault needs (`SeedTrial.cause_election`), or try again later; the time
-        limit for finding a victim begins with the election."""
+        """Cause the election that the fault needs (`SeedTrial.cause_election`), once; if that is not
+        possible, try again ELECT_AGAIN_S later. The fault's time to find a victim begins anew with the
+        election. Nothing if it needs none."""
         if now < self._elect_at:
             return
         if trial.cause_election(self.aim.of_leading_relays):
@@ -323,8 +330,8 @@ class _PendingFault:
             self._elect_at = now + ELECT_AGAIN_S
 
     def _waited(self, trial: SeedTrial) -> float:
-        """Share of its time to find a victim that the fault has waited: seconds / SETTLE_FOR_S, or steps /
-        SETTLE_FOR_STEPS if that is more."""
+        """Time that the fault has waited for a victim, in units of what it may take: seconds / SETTLE_FOR_S
+        or steps / SETTLE_FOR_STEPS, whichever is more. Above 1 any phase will do."""
         since = self._since or 0.0
         steps = (trial.steps - self._since_t) / SETTLE_FOR_STEPS
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)

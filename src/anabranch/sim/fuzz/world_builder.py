@@ -17,7 +17,7 @@ from anabranch.sim.workers.single_machine import carried_after, step_of
 
 
 def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
-    """World of a drawn swarm that is not yet running, and the single machine to compare it with."""
+    """(world of a drawn swarm, not yet running; results of a single machine to compare it with)."""
     world: World
     truth: GroundTruth
     if drawn.torch:
@@ -36,9 +36,9 @@ def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
 
 
 class IntegerWorld:
-    """Results of a single machine with integer workers. The key of a state (see `GroundTruth`) is the tuple
-    of all stages' states, of what the next iteration computes with if it is delayed (else empty), and of what
-    slots carry from the last round."""
+    """Results of a single machine with integer workers (methods: see `GroundTruth`). The key of a state is a
+    tuple of three: states of all stages; predicted states with which the next iteration computes if it is
+    delayed (else empty); states that slots carry from the last round."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

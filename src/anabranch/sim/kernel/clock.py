@@ -16,7 +16,8 @@ SLICES: Final = 64.0
 
 
 class Clock:
-    """Virtual clock (`now`, in seconds) with an event queue; simultaneous events run in planned order."""
+    """Virtual clock (`now`, in seconds) with an event queue. Simultaneous events run in the order in which
+    they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,7 +30,8 @@ class Clock:
         self._count = 0
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Plan to call `action` at `time`; a past time counts as now, and an infinite one never comes."""
+        """Plan to call `action` at the virtual time `time` (s). A past time counts as now; an infinite one
+        never comes."""
         self._count += 1
         if time < self.now:
             time = self.now
@@ -51,7 +53,8 @@ class Clock:
         self.at(self.now + seconds, action)
 
     def step(self) -> bool:
-        """Run the next event; False if there is none."""
+        """Set `now` to the time of the next event and run its action; what the action raises leaves the call.
+        False, and nothing happens, if no event is planned."""
         if not self._soon and not self._begin_slice():
             return False
         self.now, _, action = heappop(self._soon)

@@ -15,7 +15,9 @@ from anabranch.sim.kernel.swarm_world import World
 
 def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, float]]) -> None:
     """Add (member, slowness) pairs to a world; the first one founds the run, the others join within 0.5 s.
-    `machines` may be a generator that draws from `world.random`, just before the peer is added."""
+    slowness: factor on the seconds of the node's tasks. schedule: step parameters that the founder logs.
+    `machines` may be a generator that draws from `world.random`: a pair is asked for just before its peer is
+    added."""
     every = iter(machines)
     founder, slowness = next(every)
     kept = SavedVoterState(founder.disk, seed=world.seed)
@@ -26,8 +28,9 @@ def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, 
 
 
 def founder_comes_back(world: World) -> Node:
-    """Restart the founder as `anabranch resume` does: with its disk and its newest checkpoint. It joins the
-    run's present leader; if there is none, it can be elected and resumes the run."""
+    """Start the founder's next process, as `anabranch resume` does, with its disk and its newest checkpoint,
+    and return its node. It joins the run's present leader; if there is none, it can be elected and resumes
+    the run."""
     former = world.nodes[world.genesis.leader]
     member = former.next_life()
     saved = None

@@ -40,18 +40,19 @@ class NetworkFaults:
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
         """Hold back all messages from the first to the second peer of each pair until the time `until`
-        (infinite: for ever), or a later one that was set before."""
+        (infinite: for ever). A later time that was set before stays."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 
     def open_at(self, sender: str, receiver: str, now: float) -> float:
-        """Earliest time from `now` at which a message can pass between the two; infinite: never."""
+        """Earliest time, `now` or later, at which a message can pass from sender to receiver; infinite:
+        never."""
         if sender in self.gone or receiver in self.gone:
             return math.inf
         return max(now, self._holes.get((sender, receiver), 0.0)) if self._holes else now
 
     def factor(self, *ends: str) -> float:
-        """Factor on the delays between two peers; 1 without a fault."""
+        """Factor on the delays between the two peers `ends`; 1 without a fault."""
         return self.slow.get(frozenset(ends), 1.0) if self.slow else 1.0
 
     def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:
@@ -65,7 +66,7 @@ class NetworkFaults:
         return times
 
     def dialled_at(self, one: str, other: str, now: float, trip_s: float) -> float:
-        """Time at which a connection dialled now is established; infinite: the dial times out before. trip_s:
-        seconds to connect without faults."""
+        """Time at which a connection that `one` dials to `other` at `now` is established; infinite: the dial
+        times out before. trip_s: seconds to connect without faults."""
         at = max(self.open_at(one, other, now), self.open_at(other, one, now)) + trip_s
         return at if at - now <= max(DIAL_S, trip_s) else math.inf

@@ -16,7 +16,8 @@ MADV_COLLAPSE = 25
 
 
 def use_huge_pages() -> int:
-    """Put the anonymous memory of this process into huge pages; returns the number of their bytes."""
+    """Put the anonymous memory that this process has now into huge pages; returns the number of bytes that
+    are in them. 0 where that is not possible."""
     collapsed = 0
     with contextlib.suppress(AttributeError, OSError):  # another C library; no /proc here
         madvise = ctypes.CDLL(None).madvise

@@ -15,7 +15,8 @@ VALUES_KEPT = 64
 
 
 class _Value:
-    """Membership list of several simulated peers. after: key of the last change by a peer, and the result."""
+    """Membership list of several simulated peers, which they must not change. after: (key of a change, shared
+    list that the change made of this one), the last such change; None: none yet."""
 
     __slots__ = ("after", "membership")
 
@@ -26,7 +27,8 @@ class _Value:
 
 
 class MembershipPool:
-    """Latest membership lists in a swarm, so that peers with equal lists share one copy."""
+    """Latest VALUES_KEPT different membership lists in a swarm, so that peers with equal lists share one
+    copy."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[object, ...], _Value] = {}
@@ -50,7 +52,8 @@ class MembershipPool:
 
 
 class SharedMembership(Membership):
-    """Membership list of one simulated peer, whose contents are shared with equal ones of the same pool."""
+    """Membership list of one simulated peer, whose contents are shared with equal lists of the same pool. A
+    change by a log entry looks up the shared list with that change, or makes it."""
 
     __slots__ = ("_pool", "_value")
 

@@ -49,7 +49,8 @@ Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
 
 
 def _may_fail(task: Task) -> bool:
-    """True if a task may fail in a correct run (`_MAY_FAIL`); other errors are the simulation's."""
+    """True if a task may fail in a correct run: one of `_MAY_FAIL`, or the begin of a slot whose carried
+    state the machine lacks. Errors of other tasks are the simulation's."""
     return isinstance(task, _MAY_FAIL) or (isinstance(task, Embed | Forward) and task.carried > 0)
 
 
@@ -62,13 +63,14 @@ class TaskExecutor(Protocol):
 class Environment(ABC):
     """Interface of the world to a simulated peer: clock, network, machines and observers.
 
-    checkpoints: iteration -> checkpoint. make_computer: (stage) -> executor of the tasks of a peer at that
-    stage. watchers: called after every event of every node. bookkeepers: called, after the watchers, for
-    finished tasks, events of the founder, and events at which a voter learned of committed entries. notes:
-    (time, peer, kind, fields) of what peers report for the event log. log: all committed entries, encoded.
-    make_own: (peer, stage) -> executor of the tasks of a peer that has data of its own; None: no peer has.
-    strict: True if a failed task is an error of the simulation. keeps_states: True if a process that ends in
-    order leaves its stage's state on its disk.
+    schedule: step parameters of the founder; None until it is added. checkpoints: iteration -> checkpoint.
+    make_computer: (stage) -> executor of the tasks of a peer at that stage. make_own: (peer, stage) ->
+    executor of the tasks of a peer that has data of its own; None: no peer has. watchers: called after every
+    event of every node. bookkeepers: called, after the watchers, for finished tasks, events of the founder,
+    and events at which a voter learned of committed entries. notes: (time, peer, kind, fields) of what peers
+    report for the event log. log: all committed entries, encoded. strict: True if a failed task is an error
+    of the simulation. keeps_states: True if a process that exits by itself leaves its stage's state on its
+    disk.
     """
 
     def __init__(
@@ -90,23 +92,27 @@ class Environment(ABC):
 
     @abstractmethod
     def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
-        """Send a message of the node `sender` to `peer` through the simulated network."""
+        """Send a message of the node `sender` to `peer` through the simulated network. Nothing happens
+        without an open link."""
 
     @abstractmethod
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Connect a node to a peer. address: where the node believes the peer to be ("": the truth)."""
+        """Begin to connect a node to a peer; the node gets a LinkUp or LinkDown event later. address: where
+        the node believes the peer to be ("": the truth)."""
 
     @abstractmethod
     def end_circuits(self, carrier: str) -> None:
-        """Break the links that the process `carrier`, which has ended, forwarded."""
+        """Break the links that the process `carrier` forwarded for others, as it has ended."""
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        """Close the link of a node to `peer` after everything that was sent before has arrived."""
+        """Close the link of a node to `peer` after everything that was sent before has arrived; then the peer
+        gets a LinkDown event. Nothing happens without a link."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
-        """Close a link of a node at once, because a newer link to the same peer is open."""
+        """Close `link`, which a node has to `peer`, at once: a newer one to the same peer is open. Both ends
+        get a LinkDown event."""
 
     @abstractmethod
     def task_s(self, node: Node, task: Task) -> float:
@@ -114,14 +120,16 @@ class Environment(ABC):
 
 
 class Link:
-    """Connection between two simulated processes. cut_by: the process that died, if its messages in flight
-    may still arrive. quiet_at: virtual time at which the last message arrives. dialled_by: peer that made it.
-    via: carrier that forwards its messages ("": none)."""
+    """Connection between two simulated processes. open: True until it is closed or broken. nodes: peer -> its
+    process. cut_by: peer whose process died, if its messages in flight may still arrive; else None. quiet_at:
+    virtual time at which the last message arrives. dialled_by: peer that made it. via: carrier that forwards
+    its messages ("": none)."""
 
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
     def __init__(self, one: Node, other: Node, via: str = "") -> None:
-        """Link that `one` dialled to `other`, through the carrier `via` if one is named."""
+        """Open link that `one` has dialled to `other`, through the carrier `via` ("": none). The caller tells
+        both ends of it (`Node.link_up`)."""
         self.dialled_by, self.via = one.id, via
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}
@@ -133,8 +141,9 @@ class Link:
         """Sender -> arrival of its last message, for messages without (`_small`) and with a payload."""
 
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
-        """Arrival time of a message that is due at `planned`, which the link remembers. Messages of one
-        sender without payload arrive in order, and so do those with a payload (`bulk`)."""
+        """Arrival time of a message from `sender` that is due at `planned`: not before an earlier message of
+        its sender. Messages without payload keep their order, and so do those with a payload (`bulk`), but
+        not one kind with the other. The link remembers the time, so each message is asked about once."""
         lane = self._bulky if bulk else self._small
         at = lane.get(sender, 0.0)
         if planned > at:
@@ -148,8 +157,8 @@ class Link:
 @dataclass
 class Disk:
     """Disk of a simulated machine: log entries and voter state, which survive the death of its process.
-    nonce: name of the disk. start: index of the first log entry on it. states: stage -> its state, where the
-    world keeps them."""
+    nonce: name of the disk. start: index of the first log entry on it. lines: encoded log entries. states:
+    stage -> its state, where the world keeps states."""
 
     nonce: str = ""
     term: int = 0
@@ -172,9 +181,9 @@ class Disk:
 
 
 class Node:
-    """Simulated peer: the protocol's peer with its links, disk and task executor. slowness: factor on the
-    seconds of its tasks. alive: False after the process was killed. stopped: (reason, True if without an
-    error) after the process has exited by itself."""
+    """Process of a simulated peer: the protocol's peer with its links, disk and task executor. slowness:
+    factor on the seconds of its tasks. alive: False after the process was killed. stopped: (reason, True if
+    without an error) after the process has exited by itself; None before."""
 
     def __init__(self, world: Environment, peer: Peer, member: Member, slowness: float) -> None:
         self.world = world
@@ -206,7 +215,8 @@ class Node:
         """Peers whose connections it closed while catching up; messages of those connections are dropped."""
 
     def next_life(self, without_disk: bool = False) -> Member:
-        """Member record of the next process of the same machine. without_disk: True if its disk is lost."""
+        """Member record for the next process of the same machine: with the next incarnation, and with another
+        disk if `without_disk`. The node itself does not change."""
         disk = f"{self.member.disk}+" if without_disk else self.member.disk
         return structs.replace(self.member, incarnation=self.member.incarnation + 1, disk=disk)
 
@@ -222,8 +232,8 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
-        process are queued, those of an ended one are dropped. Exceptions of the protocol and of observers
-        (Violation) leave it."""
+        process are queued, those of an ended one are dropped. Raises what the protocol or an observer raises
+        (Violation)."""
         if not self.alive or self.stopped is not None:  # not `running`: a call for each event
             return
         if self._backlog is not None:
@@ -246,11 +256,13 @@ class Node:
             self._plan_wake()
 
     def freeze(self) -> None:
-        """Stop the process (SIGSTOP); its events queue up."""
+        """Stop the process (SIGSTOP): its events wait in a queue until `thaw`. A second call changes
+        nothing."""
         self._backlog = self._backlog or []
 
     def thaw(self) -> None:
-        """Continue the stopped process: expired timers first, then the queued events."""
+        """Continue the stopped process: it handles expired timers first, then the queued events. Messages of
+        connections that it closes meanwhile are dropped."""
         backlog, self._backlog = self._backlog or [], None
         self.catching_up = True
         self.handle(ev.Wake())
@@ -268,14 +280,15 @@ class Node:
         return self._backlog is not None
 
     def jump_clock(self, seconds: float) -> None:
-        """Set the clock of the process forward or (negative) back; timers that are due then expire."""
+        """Set the clock of the process forward or (negative) back by `seconds`; it handles timers that are
+        due then at once. Virtual time does not change."""
         self._clock_ahead_s += seconds
         if self._wake_at < self.world.clock.now + seconds:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the disk writes up to `number` and report it to the protocol; a crash loses the
-        incomplete ones."""
+        """Do the disk writes up to `number` and report them to the protocol. Those that wait when the process
+        is killed are lost."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))
@@ -296,8 +309,9 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process, leave its stage's state on its disk if the world keeps states, and close its
-        links and circuits. reason: for the story. ok: True without an error."""
+        """Let the process exit by itself: leave its stage's state on its disk if the world keeps states, and
+        close its links and circuits. It handles no events from then on. reason: of the exit, for the story.
+        ok: True without an error."""
         self.stopped = (reason, ok)
         if self.world.keeps_states and self.computer is not None and self.peer.replica.t >= 0:
             t, stage = self.peer.replica.t, self.peer.ctx.run.stage
@@ -364,14 +378,15 @@ class Node:
                 self.end(reason, ok)
 
     def _read_checkpoint(self, asked_t: int, stage: int) -> None:
-        """Read a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one) and hand
-        it to the protocol; no pieces if there is none."""
+        """Hand a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one) to the
+        protocol; if there is none, an empty one."""
         t = asked_t if asked_t >= 0 else max(self.world.checkpoints, default=-1)
         pieces, fingerprint = self.world.checkpoints.get(t, {}).get(stage, ((), ""))
         self.handle(ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces))
 
     def _report_committed(self) -> None:
-        """Append committed log entries to the world's log; raises Violation if another voter has others."""
+        """Append log entries that this voter knows as committed to the world's log. Raises Violation if
+        another voter has reported another entry in the same place."""
         raft, log = self.peer.voter.raft, self.world.log
         for index in range(max(raft.log.start.index, self.log_read), raft.commit_index):
             line = raft.log.line(index)

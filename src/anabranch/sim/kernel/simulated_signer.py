@@ -6,7 +6,8 @@ import hashlib
 
 
 class SimulatedSigner:
-    """Stand-in for signatures: a hash of the peer's name and the text."""
+    """Stand-in for a peer's signatures: a hash of the peer's name and the text. Whoever knows the name can
+    make one."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer

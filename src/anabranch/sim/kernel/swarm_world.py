@@ -36,9 +36,9 @@ from anabranch.sim.kernel.simulated_signer import SimulatedSigner
 class Model:
     """Durations of messages and tasks in a world.
 
-    latency_s: least and greatest one-way delay of a message. bulk_s: additional delay of a payload, and of a
-    bandwidth probe in proportion to its size. task_s: class name of a task -> its seconds (others: 0.001),
-    which are multiplied by the node's slowness.
+    latency_s: least and greatest one-way delay of a message, drawn for each. bulk_s: seconds that a payload
+    takes longer, and a bandwidth probe in proportion to its size. task_s: class name of a task -> its seconds
+    (others: 0.001), which are multiplied by the node's slowness.
     """
 
     latency_s: tuple[float, float] = (0.001, 0.02)
@@ -68,10 +68,10 @@ GC_ALLOCATIONS = 100_000
 class World(Environment):
     """Swarm of simulated peers: `add` them, then `run`.
 
-    nodes: name -> current process. trouble: network faults. slow: pair of peers -> factor on the delays of
-    their link. unheard: kinds of notes that are not recorded. liars: peers whose reports of their own slots
-    may be false. mouths: peer -> function that replaces or drops each message of its process, for peers that
-    lie. See `Environment` for the rest.
+    nodes: peer -> its latest process. trouble: network faults. slow: pair of peers -> factor on the delays of
+    their link. unheard: kinds of notes that are not recorded. liars: hostile peers, whose reports of their
+    own slots the checks do not believe. mouths: peer -> function that replaces or drops each message of its
+    process, for peers that lie. See `Environment` for the rest.
     """
 
     def __init__(
@@ -112,7 +112,9 @@ class World(Environment):
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
-        """Add the founder, which leads first. Of several voters it also dials one that its disk names."""
+        """Add the founder's process and return its node; it starts at once and leads first. If it has
+        restarted in a run with several voters, it also dials one that its log names. disk: of its machine
+        (None: an empty one)."""
         node = Node(self, peer, member, 1.0)
         node.disk = disk or Disk(member.disk)
         self.schedule = peer.ctx.run.schedule
@@ -128,9 +130,10 @@ class World(Environment):
         return node
 
     def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
-        """Add a peer that joins at time `at` by dialling `leader`. `member.stage` is the stage that the peer
-        asks for (-1: any). A peer of the same name has the disk of its former process, unless `member.disk`
-        names another one."""
+        """Add a peer's process and return its node; at time `at` (s) it starts and dials the peer `leader` to
+        join. `member.stage` is the stage that it asks for (-1: any). A process of the same name and disk
+        (`member.disk`) before it leaves its disk to this one. slowness: factor on the seconds of its
+        tasks."""
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
         kept = disk.kept(self.seed_of(member))
@@ -156,7 +159,7 @@ class World(Environment):
         return node
 
     def seed_of(self, member: Member) -> int:
-        """Seed of the random numbers of one process, from its id and incarnation."""
+        """Seed for the random numbers of one process, made of the world's seed, id and incarnation."""
         return zlib.crc32(f"{self.seed} {member.id} {member.incarnation}".encode())
 
     # --- wires ---------------------------------------------------------------------------------
@@ -173,7 +176,8 @@ class World(Environment):
             self.carry(sender, peer, encode(said), payload)
 
     def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        """Send an encoded message, if the sender has an open link to the peer."""
+        """Send an encoded message without asking the sender's `mouth`. Nothing happens unless the sender has
+        an open link to the peer."""
         link = sender.links.get(peer)
         if link is not None and link.open:
             self._deliver(sender, link, peer, decode(message), len(message), payload)
@@ -181,9 +185,10 @@ class World(Environment):
     def _deliver(
         self, sender: Node, link: Link, peer: str, decoded: AnyMessage, size: int, payload: Payload | None
     ) -> None:
-        """Deliver a message after a delay, or lose it if the link breaks.
+        """Deliver a decoded message to `peer` after a delay; it is lost if the link breaks before, or if a
+        carrier swallows it. size: bytes of the encoded message.
 
-        Messages without and with a payload each arrive in order unless a fault reorders them.
+        Messages without payload arrive in order, and those with a payload do, unless a fault reorders them.
         """
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None
@@ -214,8 +219,9 @@ class World(Environment):
     def _bulk_s(
         self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
-        """Seconds that the size of a message, or of its payload, adds to its delay. size: bytes of the
-        encoded message. bulky: True if it has a payload. via: carrier of the link ("": none)."""
+        """Seconds that the size of a message, or of its payload, adds to its delay; 0 for a message that has
+        neither a payload nor padding (a bandwidth probe's). size: bytes of the encoded message. bulky: True
+        if it has a payload. via: carrier of the link ("": none)."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0
@@ -223,19 +229,21 @@ class World(Environment):
         return bulk_s if bulky else bulk_s * padding_bytes / max(1, self.settings.activation_bytes)
 
     def _setup_s(self, one: str, other: str) -> float:
-        """Seconds to establish a connection between two peers."""
+        """Seconds to establish a direct connection between two peers, drawn."""
         return 2 * self._delay(one, other)
 
     def task_s(self, node: Node, task: Task) -> float:
         return self.model.task_s.get(type(task).__name__, 0.001) * node.slowness
 
     def _arrival(self, sender: str, receiver: str, delay_s: float) -> float:
-        """Arrival time of a message that is sent now and takes `delay_s`; infinite: never."""
+        """Arrival time of a message that is sent now and takes `delay_s`, after any fault that holds it back;
+        infinite: never."""
         return self.trouble.open_at(sender, receiver, self.clock.now) + delay_s
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly. The
-        node gets LinkUp or LinkDown, unless it has ended or another link is open."""
+        """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly ("":
+        the true address). The node gets LinkUp or LinkDown later, or neither if it has ended or another link
+        is open by then. A node whose key or ticket the founder refuses ends."""
         if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self.carrier_to(node, peer, ways)
@@ -245,19 +253,21 @@ class World(Environment):
         self._dial_direct(node, peer, address)
 
     def _at_door(self, peer: str) -> Node | None:
-        """Process that a dial to `peer` comes to: the current one, or the first one if that has ended."""
+        """Process that a dial to `peer` comes to: its latest one, or the first one of two with the same key
+        if the second has ended. None for an unknown peer."""
         node = self.nodes.get(peer)
         return node if node is None or node.running else self._copied.get(peer, node)
 
     def _answers(self, node: Node, peer: str, address: str) -> bool:
-        """True if a direct dial would be answered now."""
+        """True if a direct dial of a node to `peer` at `address` would be answered now."""
         other, blocked = self._at_door(peer), self._blocked.get(frozenset((node.id, peer)), 0.0)
         open_now = self.trouble.dialled_at(node.id, peer, self.clock.now, 0.0) < math.inf
         listens = other is not None and other.running and address == other.member.address
         return open_now and listens and blocked <= self.clock.now
 
     def carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
-        """First of these carriers that the node reaches now and `peer` has dialled itself ("": none)."""
+        """First of these carriers that the node can reach now and that `peer` has itself dialled; "" if there
+        is none."""
         other, now = self._at_door(peer), self.clock.now
         for carrier in carriers:
             link = None if other is None or not other.running else other.links.get(carrier)
@@ -270,8 +280,9 @@ class World(Environment):
         return ""
 
     def _dial_via(self, node: Node, peer: str, carriers: Sequence[str]) -> None:
-        """Connect a node to a peer through the first of these carriers to which the peer has a link by then.
-        The node gets a LinkDown event if there is none, or the peer refuses."""
+        """Connect a node to a peer, after the time of a dial, through the first of these carriers to which
+        the peer has a link by then. The node gets LinkUp, or LinkDown if there is no such carrier or the peer
+        refuses."""
         ready_s = 2 * (self._setup_s(node.id, carriers[0]) + self._setup_s(carriers[0], peer))
 
         def ready() -> None:
@@ -293,12 +304,12 @@ class World(Environment):
         self.clock.after(ready_s, ready)
 
     def carries(self, carrier: str) -> bool:
-        """True if open links go through this carrier."""
+        """True if an open link of two other peers goes through this carrier."""
         return any(link.open for link in self._carried.get(carrier, ()))
 
     def move_circuit(self, carrier: str) -> None:
-        """Break one of the circuits that others forward and `carrier` could, as a line at home breaks; its
-        ends dial again."""
+        """Break one circuit of another carrier whose two ends have both dialled `carrier`, as if a line
+        failed; its ends dial again, and may come to `carrier`. Nothing happens if there is none."""
         for other, links in self._carried.items():
             for link in links if other != carrier else ():
                 near = [self.nodes[end].links.get(carrier) for end in link.nodes]
@@ -307,7 +318,7 @@ class World(Environment):
                     return
 
     def end_circuits(self, carrier: str) -> None:
-        """Break the links that the process `carrier`, which has ended, forwarded."""
+        """Break all links that the carrier forwards for others."""
         for link in self._carried.pop(carrier, []):
             if link.open:
                 self._break(link, "the carrier is gone")
@@ -344,7 +355,8 @@ class World(Environment):
         self.clock.at(at if at < math.inf else self.clock.now + DIAL_S, answer)
 
     def credential_of(self, node: Node) -> VerifiedCredential:
-        """Credential that a node shows when it dials: of `tickets`, else with the role of its stage."""
+        """Credential that a node shows when it dials: that of `tickets`, else one without a ticket for the
+        role of its stage."""
         return self.tickets.get(node.id) or (NO_TICKET_RELAY if node.member.stage else NO_TICKET_DATA)
 
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
@@ -368,8 +380,9 @@ class World(Environment):
     # --- faults --------------------------------------------------------------------------------
 
     def crash(self, peer: str) -> None:
-        """Kill a process (SIGKILL) and reset its links. On each link the seed draws whether all messages in
-        flight from the process are lost, or arrive before the reset."""
+        """Kill a peer's process (SIGKILL) and reset its links; circuits that it carries break. For each link
+        the seed draws whether all messages in flight from the process are lost, or arrive before the
+        reset."""
         node = self.nodes[peer]
         node.alive = False
         for other, link in sorted(node.links.items()):
@@ -392,7 +405,7 @@ class World(Environment):
         return True
 
     def _break(self, link: Link, reason: str) -> None:
-        """Break a link and lose what is in flight; both ends learn of it after a delay."""
+        """Break a link and lose what is in flight; both ends get LinkDown after a delay."""
         link.open = False
         one, other = link.nodes
         for end, far in ((one, other), (other, one)):
@@ -400,11 +413,13 @@ class World(Environment):
             self.clock.after(self._delay(one, other), down)
 
     def lose(self, sender: str, receiver: str, seconds: float = math.inf) -> None:
-        """Lose everything from one peer to another for a while; their link stays open."""
+        """Hold back everything from one peer to another for `seconds`, as a black hole (`network_faults`);
+        their link stays open."""
         self.trouble.swallow([(sender, receiver)], self.clock.now + seconds)
 
     def partition(self, side: Collection[str], seconds: float = math.inf) -> None:
-        """Lose all messages between the peers `side` and all others for a while; no link breaks."""
+        """Hold back all messages between the peers `side` and all others for `seconds`, as a black hole
+        (`network_faults`); no link breaks."""
         others = [peer for peer in self.nodes if peer not in side]
         pairs = [pair for one in side for other in others for pair in ((one, other), (other, one))]
         self.trouble.swallow(pairs, self.clock.now + seconds)
@@ -416,7 +431,8 @@ class World(Environment):
         self.nodes[peer].alive = False
 
     def crawl(self, one: str, other: str, factor: float, seconds: float) -> None:
-        """Multiply the delays of the link of two peers by `factor` for a while."""
+        """Multiply the delays between two peers by `factor` for `seconds`; then they are as without a
+        fault."""
         pair = frozenset((one, other))
         self.slow[pair] = factor
         self.clock.after(seconds, partial(self.slow.pop, pair, None))
@@ -424,19 +440,22 @@ class World(Environment):
     def disorder(
         self, duplicated: float, shaken_s: float, seconds: float, peers: Collection[str] | None = None
     ) -> None:
-        """Duplicate and reorder messages for a while (`LinkDisorder`). peers: whose links (None: all)."""
+        """Duplicate and reorder messages for `seconds`. duplicated, shaken_s: as of `LinkDisorder`. peers:
+        whose links (None: all)."""
         disorder = LinkDisorder(duplicated, shaken_s, None if peers is None else frozenset(peers))
         self.trouble.disorders.append(disorder)
         self.clock.after(seconds, lambda: self.trouble.disorders.remove(disorder))
 
     def freeze(self, peer: str, seconds: float) -> None:
-        """Stop a process for a while (SIGSTOP, a closed laptop); its links stay open, and its events wait."""
+        """Stop a process for `seconds` (SIGSTOP, a closed laptop); its links stay open, and its events
+        wait."""
         node = self.nodes[peer]
         node.freeze()
         self.clock.after(seconds, node.thaw)
 
     def leading(self) -> Node:
-        """Leader with the highest term, else the running peer with the longest log, else the founder."""
+        """Running leader with the highest term; if nobody leads, the running peer that has followed the log
+        furthest; if nobody runs, the founder."""
         running = [node for node in self.nodes.values() if node.running]
         leaders = [node for node in running if node.peer.lead is not None]
         if leaders:
@@ -447,8 +466,9 @@ class World(Environment):
     # --- running -------------------------------------------------------------------------------
 
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
-        """Run until every live peer has stopped, or has no link to a founder that has stopped. Raises
-        TimeoutError, which names what is missing, after `until_s` (virtual) or `max_events`."""
+        """Run until the founder has stopped and every other live peer has stopped or has no link to it; if
+        the founder was killed or removed, until all steps are committed by the others (of one voter: at
+        once). Raises TimeoutError, which names what is missing, after `until_s` (virtual) or `max_events`."""
         nodes, founder, clock = self.nodes, self.genesis.leader, self.clock
         for _ in range(max_events):
             leader = nodes[founder]
@@ -461,7 +481,7 @@ class World(Environment):
         raise TimeoutError(": ".join([after, *waiting]))
 
     def _over(self) -> bool:
-        """True if nothing is left to run for, once the founder has stopped."""
+        """True if nothing is left to run for. Only for a founder that was killed or has stopped."""
         leader = self.nodes[self.genesis.leader]
         removed = leader.stopped is not None and not leader.stopped[1]
         if not leader.alive or (removed and self.settings.voters > 1):
@@ -483,7 +503,8 @@ class World(Environment):
         return not self.settings.evaluates(steps, steps) or steps in self.history().evaluations
 
     def history(self) -> LogReplay:
-        """State of the run after the whole log, cached until the log changes; callers must not change it."""
+        """State of the run after the whole log, which is replayed. It is cached until the log changes, so
+        callers must not change it."""
         key = (len(self.log), self.log[-1] if self.log else b"")
         if self._history is None or self._history[0] != key:
             self._history = key, fold(self.log)

@@ -29,14 +29,14 @@ STUDENT_MANY = 2.1
 class Row(msgspec.Struct):
     """Metrics of one simulated iteration; all seconds are virtual. seconds: from the previous step to this
     one. bound_s: lower bound with the relays that were alive (`LowerBound.overlapped_s` where two iterations
-    are in flight; NaN in rounds). spared: crashes that were drawn but did not happen, because the relay was
-    the last of its stage. recoveries: microbatches sent again. computed_s, wasted_s: compute seconds of all
-    nodes, and those whose result entered no step; died_s: wasted seconds that were lost with a crashed
-    process. busy_s, alive_s: seconds of computing and of being alive, summed over the relays.
-    communicating_s: seconds in which a relay had a payload in flight (mean). twice: contributions that a
-    gradient contains more than once. messages, kinds: control messages, in all and by kind. phases: see
-    `phase_breakdown`; phases and kinds are empty for baselines. microbatches: number that count (0: the
-    batch)."""
+    are in flight; NaN in rounds). crashes: of relays. spared: crashes that were drawn but did not happen,
+    because the relay was the last of its stage. recoveries: microbatches sent again. computed_s, wasted_s:
+    compute seconds of all nodes, and those whose result entered no step; died_s: wasted seconds that were
+    lost with a crashed process. busy_s, alive_s: seconds of computing and of being alive, summed over the
+    relays. communicating_s: seconds in which a relay had a payload in flight (mean). twice: contributions
+    that a gradient contains beyond the first. messages, kinds: control messages, in all and by kind.
+    message_bytes, payload_bytes: bytes of these and of payloads. phases: see `phase_breakdown`; phases and
+    kinds are empty for baselines. microbatches: number that count (0: the batch)."""
 
     t: int
     seconds: float
@@ -60,7 +60,8 @@ class Row(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """Result of one simulated seed under one policy. failure: reason why the run did not finish, or "".
+    """Result of one simulated seed under one policy. rows: one per committed iteration, in order. rollbacks:
+    number in the log. failure: reason why the run did not finish, or is wrong; "" if neither.
     alone_tokens_per_s: tokens per second of the fleet's best machine, if it trained the whole model alone.
     carried_bytes: bytes that hosts carried for others, by host (those that carried none are left out)."""
 
@@ -98,16 +99,17 @@ class MetricsRecorder:
         self._able_at = dict.fromkeys(self.relays, 0.0)
 
     def add(self, what: str, amount: float = 1) -> None:
-        """Add `amount` to the total named `what` (a field of `Row`)."""
+        """Add `amount` to the total named `what`, a field of `Row` that is a sum (a key of `totals`)."""
         self.totals[what] += amount
 
     def down(self, relay: str) -> None:
-        """Note that a relay crashed."""
+        """Record that a relay crashed now; it counts as absent until `up`."""
         self.add("crashes")
         self._down_at.setdefault(relay, self.clock.now)
 
     def up(self, relay: str) -> None:
-        """Note that a relay's machine is back."""
+        """Record that a relay's machine is back now. It counts as alive, and for the lower bound once it
+        could have downloaded its state. Nothing happens if it was not down."""
         at = self._down_at.pop(relay, None)
         if at is not None:
             self._missed_s[relay] += self.clock.now - max(at, self._begun_at)
@@ -121,9 +123,10 @@ class MetricsRecorder:
         phases: Mapping[str, float] | None = None,
         kinds: Mapping[str, int] | None = None,
     ) -> Row:
-        """Make and return the row of iteration t, which ends now. members: stage -> replicas whose sums
-        entered the step. totals: those that the caller counts itself, by name, and kinds: control messages by
-        kind; both since the beginning of the run. phases: seconds of each phase of this iteration."""
+        """Append the row of iteration t, which ends now, to `rows` and return it; the next iteration begins.
+        members: stage -> replicas whose sums entered the step. totals: sums that the caller counts itself, by
+        name; kinds: control messages by kind; both since the beginning of the run. phases: seconds of each
+        phase of this iteration."""
         now, seconds = self.clock.now, self.clock.now - self._begun_at
         self.totals.update(totals or {})
         for relay, at in self._down_at.items():
@@ -164,7 +167,8 @@ _SUMS = (
 
 
 def _microbatches(rows: Sequence[Row], microbatches: int) -> float:
-    """Mean number of microbatches per iteration that entered the step: in rounds of counted slots."""
+    """Mean number of microbatches per iteration whose results entered the step. microbatches: of a batch, for
+    rows that give no number."""
     return statistics.mean(row.microbatches or microbatches for row in rows)
 
 
@@ -198,8 +202,9 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
 
 class Summary(msgspec.Struct):
     """Summary of a policy over its seeds, without warm-up iterations. seeds: number of seeds that finished.
-    iterations: of these seeds together. figures: estimate of each of FIGURES, and of tokens per second of the
-    best machine alone and over it. kinds: control messages per node and iteration, by kind."""
+    iterations: of these seeds together. figures: estimate of each of FIGURES, of the tokens per second of the
+    best machine alone (`alone_tokens_per_s`), and of the swarm's over these (`over_alone`). failures: a line
+    for each seed that failed. kinds: control messages per node and iteration, by kind."""
 
     policy: str
     seeds: int
@@ -210,8 +215,8 @@ class Summary(msgspec.Struct):
 
 
 def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
-    """Summary of the seeds that finished (their mean figures); failures: a line for each other seed. fleet:
-    of any of the seeds, for the sizes of the scenario."""
+    """Summary of the outcomes of one policy, one at least. Figures are of the seeds that finished; `failures`
+    has a line for each other seed. fleet: of any of the seeds, for the sizes of the scenario."""
     model, warm_up = fleet.scenario.model, fleet.scenario.run.warm_up
     tokens = fleet.scenario.work.tokens
     counted = [o.rows[warm_up:] for o in outcomes if not o.failure and len(o.rows) > warm_up]
@@ -237,7 +242,8 @@ def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and confidence interval from one value per seed (Student's t); NaN without values."""
+    """Mean and 95 % confidence interval from one value per seed (Student's t); NaN without values, an
+    interval of 0 with one value."""
     if not values:
         return Estimate(math.nan, 0.0)
     mean, degrees = statistics.mean(values), len(values) - 1

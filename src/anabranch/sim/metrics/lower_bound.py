@@ -54,9 +54,9 @@ class LowerBound:
         self._reduce_s = [_reduce_s(fleet, hosts) for hosts in self._hosts]
 
     def bound_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
-        """Lower bound on one iteration in seconds. available: relay -> share of the iteration in which it can
-        contribute (missing: 1). members: stage -> number of replicas in its reduce (missing: all), which
-        takes no time with one. Infinite if no replica of a stage can contribute."""
+        """Lower bound on one iteration in seconds. available: relay -> share (0 to 1) of the iteration in
+        which it can contribute (missing: 1). members: stage -> number of replicas in its reduce (missing:
+        all); a reduce of one takes no time. Infinite if no replica of some stage can contribute."""
         least = 0.0
         for stage, hosts in enumerate(self._hosts):
             shares = [available.get(host.id, 1.0) for host in hosts]
@@ -67,7 +67,8 @@ class LowerBound:
         return max(least, self._round_trip_s)
 
     def overlapped_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
-        """Lower bound on the mean duration of iterations that overlap; arguments as for `bound_s`."""
+        """Lower bound on the mean seconds of an iteration where two are in flight; arguments as for
+        `bound_s`."""
         least = 0.0
         for stage, hosts in enumerate(self._hosts):
             speed = sum(
@@ -79,9 +80,10 @@ class LowerBound:
         return least
 
     def _lines_s(self, stage: int, hosts: Sequence[Host], count: int) -> tuple[float, float]:
-        """Least seconds in which the lines of a stage's replicas send, and receive, their part of an
-        iteration. Each microbatch comes and goes twice: an activation and its gradient. The result of a
-        reduce among `count` replicas is needed by all; helpers of other stages may sum and send results."""
+        """(least seconds in which the lines of a stage's replicas together send their part of an iteration,
+        the same for receiving). Each microbatch comes and goes twice: an activation and its gradient. count:
+        replicas in the stage's reduce, all of which need its result; helpers of other stages may sum and send
+        results."""
         work = self._work
         cuts = self._microbatches * (work.activation_bytes + work.gradient_bytes)
         elements, others = work.parameters(stage), count - 1
@@ -95,8 +97,9 @@ class LowerBound:
 
 def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
     """Least T (seconds) with sum of speed * min(share * T, T - lost_s) >= work, over the (speed, share) pairs
-    of the replicas; infinite if all shares are 0. share: part of the iteration in which the replica can
-    contribute. lost_s: seconds in which no replica can compute."""
+    of the replicas; infinite if all shares are 0. speed: microbatches per second. share: part of the
+    iteration in which the replica can contribute. work: microbatches. lost_s: seconds in which no replica can
+    compute."""
     low, high = lost_s, lost_s + 1.0
 
     def done(seconds: float) -> float:
@@ -113,8 +116,8 @@ def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -
 
 
 def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
-    """(for each stage, seconds until the first activation can reach it; seconds of the quickest path through
-    all stages and back)."""
+    """(for each stage from 0 on, seconds until the first activation can reach it; seconds of the quickest
+    path of a microbatch through all stages and back)."""
     stages, size = fleet.scenario.model.relay_stages, fleet.scenario.work.activation_bytes
 
     def onward(best: Mapping[str, float], hosts: Sequence[Host]) -> dict[str, float]:
@@ -140,7 +143,8 @@ def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
 
 
 def download_s(fleet: Fleet, relay: str) -> float:
-    """Least seconds in which a relay downloads its state, from all other replicas at once; 0 without any."""
+    """Least seconds in which a relay downloads its state from all other replicas of its stage at once; 0 if
+    there is no other."""
     host = fleet.hosts[relay]
     links = [fleet.link(other.id, relay) for other in fleet.stage(host.stage) if other is not host]
     if not links:
@@ -151,7 +155,7 @@ def download_s(fleet: Fleet, relay: str) -> float:
 
 
 def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
-    """Seconds of the cheapest reduce among two or more of these hosts, with any helpers (0 with one host). At
+    """Least seconds of a reduce among two or more of these replicas, with any helpers; 0 with one replica. At
     least one of n replicas sums a share of at most 1/n. That replica has to send the rest of its sums, and
     its reduced share to the others, over its own line."""
     if len(hosts) < 2:

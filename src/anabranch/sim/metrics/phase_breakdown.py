@@ -27,7 +27,8 @@ COMPUTED = (*dict.fromkeys(KINDS.values()), "step_s")
 
 
 class PhaseRecorder:
-    """Observer of a simulated run that measures the phases of each iteration, as its leader sees them."""
+    """Observer of a simulated run that measures the phases of each iteration, as its leader sees them.
+    stages: relay stages."""
 
     def __init__(self, leader: Node, stages: int) -> None:
         self._leader, self._stages = leader, stages
@@ -41,8 +42,8 @@ class PhaseRecorder:
         self._computed = dict.fromkeys(COMPUTED, 0.0)
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
-        """Measure by an event that `node` has handled at `now` (s). A relay's finished task adds its seconds
-        to its kind of task, and may mark the end of the phase fill or steady (see the module); the leader's
+        """Record an event that `node` has handled at `now` (s). A relay's finished task adds its seconds to
+        its kind of task, and may mark the end of the phase fill or steady (see the module); the leader's
         reduces mark the end of drain."""
         if node is not self._leader and not isinstance(event, ev.Finished):
             return
@@ -63,8 +64,8 @@ class PhaseRecorder:
             self._settled = settled
 
     def end(self, now: float, relays: int) -> dict[str, float]:
-        """Seconds of each phase of the iteration that ends at `now`, and seconds per relay of each kind of
-        task; the next iteration begins. relays: number of relays."""
+        """{phase: seconds} of the iteration that ends at `now`, and {kind of task: mean seconds of a relay},
+        in one mapping; the next iteration begins. relays: their number."""
         ends = [self._begun_at]
         for at in (self._filled_at, self._forwarded_at, self._settled_at, now):
             ends.append(min(now, max(ends[-1], at)))

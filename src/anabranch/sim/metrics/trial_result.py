@@ -7,8 +7,8 @@ import msgspec
 
 class DeliveredFaults(msgspec.Struct):
     """Record of one fault that was injected into a seed's swarm. phase: phase of the victim (`peer`) at that
-    moment. aimed: the intended phase ("" for churn, which is not aimed). at_s: virtual time. text: the fault
-    in words. repaired, wasted_s: microbatches sent again and seconds of compute wasted until the next
+    moment. aimed: the intended phase ("": none, as of churn). at_s: virtual time. text: the fault in words.
+    repaired, wasted_s: microbatches sent again and seconds of compute wasted from then until the next
     fault."""
 
     kind: str
@@ -22,10 +22,11 @@ class DeliveredFaults(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """Result of one seed of `simtest`. torch: True if the seed computed with tensors. invariant, violation:
-    name of a violated invariant and description of the violation, or "". unmet: if the run could not go on,
-    those conditions of invariant I4 that did not hold. computed_s, wasted_s: virtual seconds of compute, and
-    those that entered no step. cpu_s: CPU seconds of the seed."""
+    """Result of one seed of `simtest`. torch: True if the seed computed with tensors. nodes: machines at the
+    start. steps: last committed iteration. events: number handled. computed_s, wasted_s: virtual seconds of
+    compute, and those that entered no step. cpu_s: CPU seconds of the seed. invariant, violation: code of a
+    violated invariant and description of the violation, or "". unmet: if the run could not go on, those
+    conditions of invariant I4 that did not hold."""
 
     seed: int
     profile: str

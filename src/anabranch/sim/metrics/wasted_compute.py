@@ -17,9 +17,10 @@ from anabranch.sim.metrics.trial_result import DeliveredFaults
 
 
 class WastedCompute:
-    """Observer of a world that adds up seconds since the start: computed, wasted, and of the latter those
-    lost with crashed processes (died_s). Waste and repairs are attributed to the last fault reported with
-    `struck`. faults: False if none are reported, which is faster."""
+    """Observer of a world that adds up seconds of microbatches since the start: computed_s, wasted_s, and of
+    the latter those lost with crashed processes (died_s). Seconds count as wasted with the commit of their
+    iteration. Waste and repairs are attributed to the last fault reported with `struck`. faults: False if
+    none are reported, which is faster."""
 
     def __init__(self, world: World, faults: bool = True) -> None:
         self.world = world
@@ -37,7 +38,8 @@ class WastedCompute:
         self._last = fault
 
     def crashed(self, peer: str) -> None:
-        """Note the crash of a peer and the loss of its results in uncommitted iterations."""
+        """Record the crash of a peer: its seconds in uncommitted iterations count as lost with it (`died_s`)
+        if they turn out to be wasted."""
         for t, spent in self._spent.items():
             self._dead[t] |= {key: seconds for key, seconds in spent.items() if key[2] == peer}
 

@@ -23,8 +23,8 @@ class DrawnLinesWorld(LinedWorld):
     """World in which each host has an access line, drawn by the seed.
 
     A payload has the bytes of an activation, a bandwidth probe its own; once all of it has left, it meets the
-    delays and faults that every message meets. line_bps: bandwidth of the slowest lines. Each host draws a
-    multiple of it.
+    delays and faults that every message meets. line_bps: bandwidth (bits per second) of the slowest lines;
+    each host draws a multiple of it.
     """
 
     def __init__(

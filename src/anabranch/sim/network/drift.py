@@ -22,7 +22,8 @@ STEPS = 10
 @dataclass
 class Drift:
     """Drifting speeds of a fleet's machines and links, from `begin` on. speed, links: standard deviations of
-    the logarithm for machines and links. period_s: correlation time."""
+    the logarithm for machines and links (0: no drift). period_s: correlation time. seed: draws the
+    changes."""
 
     speed: float = 0.0
     links: float = 0.0
@@ -31,18 +32,20 @@ class Drift:
     _factors: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def slowness(self, host: str) -> float:
-        """Present factor on the duration of a host's tasks (at least 1)."""
+        """Present factor on the duration of a host's tasks, 1 or more; 1 without drift."""
         return 1.0 / self._factors.get((host,), 1.0)
 
     def rate(self, one: str, other: str) -> float:
-        """Present factor on the bandwidth between two regions (at most 1)."""
+        """Present factor on the bandwidth between two regions, or inside one (twice the same), at most 1; 1
+        without drift."""
         return self._factors.get((min(one, other), max(one, other)), 1.0)
 
     def begin(
         self, clock: Clock, hosts: Iterable[str], regions: Iterable[str], changed: Callable[[], None]
     ) -> None:
-        """Begin the drift of the speeds; `changed` is called after each change, the first of which is now.
-        Without deviations nothing changes, and `changed` is never called."""
+        """Begin the drift of the speeds of these hosts and of the links of these regions; it goes on for
+        ever. `changed` is called after each change, the first of which is now. Without deviations nothing
+        changes, and `changed` is never called."""
         spread: dict[tuple[str, ...], float] = {}
         if self.speed:
             spread |= dict.fromkeys(((host,) for host in sorted(hosts)), self.speed)

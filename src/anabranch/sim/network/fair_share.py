@@ -43,8 +43,9 @@ HELD_BITS = 8.0 * ((128 << 10) + (256 << 10) / 2)
 
 @dataclass(order=True, slots=True)
 class _Payload:
-    """Payload, or a part of one. rank: 1, or 0 of what nothing overtakes any more. bits: still to be sent.
-    arrived: called at its arrival; None for a part that is not the last."""
+    """Payload, or a part of one, on a lane. Those with the lowest (rank, priority, order) go first. rank: 1;
+    0 for what nothing overtakes any more. order: number of the send. bits: still to be sent. arrived: called
+    at its arrival; None for a part that is not the last."""
 
     rank: int
     priority: int
@@ -94,7 +95,8 @@ class _Lane:
         self.waiting: list[_Payload] = []
 
     def advance(self, now: float) -> None:
-        """Account for the bits of the first payload that were sent since the last change of the rate."""
+        """Subtract from the first payload the bits that were sent at the current rate until `now`, and tell a
+        paced connection of them. To be called before the rate or the first payload changes."""
         left_bits = self.rate_bps * (now - self.since)
         self.waiting[0].bits -= left_bits
         self.since = now
@@ -160,8 +162,9 @@ _by_turn: Final = attrgetter("turn")
 class Traffic:
     """All payloads in flight between the hosts of a simulated network.
 
-    link: (sender, receiver) -> link. line: host -> access line. machine: host -> host that has its line.
-    watch: called with (sender, receiver, begin, end, priority) for each span of payloads of one priority.
+    link: (sender, receiver) -> link. line: host -> access line, of which changes after its first payload are
+    not seen. machine: host -> host that has its line. watch: called with (sender, receiver, begin, end,
+    priority) for each span of payloads of one priority (None: nobody).
     """
 
     def __init__(
@@ -193,8 +196,8 @@ class Traffic:
         priority: int = 0,
         via: str = "",
     ) -> None:
-        """Send a payload; `arrived` is called when its last byte arrives. priority: 0 goes first. via: host
-        that carries it ("": none)."""
+        """Send a payload; `arrived` is called when its last byte arrives, and never if the connection is
+        dropped. priority: 0 goes first. via: host that carries it ("": none)."""
         self._order += 1
         payload = _Payload(1, priority, self._order, 8.0 * size_bytes, arrived)
         key = sender, receiver, via
@@ -226,8 +229,9 @@ class Traffic:
         self._unsettle(lane)
 
     def drop(self, one: str, other: str, via: str = "") -> dict[str, int]:
-        """Drop the connection of two hosts, over the carrier `via` if one is named; returns sender -> number
-        of payloads lost, which never arrive."""
+        """Drop all payloads that have not left between two hosts, in both directions, over the carrier `via`
+        ("": direct), and what the connection learnt of its rate. Returns {sender: number of payloads lost},
+        without senders that had none."""
         lost = {}
         for key in ((one, other, via), (other, one, via)):
             self._paced.pop(key, None)
@@ -238,7 +242,7 @@ class Traffic:
         return lost
 
     def line(self, host: str) -> Line:
-        """Access line of a host as it is now."""
+        """Access line of a host as it is now, factors of `scale_line` included."""
         machine = self._machine(host)
         return Line(self._wire(self._up, machine).most_bps, self._wire(self._down, machine).most_bps)
 
@@ -252,18 +256,20 @@ class Traffic:
             self._unsettle(*wire.lanes)
 
     def carried(self) -> list[tuple[str, int]]:
-        """(carrier, priority of the payload that goes first) of each direction that is carried now."""
+        """(carrier, priority of its first payload) of each direction between two hosts on which a carrier has
+        payloads now."""
         return [(key[2], lane.waiting[0].priority) for key, lane in self._lanes.items() if key[2]]
 
     def rates(self) -> dict[tuple[str, str, str], float]:
-        """Bits per second of each direction: (sender, receiver, carrier or "") -> rate. Empty while they are
-        still to be computed."""
+        """Current rate (bits per second) of each direction with payloads: (sender, receiver, carrier or "")
+        -> rate. Empty between a change and the computing of the new rates."""
         return {} if self._unsettled else {key: lane.rate_bps for key, lane in self._lanes.items()}
 
     # --- inside --------------------------------------------------------------------------------
 
     def _pace(self, lane: _Lane, payload: _Payload) -> None:
-        """Tell the lane's paced connection how many bits a payload offers: it learns no rate beyond that."""
+        """Tell the lane's paced connection how many bits a payload offers, beyond which it learns no rate,
+        and apply its rate. Nothing happens on links that are not paced."""
         link = lane.link
         if not link.burst_trips or not link.latency_s:
             return
@@ -273,8 +279,8 @@ class Traffic:
         self._apply_pacing(lane, paced)
 
     def _learn(self, key: tuple[str, str, str], paced: PacedConnection) -> None:
-        """Let a paced connection measure at the end of a round trip in which its pacing limited the lane, and
-        apply the rate that it has then."""
+        """End a round trip in which the pacing of a lane (`key`) limited it: the connection measures, and its
+        new rate is applied. Nothing happens if the lane or its connection is gone."""
         lane = self._lanes.get(key)
         paced.learns = False
         if lane is None or lane.paced is not paced:
@@ -284,7 +290,8 @@ class Traffic:
         self._apply_pacing(lane, paced)
 
     def _apply_pacing(self, lane: _Lane, paced: PacedConnection) -> None:
-        """Apply the connection's rate to the lane; plan a measurement if that rate limits the lane."""
+        """Bound the lane by the connection's rate; plan a measurement if that rate limits the lane and can
+        still rise."""
         most_bps = min(lane.link.rate_bps, paced.rate_bps)
         if most_bps != lane.most_bps:
             lane.most_bps = most_bps
@@ -297,7 +304,8 @@ class Traffic:
             self.clock.after(paced.trip_s, partial(self._learn, lane.key, paced))
 
     def _end(self, lane: _Lane) -> None:
-        """Remove a lane with the payloads left on it; lanes that shared its lines become faster."""
+        """Remove a lane with the payloads left on it, which never arrive; the rates of lanes that share its
+        full lines are computed again."""
         wires = lane.wires
         others = [other for wire in wires if wire.is_narrow() for other in wire.lanes if other is not lane]
         del self._lanes[lane.key]
@@ -315,7 +323,7 @@ class Traffic:
         self._unsettled.update(dict.fromkeys(lanes))
 
     def _settle(self) -> None:
-        """Compute the rates of the unsettled lanes, and of all lanes that share narrow lines with them."""
+        """Compute the rates of all unsettled lanes, and of all lanes that share narrow lines with them."""
         while self._unsettled:
             coupled, full = self._coupled(next(iter(self._unsettled)))
             for lane in [lane for lane in self._unsettled if lane.turn == self._turn]:
@@ -332,8 +340,9 @@ class Traffic:
         return found
 
     def _wires_of_carrier(self, via: str, up: _Wire, down: _Wire) -> tuple[_Wire, ...]:
-        """Lines of a carrier, down and up, beside the sender's uplink and the receiver's downlink. () if it
-        runs on the machine of one of the two: then bytes pass that machine's line only once."""
+        """(carrier's downlink, carrier's uplink), which carried bytes take besides the sender's uplink and
+        the receiver's downlink; () if the carrier runs on the machine of one of the two, as bytes pass that
+        machine's line only once. up, down: lines of sender and receiver."""
         machine = self._machine(via)
         carrier_down, carrier_up = self._wire(self._down, machine), self._wire(self._up, machine)
         return () if carrier_up is up or carrier_down is down else (carrier_down, carrier_up)
@@ -345,7 +354,8 @@ class Traffic:
         self.clock.after(departs_s, partial(self._departs, lane, lane.plan))
 
     def _departs(self, lane: _Lane, plan: int) -> None:
-        """Handle the planned departure of a lane's first payload, unless the plan is void."""
+        """Handle the departure of the last byte of a lane's first payload, and go on with the next; nothing
+        happens if the plan with this number is void."""
         if lane.plan != plan:
             return
         lane.since = self.clock.now
@@ -361,7 +371,7 @@ class Traffic:
             self._end(lane)
 
     def _report(self, lane: _Lane) -> None:
-        """Report the span that ends now to `watch` if the lane goes on with payloads of another priority, or
+        """Tell `watch` of the span that ends now, if the lane goes on with payloads of another priority or
         has none left."""
         now, priority = self.clock.now, lane.waiting[0].priority if lane.waiting else None
         if priority == lane.sending:
@@ -398,7 +408,8 @@ class Traffic:
         return found, full + brim
 
     def _share(self, lanes: list[_Lane], wires: list[_Wire]) -> None:
-        """Assign max-min fair rates by progressive filling, as `_coupled` returns lanes and lines.
+        """Assign max-min fair rates by progressive filling to `lanes`. lanes, wires: what `_coupled`
+        returned.
 
         All rates rise alike; a lane stops at its own bound, or when one of its lines is full. A lane that has
         stopped has the negative number of that pass as its `turn`.
@@ -447,8 +458,9 @@ class Traffic:
 
     @staticmethod
     def _is_current(wire: _Wire, queue: list[tuple[float, int]]) -> bool:
-        """True if the first entry of the filling's queue, of this line, says what its lanes share now; else
-        the entry is dropped, or renewed."""
+        """True if the first entry of the queue in `_share`, which is of this line, has the share that the
+        line's lanes have now. Else the entry is renewed, or dropped if none of the lanes still rises, and the
+        caller looks again."""
         queued_bps, number = queue[0]
         if not wire.rising or wire.queued_bps != queued_bps:
             heapq.heappop(queue)
@@ -461,8 +473,8 @@ class Traffic:
 
     @staticmethod
     def _stop(stop: list[_Lane], level_bps: float, passed: int, queue: list[tuple[float, int]]) -> None:
-        """Stop lanes at a rate in the pass number `passed` of the filling, and put what the lanes left on
-        their lines share from then on in its queue."""
+        """Stop the lanes `stop` at a rate, in pass number `passed` of `_share`, and put into its queue the
+        shares that their lines have from then on."""
         touched = []
         for lane in stop:
             lane.level_bps = level_bps

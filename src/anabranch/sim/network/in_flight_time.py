@@ -6,7 +6,8 @@ from anabranch.sim.kernel.clock import Clock
 
 
 class InFlightTime:
-    """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far."""
+    """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far, without a
+    time that has not ended."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds: dict[str, float] = {}
@@ -18,7 +19,7 @@ class InFlightTime:
         self._now[host] = (count + 1, since if count else self._clock.now)
 
     def end(self, host: str, count: int = 1) -> None:
-        """Note that `count` payloads sent by `host` have arrived or are lost."""
+        """Record that `count` payloads sent by `host`, which had begun, have arrived or are lost."""
         before, since = self._now[host]
         if before == count:
             self.seconds[host] = self.seconds.get(host, 0.0) + self._clock.now - since

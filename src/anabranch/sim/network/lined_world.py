@@ -23,12 +23,14 @@ OF_ITERATION = PAYLOAD_PRIORITY[ReducePart]
 
 
 class LinedWorld(World):
-    """World with access lines. traffic: payloads in flight. under_way: for each host, seconds in which it had
-    one in flight. carried_bytes: bytes that each host was given to carry for others; given, handed_on:
+    """World with access lines. line: host -> its access line. machine: host -> host that has its line. A
+    payload is lost if its link breaks or is closed before the last byte has left, as on a live link.
+
+    traffic: payloads in flight. under_way: for each host, seconds in which it had one in flight.
+    carried_bytes: carrier -> bytes that it was given to carry for others; given, handed_on: carrier ->
     payloads that it was given, and that it passed on whole. ended_circuits: (carrier, pair) of each link that
-    broke because its carrier ended, or broke it. line: host -> its access line. machine: host -> host that
-    has its line. A payload is lost if its link breaks or is closed before the last byte has left, as on a
-    live link."""
+    broke because its carrier ended, or broke it.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class LinedWorld(World):
 
     @abstractmethod
     def _link(self, sender: str, receiver: str) -> SharedLink:
-        """Link between two hosts without other traffic."""
+        """Link from one host to another, without other traffic and without their access lines."""
 
     def _put_on_line(
         self,
@@ -61,8 +63,8 @@ class LinedWorld(World):
         size_bytes: float,
         arrived: Callable[[], None],
     ) -> None:
-        """Send the payload of a message over the lines on its way; `arrived` is called when all of it is
-        there, unless it is lost."""
+        """Send the payload of a message over the access lines on its way; `arrived` is called when all of it
+        is there, and never if it is lost."""
         via = link.via
         if via:
             self._carry(via, size_bytes)
@@ -78,17 +80,18 @@ class LinedWorld(World):
         self.traffic.send(sender.id, peer, size_bytes, there, PAYLOAD_PRIORITY[type(message)], via)
 
     def carries_work(self, host: str) -> bool:
-        """True if payloads of an iteration are under way over this carrier now."""
+        """True if a payload that an iteration needs (no state or probe) goes through this carrier now."""
         return any(via == host and priority <= OF_ITERATION for via, priority in self.traffic.carried())
 
     def _carry(self, via: str, size_bytes: float) -> None:
-        """Count bytes that the host `via` is given to carry for others."""
+        """Add to the bytes that the host `via` was given to carry for others."""
         self.carried_bytes[via] = self.carried_bytes.get(via, 0.0) + size_bytes
 
     def _bulk_s(
         self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
-        """Seconds that the bytes of a control message take; payloads are modelled by `traffic` instead."""
+        """Seconds that the bytes of a control message take; 0 for a message with a payload (`bulky`), which
+        `traffic` models. On a carried link the bytes are added to the carrier's."""
         if bulky:
             return 0.0
         if not via:
@@ -124,7 +127,7 @@ class LinedWorld(World):
         super()._break(link, reason)
 
     def _lose_payloads(self, link: Link) -> None:
-        """Lose the payloads that are in flight on a link."""
+        """Lose the payloads of a link whose last byte has not left, in both directions."""
         one, other = link.nodes
         for sender, count in self.traffic.drop(one, other, link.via).items():
             self.under_way.end(sender, count)

@@ -18,8 +18,9 @@ RETRANSMIT_S = 0.2
 class SharedLink:
     """Link from one host to another, without other traffic.
 
-    latency_s: one-way delay. loss: share of lost packets. burst_trips: round trips over which TCP paces a
-    burst, once the connection has measured that its link carries such bursts (0: not paced).
+    latency_s: one-way delay. bandwidth_bps: bits per second. loss: share of lost packets. burst_trips: round
+    trips over which TCP paces a burst, once the connection has measured that its link carries such bursts (0:
+    not paced).
     """
 
     latency_s: float
@@ -29,8 +30,8 @@ class SharedLink:
 
     @cached_property
     def rate_bps(self) -> float:
-        """Throughput of one connection (bits per second); with loss at most MSS/RTT * sqrt(3/2)/sqrt(loss)
-        (Mathis et al., CCR 27(3), 1997)."""
+        """Throughput of one connection (bits per second): the bandwidth; with loss at most MSS/RTT *
+        sqrt(3/2)/sqrt(loss) (Mathis et al., CCR 27(3), 1997)."""
         if not self.loss or not self.latency_s:
             return self.bandwidth_bps
         window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
@@ -41,7 +42,8 @@ class SharedLink:
         return self.latency_s + 8.0 * size_bytes / self.rate_bps
 
     def retransmit_s(self) -> float:
-        """Seconds that each loss of a control message costs: a round trip and the retransmission timeout."""
+        """Seconds that each loss of a control message costs: a round trip and the least retransmission
+        timeout."""
         return 2.0 * self.latency_s + RETRANSMIT_S
 
 

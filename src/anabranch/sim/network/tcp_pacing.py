@@ -39,13 +39,14 @@ class PacedConnection:
 
     @property
     def knows(self) -> bool:
-        """True if the measured rate carries the most bits that were offered within a round trip; then there
-        is nothing to learn."""
+        """True if the measured amount per round trip is not less than the most bits that were offered within
+        one; then there is nothing to learn."""
         return self._learnt_bits >= self._most_bits
 
     def offer(self, bits: float, now: float) -> None:
-        """Note bits that the sender wants to send. Those of one round trip add up, and the greatest sum so
-        far bounds the rate (`rate_bps`): more was never tried. Measures first, after a round trip."""
+        """Record bits that the sender wants to send. Those of one round trip add up, and the greatest sum so
+        far bounds the rate (`rate_bps`): more was never tried. If a round trip has passed since the last
+        measurement, another one is made first."""
         if now - self._looked_at >= self.trip_s:
             self.measure(now)
         if now - self._since > self.trip_s:
@@ -56,12 +57,12 @@ class PacedConnection:
         self._most_bits = max(self._most_bits, self._given_bits)
 
     def carry(self, bits: float) -> None:
-        """Note bits that the connection has sent."""
+        """Record bits that the connection has sent."""
         self._carried_bits += bits
 
     def measure(self, now: float) -> None:
-        """End a measurement: the bits sent since the last one have arrived and widen the amount per round
-        trip, unless the sender offers no more than that."""
+        """End a measurement: the bits sent since the last one have arrived, and add to the amount per round
+        trip. The amount stays if it is known to be enough (`knows`)."""
         self._looked_at = now
         if not self.knows:
             self._learnt_bits += self._carried_bits

@@ -35,10 +35,11 @@ CRASH_SLOTS = 2.0
 
 
 def crew_scenarios(cut: Scenario, speed: Mapping[str, float]) -> Iterator[Scenario]:
-    """Scenarios of pipeline islands with the stages of `cut`, whose relays are named: as many crews as each
-    stage has machines and as divide the batch, with each number of inner steps and share of forwards computed
-    again. None where there is one machine a stage, or two iterations are in flight. speed: of each relay;
-    each stage gets machines of all speeds."""
+    """Yield scenarios of pipeline islands with the stages of `cut`, whose relays are named: as many crews as
+    each stage has machines and as divide the batch, with each number of inner steps (STEPS) and share of
+    forwards computed again (AGAIN). Nothing is yielded if there would be fewer than two crews, or if two
+    iterations are in flight. speed: relay -> its speed in any unit; each stage gets machines of all
+    speeds."""
     relays = [part.name for part in cut.machines if part.role == "relay"]
     of_stage = len(relays) // cut.model.stages
     slots = next((k for k in range(of_stage, 1, -1) if not cut.model.microbatches % k), 0)
@@ -65,8 +66,10 @@ class CrewEstimates:
         """Share of the microbatches whose forwards are computed again."""
 
     def of(self) -> Estimated:
-        """Estimate: seconds of a round, and those of its parts in the crew's slowest inner step, times the
-        steps. places_s: waiting for slots. way_s: the first microbatch's round trip."""
+        """Estimate of a round: iteration_s is its seconds, crashes included. The parts are those of the
+        slowest crew in each, over all inner steps of the round. way_s: round trips of the first microbatches;
+        computing_s, lines_s, places_s: of the further ones computing, transfers and waiting for slots;
+        reduce_s: the exchange. No lower bound."""
         crews = self._crews()
         steps = self._round.steps
         parts = [self._parts(crew) for crew in crews]
@@ -82,7 +85,8 @@ class CrewEstimates:
         return Estimated(whole_s, 0.0, *bounds, trip_s, exchange_s)
 
     def _crews(self) -> list[Crew]:
-        """Crews as the leader puts them together once speeds and latencies are known."""
+        """Crews (machines of stages 1 to S, then the data node) as the leader puts them together once speeds
+        and latencies are known; at most as many as slots."""
         rates = []
         for stage in range(1, self._work.stages + 1):
             rates.append({host.id: 1.0 / self._microbatch_s(host) for host in self._fleet.stage(stage)})
@@ -98,19 +102,20 @@ class CrewEstimates:
         return quicker(crews, times)[: self._round.slots]
 
     def _held(self, host: Host) -> int:
-        """Microbatches of a relay that are under way at one time."""
+        """Microbatches that a relay can have under way at one time; 1 at least."""
         return max(1, self._fleet.slots(host))
 
     def _microbatch_s(self, host: Host) -> float:
-        """Seconds that a relay computes for a microbatch of an inner step."""
+        """Seconds that a relay computes for one microbatch of an inner step, with the mean of forwards
+        computed again."""
         forward, backward = (
             host.machine.inner_task_s(host.stage, kind) for kind in (tasks.InnerForward, tasks.InnerBackward)
         )
         return (1.0 + self._again) * forward + backward
 
     def _parts(self, crew: Crew) -> tuple[float, float, float, float]:
-        """Seconds of a crew for its first microbatch's round trip; and for each further microbatch, of the
-        slowest computing, the slowest line, and the waiting for slots."""
+        """(seconds of the first microbatch's round trip through a crew; for each further microbatch, seconds
+        of the slowest computing, of the slowest line, of waiting for slots)."""
         hosts = [self._fleet.hosts[peer] for peer in crew]
         source, down, up = hosts[-1], self._work.activation_bytes, self._work.gradient_bytes
         kinds = tasks.InnerForward, tasks.InnerHead, tasks.InnerBackward
@@ -129,8 +134,8 @@ class CrewEstimates:
         return trip_s, compute_s, line_s, trip_s / held
 
     def _exchange_s(self, stage: int) -> float:
-        """Seconds of the exchange at a stage: each machine that has a part of the sum gets the others'
-        contributions to it, and sends its result to all."""
+        """Seconds of a round's exchange at a stage, over the slowest line of its machines. Each machine sums
+        a part: it gets the others' contributions to that part, and sends them its result."""
         hosts = self._fleet.stage(stage)
         share = 1.0 - 1.0 / max(1, len(hosts))
         slowest_bps = min(min(host.line.up_bps, host.line.down_bps) for host in hosts)
@@ -139,7 +144,7 @@ class CrewEstimates:
 
 
 def estimate_of(scenario: Scenario, regions: Regions) -> Estimated:
-    """Estimate of an iteration of a plan, or of a round where it has pipeline islands. Raises UserError as
+    """Estimate of an iteration of a planned scenario, or of a round if it has slots. Raises UserError as
     `fleet_of`."""
     fleet = fleet_of(scenario, regions, 0)
     return CrewEstimates(fleet).of() if scenario.round.slots else estimate(fleet)

@@ -33,8 +33,8 @@ OF_THE_STEP = (tasks.Freeze, tasks.SumPart, tasks.Assemble, tasks.Apply)
 @dataclass(frozen=True)
 class Estimated:
     """Estimated seconds of an iteration, and of its parts, each at the stage where that part takes longest.
-    bound_s: lower bound. lines_s: transfers on access lines. places_s: waiting for slots. way_s: path of a
-    microbatch there and back."""
+    bound_s: lower bound (0: not computed). lines_s: transfers on access lines. places_s: until the batch is
+    done if slots bind. way_s: path of a microbatch there and back. reduce_s: reduce and optimizer step."""
 
     iteration_s: float
     bound_s: float
@@ -46,20 +46,21 @@ class Estimated:
 
     @property
     def values(self) -> dict[str, float]:
-        """Seconds by name of the part, the whole iteration and its lower bound included."""
+        """{name of a field: its seconds}, the whole iteration and its lower bound included."""
         return asdict(self)
 
 
 def estimate(fleet: Fleet) -> Estimated:
-    """Estimate for a fleet with the stages that its relays have, with the lower bound and not below it."""
+    """Estimate for a fleet with the stages that its relays have. It has the lower bound, and its iteration is
+    not below that."""
     found = Estimates(fleet).of({host.id: host.stage for host in fleet.hosts.values() if host.stage})
     least = LowerBound(fleet).bound_s({}, {})
     return replace(found, iteration_s=max(least, found.iteration_s), bound_s=least)
 
 
 def of_any_assignment(scenario: Scenario, regions: Regions) -> Estimates:
-    """Estimates for every assignment of relays to stages; all machines of the scenario must be named. Raises
-    UserError as `fleet_of`."""
+    """Estimates for the fleet of a scenario (seed 0) that can be asked about any assignment of its relays to
+    stages. All machines must be named. Raises UserError as `fleet_of`."""
     work, hosts, like = scenario.work, list[Host](), dict[int, Fleet]()
     for stage in range(1, work.stages + 1):
         if work.blocks(stage) not in like:
@@ -90,8 +91,10 @@ class _MachineCosts:
 
 @dataclass(frozen=True)
 class _StageCosts:
-    """Seconds of an iteration at a stage, if a given group of machines serves it. each_s: seconds of a
-    microbatch at each machine, recomputation included. reduce_s: reduce and optimizer step."""
+    """Seconds of an iteration at a stage, if a given group of machines serves it. kinds: costs of each
+    machine. shares: microbatches of the batch that each computes. each_s: seconds of a microbatch at each
+    machine, recomputation included. computing_s, lines_s: until the slowest machine has computed its share,
+    and until the slowest line has carried it. reduce_s: reduce and optimizer step."""
 
     kinds: tuple[_MachineCosts, ...]
     shares: Shares
@@ -127,15 +130,15 @@ class Estimates:
         self._found: dict[tuple[Group, ...], Estimated] = {}
 
     def seconds(self, assignment: Mapping[str, int]) -> float:
-        """Estimated iteration time of an assignment (relay -> stage); not raised to the lower bound, as
-        `estimate` does. Infinite if a stage is empty or does not fit into the memory of one of its
-        machines."""
+        """Estimated seconds of an iteration with an assignment (relay -> stage 1 to S; absent relays are
+        unused), without regard to the lower bound. Infinite if a stage is empty or does not fit into the
+        memory of one of its machines."""
         fits = len(set(assignment.values())) == self.stages and self._misfits.isdisjoint(assignment.items())
         return self.of(assignment).iteration_s if fits else math.inf
 
     def of(self, assignment: Mapping[str, int]) -> Estimated:
-        """Estimate for an assignment (relay -> stage) that leaves no stage empty; not raised to the lower
-        bound, as `estimate` does."""
+        """Estimate for an assignment (relay -> stage; absent relays are unused), without a lower bound. Every
+        stage must have a relay."""
         names: list[list[str]] = [[] for _ in range(self.stages)]
         for name, stage in assignment.items():
             names[stage - 1].append(self._like[name])
@@ -180,10 +183,10 @@ class Estimates:
         return self._stages[key]
 
     def _reduce_s(self, hosts: Sequence[Host], names: Group, everybody: Group) -> float:
-        """Seconds of reduce and optimizer step of a stage's replicas. The reduce is even (each member sums
-        one part) or, where that is quicker, spread over helpers among `everybody`
-        (`protocol.coordinator.reduce_schedule`), or with the shares of the averaging program, as
-        `fleet.spread` allows."""
+        """Seconds of reduce and optimizer step of a stage's replicas. hosts, names: the replicas, alike ones
+        under one name. everybody: names of all machines, which may help. The reduce is even (each member sums
+        one part) or, where that is quicker and `fleet.spread` allows, spread over helpers
+        (`protocol.coordinator.reduce_schedule`) or with the shares of the averaging program."""
         fleet, stage, count = self._fleet, hosts[0].stage, len(hosts)
         step_s = max(self._step_s(host, count) for host in hosts)
         if count < 2:
@@ -209,8 +212,8 @@ class Estimates:
         return step_s + sent_s if math.isfinite(sent_s) else math.inf
 
     def _step_s(self, host: Host, count: int) -> float:
-        """Seconds of the tasks of reduce and optimizer step at one of `count` replicas: the parts that it
-        adds up become smaller with their number."""
+        """Seconds of the tasks of reduce and optimizer step at one of `count` replicas, transfers left out:
+        the parts that each adds up become smaller with their number."""
         key = host.id, host.stage, count
         if key not in self._steps:
             tasks_s = (host.machine.seconds(host.stage, kind, count) for kind in OF_THE_STEP)
@@ -218,7 +221,7 @@ class Estimates:
         return self._steps[key]
 
     def _slowest_bps(self, names: Group) -> Mapping[str, float]:
-        """For each machine, the rate of the slowest of its links from the machines `names`."""
+        """{machine: rate (bits per second) of the slowest of the links to it from the machines `names`}."""
         if names not in self._slowest:
             rates = [self._rates_bps(name) for name in dict.fromkeys(names)]
             slowest = map(min, *rates) if len(rates) > 1 else rates[0]
@@ -226,7 +229,8 @@ class Estimates:
         return self._slowest[names]
 
     def _rates_bps(self, name: str) -> list[float]:
-        """Rates of the links from a machine to each of `_kinds_like` (one for each group of alike ones)."""
+        """Rates (bits per second) of the links from a machine to each of `_kinds_like`, the first machine of
+        each group of alike ones."""
         if name not in self._rates:
             self._rates[name] = [self._fleet.link(name, other).rate_bps for other in self._kinds_like]
         return self._rates[name]
@@ -242,8 +246,8 @@ class Estimates:
 
     def _slots_s(self, stage: _StageCosts, away_s: float, coming_s: float) -> float:
         """Seconds until the last microbatch of a stage is done, if each is sent to the free slot that
-        finishes it first. away_s: seconds from sending a microbatch on until the arrival of its gradient.
-        coming_s: least seconds in which the batch arrives."""
+        finishes it first. stage: its costs. away_s: seconds from sending a microbatch on until the arrival of
+        its gradient. coming_s: seconds within which the batch arrives at the earliest."""
         rates = []
         for kind, seconds in zip(stage.kinds, stage.each_s, strict=True):
             held_s = away_s + kind.weight_gradient_s + seconds - kind.pass_s
@@ -283,8 +287,9 @@ def _offload_and_recompute_s(kind: _MachineCosts, share: int) -> float:
 
 
 def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int) -> float:
-    """Seconds until all microbatches are computed, if the machines of a stage share them by speed. each_s:
-    seconds of a microbatch at each machine. most: greatest number of microbatches that each machine takes."""
+    """Seconds until all microbatches of a batch are computed, if the machines of a stage share them by speed.
+    each_s: seconds of a microbatch at each machine. most: greatest number of microbatches that each machine
+    takes. If the machines take fewer than all together, the seconds of those that they take."""
     left, speed = float(microbatches), sum(1.0 / seconds for seconds in each_s)
     longest_s, pairs = 0.0, zip(most, each_s, strict=True)
     for whole_s, seconds in sorted((many * seconds, seconds) for many, seconds in pairs):

@@ -33,8 +33,9 @@ KEPT = 4
 
 
 def run_config(plan: Plan, note: str = "") -> RunConfig:
-    """Run file of a plan. note: its `run.note`. Raises UserError if a rule of run files forbids it. The
-    vocabulary is that of the named model size; a tokenizer may have fewer ids."""
+    """Run file of a plan, with the recipe of the model's size. note: its `run.note`. Raises UserError if a
+    rule of run files forbids it. The vocabulary is that of the named model size; a tokenizer may have fewer
+    ids."""
     scenario = plan.scenario
     model, shape = scenario.model, named_size(scenario.model.size)
     data_nodes = sum(part.role == "data" for part in scenario.machines)
@@ -89,8 +90,8 @@ def run_warnings(plan: Plan) -> list[str]:
 
 
 def run_file(plan: Plan, notes: Sequence[str] = ()) -> str:
-    """Text of the run file, after a comment with the expected speed and the lines of `notes`; the one on the
-    choice of codecs is `run.note`, too. Raises UserError as `run_config`."""
+    """Text of a plan's run file, after comments: its expected speed, and the lines of `notes`. The note on
+    the choice of codecs (begins with WHY) becomes `run.note`, too. Raises UserError as `run_config`."""
     model = plan.scenario.model
     what = f"a round of {plan.steps} steps" if plan.scenario.round.slots else "an iteration"
     head = (

@@ -41,8 +41,9 @@ ALIKE = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan for training on a fleet. scenario: the plan as a scenario whose machines have stages. left_out:
-    unused machines. with_all: estimate of the best plan that uses all machines, if this plan does not."""
+    """Plan for training on a fleet. scenario: the plan as a scenario whose machines have stages. estimated:
+    its estimate. simulated: result of its simulation (None: not simulated). left_out: unused machines.
+    with_all: estimate of the best plan that uses all machines, if this plan does not."""
 
     scenario: Scenario
     estimated: Estimated
@@ -52,7 +53,8 @@ class Plan:
 
     @property
     def iteration_s(self) -> float:
-        """Simulated seconds of an iteration, or estimated ones without a successful simulation."""
+        """Simulated mean seconds of an iteration (or round), or estimated ones without a successful
+        simulation."""
         if self.simulated is None or self.simulated.failures:
             return self.estimated.iteration_s
         return self.simulated.figures["iteration_s"].mean
@@ -64,12 +66,13 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Seconds of an iteration for each of its optimizer steps: by these plans are compared."""
+        """Seconds per optimizer step, by which plans are compared: those of an iteration, or a round's
+        share."""
         return self.iteration_s / self.steps
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Number of replicas of stages 1 to S."""
+        """Number of relays at each of stages 1 to S."""
         stages = [part.stage for part in self.scenario.machines if part.role == "relay"]
         return tuple(stages.count(stage) for stage in range(1, self.scenario.model.relay_stages + 1))
 
@@ -80,7 +83,7 @@ class Plan:
 
     @property
     def price_per_hour(self) -> float:
-        """Price of the used machines; those without a price count as 0."""
+        """Price of the used machines together, in the fleet's currency; those without a price count as 0."""
         return sum(part.price_per_hour for part in self.scenario.machines)
 
 
@@ -94,10 +97,11 @@ def search(
     stages: Sequence[int] = (),
     progress: Progress = lambda activity, done, total: None,
 ) -> Iterator[list[Plan]]:
-    """Yield the plans found so far, sorted by estimate: after each number of stages and microbatch size, the
-    scenario's size first, then after each exchange of machines in the best of them. stages: numbers of
-    stages to consider (empty: all). If the model fits into no relay, pipeline islands are weighed, too.
-    Raises UserError during the iteration if the model does not fit the fleet."""
+    """Yield the plans found so far, sorted by estimate: once after each number of stages and microbatch size
+    (the scenario's size first), then after each improvement of the best ones' assignments. stages: numbers of
+    stages to consider (empty: all). progress: told what is done. If the model fits into no relay, pipeline
+    islands are weighed, too. The iterator raises UserError if the model does not fit the fleet, or a number
+    of stages is too great."""
     fleet = named_fleet(replace(scenario, round=replace(scenario.round, slots=0)), regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
@@ -134,16 +138,16 @@ def _estimated_s(plan: Plan) -> float:
 
 
 def _fits_alone(fleet: Scenario) -> bool:
-    """True if a relay holds the whole model: then islands of single machines are the better ones."""
+    """True if some relay holds the whole model: islands of single machines are possible then, and pipeline
+    islands are not weighed."""
     whole = replace(fleet, model=replace(fleet.model, stages=0))
     relays = {part.name for part in fleet.machines if part.role == "relay"}
     return any(machine.capacity(1) >= 1 for name, machine in _machines(whole).items() if name in relays)
 
 
 def _with_crews(cut: Scenario, regions: Regions) -> list[Plan]:
-    """Plan of pipeline islands with the stages of `cut`: of the quickest number of forwards computed again,
-    the one with the fewest inner steps that is ENOUGH as quick as the one with the most; [] if there is
-    none."""
+    """The one plan of pipeline islands with the stages of `cut` that has the fewest inner steps and is still
+    ENOUGH times as quick, by step, as the quickest; [] if none fits."""
     speed = {name: 1.0 / machine.microbatch_s(1) for name, machine in _machines(cut).items()}
     fitting = [each for each in crew_scenarios(cut, speed) if _fits(each)]
     plans = [Plan(each, estimate_of(each, regions)) for each in fitting]
@@ -155,8 +159,9 @@ def _with_crews(cut: Scenario, regions: Regions) -> list[Plan]:
 
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> Iterator[Plan]:
-    """Plans with better assignments, made from the most promising of `found`: with all machines, and without
-    harmful ones. found: plans sorted by estimate."""
+    """Yield plans with better assignments, made from the most promising of `found` (sorted by estimate): each
+    one with all its machines, then one without harmful machines if that is clearly quicker. progress: told
+    what is done."""
     first = shortlist(found, len(found), 1)
     fewer = {id(plan): plan for plan in found}
     for number, plan in enumerate(first, start=1):
@@ -175,8 +180,9 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> It
 
 
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
-    """Plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches held at
-    once): all activations in device memory; while slots are short, offloaded or recomputed."""
+    """Yield plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches
+    that a relay holds at once): first all activations in device memory; while slots are short, more of them
+    by recomputing or offloading. Nothing is yielded if a stage does not fit."""
     for row in MORE_PLACES:
         for park, recompute in row:
             scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))
@@ -218,8 +224,8 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and microbatch size (a power of two of rows), of one batch;
-    machines have no stages yet."""
+    """Yield the scenario with each of these numbers of stages and each microbatch size (a power of two of
+    rows) that divides its batch; the batch stays the same, and machines keep the stages that they have."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
@@ -240,8 +246,8 @@ def _machines(scenario: Scenario) -> Mapping[str, Machine]:
 
 
 def _placed(scenario: Scenario) -> tuple[MachinePart, ...]:
-    """Greedy assignment of a scenario's machines to stages: the fastest first, to the stage with the most
-    work for its power."""
+    """The scenario's machines, each relay with a stage by a greedy assignment: the fastest first, to the
+    stage with the most work for its power."""
     work, machines = scenario.work, _machines(scenario)
     power = dict.fromkeys(range(1, work.stages + 1), 0.0)
     stage_of = {}
@@ -259,7 +265,8 @@ def _fits(scenario: Scenario) -> bool:
 
 
 def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
-    """Plan with the best assignment of a local search, from its own assignment and `drawn` random ones."""
+    """Copy of a plan with the best assignment that local search finds from its own assignment and `drawn`
+    random ones; not worse than its own by estimate, and not simulated."""
     estimates, assignment = of_any_assignment(plan.scenario, regions), _assignment_of(plan)
     assignments = [assignment, *(_drawn(assignment, estimates.stages, seed) for seed in range(drawn))]
     keeps = _least_replicas(plan.scenario)
@@ -268,9 +275,9 @@ def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
 
 
 def without(plan: Plan, regions: Regions) -> Plan:
-    """Plan without the machines that make the iteration longer. The machine that is missed least is removed
-    again and again, while its stage has more than `_least_replicas`; the result is the first assignment whose
-    iteration is nearly as short as the shortest one."""
+    """Copy of a plan without the machines that make the iteration longer; not simulated. The machine that is
+    missed least is removed again and again, while its stage has more than `_least_replicas`; the result is
+    the first assignment whose iteration is nearly as short (WORTH) as the shortest one."""
     estimates, keeps = of_any_assignment(plan.scenario, regions), _least_replicas(plan.scenario)
     shrinking = [_assignment_of(plan)]
     while True:
@@ -286,12 +293,13 @@ def without(plan: Plan, regions: Regions) -> Plan:
 
 
 def _least_replicas(scenario: Scenario) -> int:
-    """Least number of replicas of a stage: two if relays may crash, else one."""
+    """Least number of replicas that plans give a stage: two if relays may crash, else one."""
     return 2 if scenario.churn.crash or scenario.churn.trace else 1
 
 
 def _descended(estimates: Estimates, assignment: Deal, keeps: int) -> Deal:
-    """Assignment that local search reaches from `assignment`. keeps: least number of replicas of a stage."""
+    """Assignment that local search reaches from `assignment`, not slower by estimate. keeps: least number of
+    replicas of a stage."""
     rng = CounterRng(0)
     for _ in range(DESCENTS):
         now_s = estimates.seconds(assignment)
@@ -307,7 +315,7 @@ def _assignment_of(plan: Plan) -> Deal:
 
 
 def _drawn(assignment: Deal, stages: int, seed: int) -> Deal:
-    """Random assignment of relays with equal numbers at all stages."""
+    """Random assignment of the same relays, by a seed, with as equal numbers as possible at all stages."""
     names = list(assignment)
     CounterRng(seed).shuffle(names)
     return {name: 1 + at % stages for at, name in enumerate(names)}
@@ -329,11 +337,11 @@ def simulated(
     seed: int = 0,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
-    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed. Of
-    pipeline islands the second round counts, which is the first with known speeds. Otherwise up to two
-    iterations are warm-up, in which speeds and links are unknown; with two iterations in flight there are
-    DELAYED more, of which all but one are, and the last iteration, beside which there is no other, is not
-    counted. committed: called with the number of each iteration after it."""
+    """Copy of the plan with the result of its simulation under policy `auction`, which may have failed.
+    iterations: of the simulation, of which up to two are warm-up, as speeds and links are unknown then. With
+    two iterations in flight there are DELAYED more, of which all but one are warm-up, and the last of all is
+    not counted, as no other is in flight beside it. Pipeline islands take two rounds instead, of which the
+    second counts. committed: called with the number of each iteration after it."""
     delay = plan.scenario.run.delay
     whole, warm_up = iterations + DELAYED * delay, min(2, iterations - 1) + (DELAYED - 1) * delay
     if plan.scenario.round.slots:
@@ -347,7 +355,8 @@ def simulated(
 
 
 def shortlist(found: Sequence[Plan], most: int, of_stages: int = ALIKE) -> list[Plan]:
-    """First `most` plans of `found`, at most `of_stages` of them with the same number of stages."""
+    """First `most` plans of `found`, in order, but no more than `of_stages` of them with the same number of
+    stages."""
     chosen: list[Plan] = []
     for plan in found:
         alike = sum(each.scenario.model.relay_stages == plan.scenario.model.relay_stages for each in chosen)

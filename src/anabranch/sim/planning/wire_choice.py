@@ -39,10 +39,10 @@ WHY = "codecs: "
 def weighed(
     plan: Plan, regions: Regions, iterations: int, progress: Progress = lambda activity, done, total: None
 ) -> list[Plan]:
-    """Variants of the plan on the same machines: one with each of the codecs in CANDIDATES, in this order;
-    the best of them with two iterations in flight, if memory suffices, and in a subspace, if it has none.
-    Simulated for `iterations` (some may fail), or only estimated if that is 0: then without the delay, which
-    the estimate does not know."""
+    """Variants of the plan on the same machines, for `chosen`: one with each of the codecs in CANDIDATES, in
+    this order; then of the best of them one with two iterations in flight, if memory suffices, and one in a
+    subspace, if it has none. iterations: each is simulated for so many (some may fail); 0: only estimated,
+    without the variant with two iterations, which the estimate does not know. progress: told what is done."""
     of_rounds = plan.scenario.round.slots > 0  # their exchange has roundings of its own
     found = [
         _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress)
@@ -75,14 +75,15 @@ def _told(progress: Progress, activity: str, iterations: int, t: int) -> None:
 
 
 def _fits(scenario: Scenario) -> bool:
-    """True if each relay can hold its stage and a microbatch of each of two iterations in flight."""
+    """True if each relay can hold its stage and two microbatches, one of each of two iterations in flight."""
     devices = known_devices(scenario.fleet.devices)
     relays = [part for part in scenario.machines if part.role == "relay"]
     return all(Machine(devices[part.device], scenario.work).capacity(part.stage) >= 2 for part in relays)
 
 
 def tokens(scenario: Scenario) -> float:
-    """Tokens that a run needs for a loss, over those without codecs, delay and subspace."""
+    """Tokens that a run with the scenario's codecs, delay and subspace needs for some loss, as a multiple of
+    those without; 1 without any."""
     rounded = scenario.wire.activations != "none" or scenario.wire.reduce != "exact"
     factors = (
         (ROUNDED_TOKENS, rounded),
@@ -96,8 +97,8 @@ def tokens(scenario: Scenario) -> float:
 
 
 def same_loss_s(plan: Plan) -> float:
-    """Seconds of an optimizer step, times `tokens`: proportional to the time to one loss, but for what
-    islands cost."""
+    """Seconds of an optimizer step, times `tokens`. It is proportional to the time until a given loss, if
+    plans differ in codecs, delay and subspace only."""
     return plan.step_s * tokens(plan.scenario)
 
 
@@ -121,8 +122,8 @@ def _failed(plan: Plan) -> bool:
 
 
 def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
-    """Lines of text about plans that `weighed` returned: an iteration of each, why `taken` was chosen, and a
-    quicker other model."""
+    """Lines of text about plans that `weighed` returned: one on each, then why `taken` was chosen, what the
+    delay costs, and a quicker other model (subspace) if there is one."""
     lines = []
     for plan in found:
         work, more = plan.scenario.work, tokens(plan.scenario)
@@ -156,7 +157,8 @@ def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
 
 
 def named(scenario: Scenario) -> str:
-    """Codecs, delay and subspace in words."""
+    """Codecs, delay and subspace of a scenario in words, such as "int8 cuts, coarse sums"; "none" for
+    none."""
     wire = scenario.wire
     words = ["none" if wire.activations == "none" else f"{wire.activations} cuts"]
     words += [f"{wire.reduce} sums"] * (wire.reduce != "exact")

@@ -21,9 +21,10 @@ from anabranch.flow.graph.problem import Flow, Instance, Path
 
 @dataclass(frozen=True)
 class Weather:
-    """Quality of links. loss, duplicate, reorder: probabilities for each datagram; times: ranges in seconds.
-    delay_s: delay of a link in one direction, drawn once; a reordered datagram takes a second such delay in
-    addition. notice_s: time from a crash until a neighbour learns of it."""
+    """Quality of the links of a simulation. delay_s: range (s) from which the delay of each link and
+    direction is drawn, once. loss, duplicate, reorder: probabilities for each datagram; a reordered one takes
+    a second such delay in addition. notice_s: range (s) of the time from a crash until a neighbour learns of
+    it."""
 
     delay_s: tuple[float, float] = (0.01, 0.3)
     loss: float = 0.0
@@ -34,7 +35,8 @@ class Weather:
 
 @dataclass
 class Counts:
-    """Counts of datagrams since the last reset. workers: nodes that sent more than confirmations."""
+    """Counts of datagrams sent since the last reset: total; of these confirmations, which only repeat the
+    agreed state; by_node. workers: nodes that sent more than confirmations."""
 
     total: int = 0
     confirmations: int = 0
@@ -64,9 +66,10 @@ _NEVER = (math.inf, 0)
 
 
 class FlowWorld:
-    """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`. now:
-    current time. in_flight: number of datagrams in transit, without confirmations, plus planned actions.
-    last_work: time when such a datagram was last sent or delivered. agents: by node, without crashed ones."""
+    """Simulated agents of one policy on one instance, in virtual seconds; everything follows from `seed`.
+    now: current time. in_flight: number of datagrams in transit, confirmations left out, plus planned
+    actions. last_work: time when a datagram that is no confirmation was last sent or delivered. agents: by
+    node, without crashed ones."""
 
     def __init__(
         self,
@@ -77,8 +80,8 @@ class FlowWorld:
         weather: Weather | None = None,
         same_stage: bool = True,
     ) -> None:
-        """Connect the agents of all nodes. same_stage: True if relays of one stage are neighbours, for
-        policies in which they negotiate."""
+        """Make the agents of all nodes with `factory`, and plan the opening of their links. same_stage: True
+        if relays of one stage are neighbours, for policies in which they negotiate."""
         self.instance = instance
         self.weather = weather or Weather()
         self.now = 0.0
@@ -123,8 +126,8 @@ class FlowWorld:
     # -- events ------------------------------------------------------------------------------------------
 
     def run(self, until: float, *, stop_when_quiet: bool = True) -> bool:
-        """Run until virtual time `until` (s); with `stop_when_quiet` at most until nothing is left to do.
-        Returns True if nothing is (`quiet`)."""
+        """Process events until virtual time `until` (s); with `stop_when_quiet` only until nothing is left to
+        do. Returns `quiet`: True if nothing is."""
         heap, busy, pop = self._heap, self._busy, heapq.heappop
         while heap and heap[0][0] <= until:
             if stop_when_quiet and not busy and not self.in_flight:
@@ -140,17 +143,18 @@ class FlowWorld:
         return self.quiet
 
     def restart_counts(self) -> None:
-        """Reset the counts of datagrams."""
+        """Begin new counts of datagrams at 0; `last_work` becomes the current time."""
         self.counts = Counts()
         self.last_work = self.now
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Plan to call `action` at virtual time `time` (s)."""
+        """Plan to call `action` at virtual time `time` (s); until then the world is not quiet."""
         self.in_flight += 1
         self._plan(time, action)
 
     def crash(self, names: Iterable[str]) -> None:
-        """Crash nodes now; each neighbour learns of it after a delay of its own."""
+        """Crash nodes now; each neighbour learns of it after a delay of its own. Raises KeyError for a node
+        that has crashed."""
         for name in names:
             del self.agents[name]
             self._busy.discard(name)
@@ -160,7 +164,8 @@ class FlowWorld:
                 self._later_down(peer, name, side.opposite, link, 1 - end)
 
     def handle(self, name: str, event: ev.Event) -> None:
-        """Pass an event to the agent of node `name`, and send the messages that it returns."""
+        """Pass an event to the agent of node `name`, and send the messages that it returns. The agent's next
+        wake-up is planned, too. Raises KeyError for a node that has crashed."""
         agent = self.agents[name]
         sends = agent.handle(event, self.now)
         if sends:
@@ -178,11 +183,12 @@ class FlowWorld:
     # -- the standing flow -------------------------------------------------------------------------------
 
     def flow(self) -> Flow:
-        """Standing flow as a solution: the paths of units that are reserved from end to end now."""
+        """Standing flow as a solution: the paths that are reserved now from a data node through all stages to
+        a data node."""
         return Flow(tuple(path for _, path in self._standing() if path[-1] in self.instance.data))
 
     def _standing(self) -> Iterable[tuple[UnitId, Path]]:
-        """Confirmed units, each with the part of its path that is reserved now."""
+        """(unit, part of its path that is reserved now, from its source on) of each confirmed unit."""
         onward: dict[tuple[str, UnitId], Held] = {}
         for name, agent in self.agents.items():
             if name in self.instance.relay:
@@ -299,7 +305,8 @@ class FlowWorld:
             self.handle(name, ev.Received(link.ends[1 - end], link.sides[end], message))
 
     def _wake(self, name: str) -> None:
-        """Wake the agent of node `name`, unless this wake-up was replaced by another since."""
+        """Carry out a planned wake-up of node `name`'s agent, or plan it again if the agent's deadline is
+        later. Nothing happens if another wake-up has replaced this one."""
         if self._wakes[name] != (self.now, self._popped):
             return
         self._wakes[name] = _NEVER

@@ -27,7 +27,8 @@ POLICIES = (*AGENTS, *CENTRAL)
 
 
 class Messages(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of datagrams sent. confirmations: those that only repeat the agreed state."""
+    """Numbers of datagrams sent: in all, mean and greatest of a node, mean of a link. confirmations: those
+    that only repeat the agreed state."""
 
     total: int = 0
     per_node_mean: float = 0.0
@@ -37,7 +38,8 @@ class Messages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Optimum(msgspec.Struct, frozen=True, kw_only=True):
-    """Optimal flow and cost. exact: False if flow is an upper bound, and cost the bound at that flow."""
+    """Greatest flow (microbatches) and its least cost (s). exact: False if flow is an upper bound, and cost
+    the bound at that flow."""
 
     flow: float
     cost: float
@@ -45,8 +47,10 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Measurement of a repair after a crash of relays. nodes_touched: number of nodes that sent anything but
-    confirmations. graph_distance_*: median and greatest hops from these to a crashed relay."""
+    """Measurement of a repair after a crash of relays. flow, cost: after it. messages, seconds: datagrams and
+    virtual time that it took. nodes_touched: number of nodes that sent anything but confirmations.
+    graph_distance_*: median and greatest hops from these to a crashed relay. quiet: False if it was not over.
+    oracle: optimum without the crashed relays, if asked for."""
 
     crashed: list[str]
     flow: int
@@ -61,7 +65,9 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RouteResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Output of `anabranch route --json` (`docs/reference`). paths: one per admitted microbatch."""
+    """Output of `anabranch route --json` (`docs/reference`). flow, cost: microbatches that have a path, and
+    their cost. paths: one per such microbatch. demand: microbatches in all. quiet: False if the policy was
+    not done. oracle, churn: optimum and repair, if asked for."""
 
     policy: str
     flow: int
@@ -77,8 +83,8 @@ class RouteResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def make_world(instance: Instance, policy: str, seed: int, weather: Weather | None = None) -> FlowWorld:
-    """Simulated agents of `policy` on `instance`. weather: delay, loss, duplication and reordering of their
-    messages. Raises UserError if the policy cannot solve the instance."""
+    """World of simulated agents of `policy` (a key of AGENTS) on `instance`. weather: delay, loss,
+    duplication and reordering of their messages. Raises UserError if the policy cannot solve the instance."""
     if policy == "auction" and instance.returns == "own" and len(instance.data_nodes) > 1:
         raise UserError(
             'policy auction plans for return "any" alone, and the instance has return "own" and several data '
@@ -98,10 +104,10 @@ def route(
     oracle: bool = False,
     horizon_s: float = HORIZON_S,
 ) -> RouteResult:
-    """Solve `instance` by `policy`. With `churn` > 0, crash that many relays at once afterwards and let the
-    policy repair. The crash comes when all agents are quiet, at the latest after `horizon_s`. oracle: True to
-    compute the optimum as well. Raises UserError if there are too few relays, or the policy cannot solve the
-    instance."""
+    """Solve `instance` by `policy` (one of POLICIES). With `churn` > 0, crash that many relays at once
+    afterwards and let the policy repair. The crash comes when all agents are quiet, at the latest after
+    `horizon_s`; the repair may take as long. oracle: True to compute the optimum as well. Raises UserError if
+    there are too few relays, or the policy cannot solve the instance."""
     if churn > len(instance.relays):
         raise UserError(f"{churn} relays cannot crash: there are {len(instance.relays)}")
     crashing = victims(instance, churn, seed)
@@ -137,14 +143,15 @@ def _result(
 
 
 def victims(instance: Instance, count: int, seed: int) -> list[str]:
-    """Ids of `count` relays to crash, drawn by `seed`."""
+    """Ids of `count` relays of the instance, drawn by `seed`, to be crashed; all of them if there are
+    fewer."""
     names = [relay.id for relay in instance.relays]
     CounterRng(seed, stream=2).shuffle(names)
     return names[:count]
 
 
 def messages_of(world: FlowWorld) -> Messages:
-    """Numbers of datagrams that the agents sent since the last reset."""
+    """Numbers of datagrams that the agents of a world sent since the last reset."""
     counts = world.counts
     return Messages(
         total=counts.total,
@@ -158,8 +165,9 @@ def messages_of(world: FlowWorld) -> Messages:
 def crash_and_repair(
     world: FlowWorld, victims: list[str], oracle: bool = False, horizon_s: float = HORIZON_S
 ) -> Repair:
-    """Crash the relays `victims` now; measure the repair until all agents are quiet, at most for `horizon_s`.
-    oracle: True to compute the optimum without these relays as well."""
+    """Crash the relays `victims` of a world now, and measure the repair until all agents are quiet, at most
+    for `horizon_s`. The world's counts are reset. oracle: True to compute the optimum without these relays as
+    well."""
     started = world.now
     world.restart_counts()
     world.crash(victims)
@@ -179,8 +187,8 @@ def crash_and_repair(
 
 
 def _solved_anew(left: Instance, crashed: list[str], flow: Flow, oracle: bool) -> Repair:
-    """Result of a repair after which the flow is `flow` on `left`, the instance without the crashed relays;
-    without messages and seconds. oracle: True to compute the optimum on `left` as well."""
+    """Record of a repair whose flow is `flow` on `left`, the instance without the crashed relays; its
+    messages, seconds and distances are 0. oracle: True to compute the optimum on `left` as well."""
     return Repair(
         crashed=crashed,
         flow=flow.value,
@@ -201,7 +209,8 @@ def _optimum(instance: Instance) -> Optimum:
 
 
 def _distances(instance: Instance, starts: Iterable[str]) -> dict[str, int]:
-    """Node -> hops to the nearest of `starts`, over links in either direction: how far a crash is felt."""
+    """{node: hops to the nearest of `starts`}, over links in either direction; nodes that cannot be reached
+    are missing."""
     distance = dict.fromkeys(starts, 0)
     queue = deque(distance)
     while queue:

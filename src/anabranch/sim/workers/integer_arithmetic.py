@@ -31,25 +31,26 @@ def initial(stage: int) -> int:
 
 
 def embedded(state: int, salt: int, index: int) -> int:
-    """Embedding of a microbatch. salt: its iteration, or `inner_salt` of a slot in a round."""
+    """Number that stands for the embedding of a microbatch, or of a slot's begin. state: of stage 0. salt:
+    its iteration, or `inner_salt` of a slot in a round. index: of the microbatch or slot."""
     return mix(1, state, salt, index)
 
 
 def inner_salt(first: int, steps: int) -> int:
-    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round: all
-    results of the slot depend on it."""
+    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round. It enters
+    the embedding, so all results of the slot depend on it."""
     return mix(9, first, steps)
 
 
 def with_state(x: int, carried: int) -> int:
-    """Input x of a slot at a relay, mixed with the number of the state that the relay carries of the slot; x
-    itself if `carried` is 0 (no state)."""
+    """Input x of a slot at a relay, mixed with the number of what the relay carries of the slot; x itself if
+    `carried` is 0 (nothing)."""
     return mix(12, x, carried) if carried else x
 
 
 def with_own(x: int, own: int) -> int:
-    """Input x of a slot, `with_state`, mixed with the number that stands for its machine's own data; x itself
-    if `own` is 0 (none)."""
+    """Input x of a slot (result of `with_state`), mixed with the number that stands for its machine's private
+    data; x itself if `own` is 0 (none)."""
     return mix(18, x, own) if own else x
 
 
@@ -59,24 +60,27 @@ def own_data(peer: str) -> int:
 
 
 def own_loss(state: int, x: int) -> float:
-    """Loss sum of a slot on private data. state: of stage 1 before the round. x: input, `with_own`."""
+    """Loss sum of a slot on private data. state: state of stage 1 before the round. x: the slot's input
+    (result of `with_own`)."""
     return float(mix(20, state, x) % 10_007)
 
 
 def slot_state(state: int, x: int) -> int:
-    """Number that stands for a machine's own state of a slot (its inner optimizer) after a round. state: the
-    stage's state before the round. x: input of the slot, `with_state`."""
+    """Number that stands for what a machine carries of a slot (state of its inner optimizer) after a round.
+    state: the stage's state before the round. x: the slot's input (result of `with_own`, for pipeline islands
+    the activation received)."""
     return mix(11, state, x)
 
 
 def after_step_ahead(number: int) -> int:
-    """Number that stands for a machine's own state of a slot after one more step ahead. number: before it."""
+    """Number that stands for what a machine carries of a slot after one more step ahead. number: the one
+    before that step."""
     return mix(15, number)
 
 
 def late_contribution(number: int) -> Words:
-    """Numbers that stand for a slot's contribution that came too late for its round and is added in the next.
-    number: `slot_state` after the late round; 0: none was late, and all numbers are 0."""
+    """WORDS numbers that stand for a slot's contribution that came too late for its round and is added in the
+    next one. number: `slot_state` after the late round; 0: none was late, and all numbers are 0."""
     return tuple(mix(13, word, number) if number else 0 for word in range(WORDS))
 
 
@@ -104,7 +108,8 @@ def contribution(state: int, stage: int, *boundary: int) -> Words:
 
 
 def step(state: int, gradient: Words) -> int:
-    """State after a step; it depends on all earlier steps and on their order."""
+    """Number that stands for a stage's state after a step with this gradient. It depends on all earlier steps
+    and on their order."""
     return mix(7, state, *gradient)
 
 
@@ -113,22 +118,25 @@ def digest_of(gradient: Words) -> str:
 
 
 def predicted(state: int) -> int:
-    """Stand-in for the weights with which the iteration after the next one computes, if it is delayed."""
+    """Number that stands for the weights predicted from a stage's state: with them a delayed iteration
+    computes that begins one step early."""
     return mix(10, state)
 
 
 def fingerprint(t: int, state: int, ahead: int | None = None) -> str:
-    """Fingerprint after step t. ahead: what iteration t + 1 computes with, if it is delayed."""
+    """Fingerprint of a stage's state after step t. ahead: number of the weights with which iteration t + 1
+    computes if it is delayed (None: it is not)."""
     return f"{t}:{state:x}" if ahead is None else f"{t}:{state:x}:{ahead:x}"
 
 
 def in_pieces(state: int) -> tuple[int, ...]:
-    """State split into PIECES pieces."""
+    """State (64 bits) split into PIECES numbers of 16 bits."""
     return tuple(state >> (16 * place) & 0xFFFF for place in range(PIECES))
 
 
 def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
-    """State after step t, joined from its pieces; None if they are not the pieces of such a state."""
+    """State after step t, joined from the pieces of a snapshot: t, then those of `in_pieces`. None if they
+    are not the pieces of such a state."""
     numbers = [piece for piece in pieces if isinstance(piece, int) and piece >= 0]
     if len(numbers) != PIECES + 1 or numbers[0] != t or any(number >> 16 for number in numbers[1:]):
         return None

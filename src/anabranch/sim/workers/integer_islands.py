@@ -31,11 +31,11 @@ from anabranch.sim.workers.integer_arithmetic import (
 class StageIsland:
     """State of a slot's island at one stage, from the slot's begin to its end in a round.
 
-    state: number that stands for the stage's state before the round. x: activation received when the slot was
-    begun (0 at stage 0). step: inner steps of the slot that were taken, those of earlier rounds included.
-    carried: number that stands for what this stage carries of the slot from the round before (0: nothing).
-    opening: activation with which the slot is begun at the next stage. loss: sum over the microbatches so far
-    (stage 0).
+    state: number that stands for the stage's state before the round. first, steps: as of `records.Slot`. x:
+    activation received when the slot was begun (0 at stage 0). step: inner steps of the slot that were taken,
+    those of earlier rounds included. carried: number of what this stage carries of the slot from the round
+    before (0: nothing). opening: activation with which the slot is begun at the next stage. loss: sum over
+    the microbatches so far (stage 0).
     """
 
     def __init__(
@@ -51,22 +51,24 @@ class StageIsland:
         self._graphs: dict[int, int] = {}
 
     def forward(self, number: int, x: int = 0) -> int:
-        """Activation of microbatch `number` of the open inner step. x: activation received (0 at stage 0)."""
+        """Activation that microbatch `number` of the open inner step leaves this stage with; its input is
+        held until `backward`. x: activation received (0 at stage 0)."""
         self._graphs[number] = x
         if self.stage:
             return activated(self._weights, self.stage, x)
         return embedded(self._weights, inner_salt(self.step + 1, number), self.slot)
 
     def head(self, number: int, x: int) -> tuple[int, float]:
-        """(Gradient of x, loss) of a microbatch at stage 0. x: activation received."""
+        """(Gradient of x, loss) of microbatch `number` at stage 0; the head's weight gradient is added to the
+        island's, and the loss to its sum. x: activation received."""
         self._head_gradient = mix(15, self._head_gradient, number, x)
         loss = loss_of(self._weights, x)
         self.loss += loss
         return loss_gradient(self._weights, x), loss
 
     def backward(self, number: int, dy: int) -> int | None:
-        """Gradient of a microbatch's input, whose weight gradient is added to the island's; None if its
-        forward is not held. dy: gradient received."""
+        """Gradient of the input of microbatch `number`; its weight gradient is added to the island's. None,
+        and nothing is added, if its forward is not held. dy: gradient received."""
         x = self._graphs.pop(number, None)
         if x is None:
             return None
@@ -74,25 +76,27 @@ class StageIsland:
         return input_gradient(self._weights, self.stage, x, dy)
 
     def take_step(self) -> None:
-        """Optimizer step with the gradients of the open inner step, which are cleared."""
+        """Take the optimizer step with the gradients of the open inner step, and clear these. The next inner
+        step is open then."""
         self.step += 1
         self._weights = mix(17, self._weights, self.step, self._gradient, self._head_gradient)
         self._gradient = self._head_gradient = 0
         self._graphs.clear()
 
     def head_end(self, x: int) -> int:
-        """Gradient with which the slot is ended at the last relay stage. x: activation that came back to
-        stage 0 when the slot was begun."""
+        """Gradient that stage 0 sends to the last relay stage to end the slot there. x: activation that came
+        back to stage 0 when the slot was begun."""
         return loss_gradient(self._weights, x)
 
     def end_gradient(self, dy: int) -> int:
-        """Gradient with which the slot is ended at the stage before this one."""
+        """Gradient that this stage sends to the stage before it to end the slot there. dy: the one with which
+        the slot was ended here."""
         return input_gradient(self._weights, self.stage, self._x, dy)
 
     def change(self, received: int, merges: bool) -> Words:
-        """Contribution of the slot at this stage. received: at stage 0 the activation that came back, else
-        the gradient with which the slot is ended. merges: True if the late one of the round before is
-        added."""
+        """Contribution of the slot at this stage, after its last inner step. received: at stage 0 the
+        activation that came back, else the gradient with which the slot is ended. merges: True to add the
+        late contribution of the round before."""
         words = contribution(self._weights, self.stage, self._x, received)
         late = late_contribution(self.carried if merges else 0)
         return tuple(word + other for word, other in zip(words, late, strict=True))
@@ -104,8 +108,9 @@ class StageIsland:
 
 
 class CrewSlot(NamedTuple):
-    """Slot of a round that a pipeline island fills. first, steps: as in `records.Slot`. carried: number of
-    what each stage carries (0: nothing). merges: True if a late contribution is added."""
+    """Slot of a round that a pipeline island fills. first, steps: as of `records.Slot`. carried: number of
+    what each stage from 0 on carries of it (0: nothing). merges: True if its late contribution of the round
+    before is added."""
 
     slot: int
     first: int
@@ -115,8 +120,8 @@ class CrewSlot(NamedTuple):
 
 
 class SlotResult(NamedTuple):
-    """Result of a slot in a round: contribution, and number of what is carried, of each stage from 0 on; loss
-    sum of its inner steps."""
+    """Result of a slot in a round. changes: contribution of each stage from 0 on. carries: number of what
+    each stage carries to the next round. loss: sum over its inner steps."""
 
     changes: tuple[Words, ...]
     carries: tuple[int, ...]
@@ -125,8 +130,8 @@ class SlotResult(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def slot_on_single_machine(states: tuple[int, ...], plan: CrewSlot, microbatches: int) -> SlotResult:
-    """Result of a slot that a single machine computes, one microbatch after another. states: of all stages
-    before the round. microbatches: of an inner step of the slot."""
+    """Result of a slot that a single machine computes, one microbatch after another. states: states of all
+    stages, from 0 on, before the round. microbatches: number in each inner step."""
     islands: list[StageIsland] = []
     x = 0
     for stage, state in enumerate(states):

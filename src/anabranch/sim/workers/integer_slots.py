@@ -19,9 +19,9 @@ _InnerMicrobatch = tasks.InnerForward | tasks.InnerHead | tasks.InnerBackward
 
 @dataclass
 class OpenSlot:
-    """Slot of an open round at one stage. merges: True if its contribution has the late one of the round
-    before. last: number of its last inner step. change: contribution, once the slot is ended; None until
-    then."""
+    """Slot of an open round at one stage. merges: True if the late contribution of the round before is added
+    to its own. last: number of its last inner step. change: its contribution, once the slot is ended; None
+    until then."""
 
     island: StageIsland
     merges: bool
@@ -30,8 +30,8 @@ class OpenSlot:
 
 
 class IslandSlots:
-    """Slots of pipeline islands at the stage of one peer. add(words, sign): adds a contribution to the
-    peer's sum of the open iteration."""
+    """Slots of pipeline islands at the stage of one peer. add(words, sign): adds a contribution (sign 1) to
+    the peer's sum of the open iteration, or subtracts it (-1)."""
 
     def __init__(self, stage: int, rounds: Rounds, add: Callable[[Words, int], None]) -> None:
         self._stage, self._rounds, self._add = stage, rounds, add
@@ -40,7 +40,8 @@ class IslandSlots:
         """(Slot, round) -> number that stands for what this machine carries of it after the round."""
 
     def takes(self, task: Task) -> bool:
-        """True for tasks on a slot, that is in rounds, but for held-out windows."""
+        """True if a task is one on a slot, so that `run` does it: any task of a round on microbatches, inner
+        steps or contributions, but not on held-out windows. False in runs without pipeline islands."""
         if not self._rounds.pipeline or not self._rounds.has(task.t):
             return False
         match task:
@@ -53,7 +54,9 @@ class IslandSlots:
         return isinstance(task, _InnerMicrobatch | tasks.InnerStep)
 
     def run(self, task: Task, inputs: tuple[Payload, ...], t: int, state: int) -> Result:
-        """Result of a task on a slot. state: number that stands for the stage's state after step t."""
+        """Do a task on a slot and return its result, with an error if the task does not fit the slot's
+        progress or the round does not follow step t. state: number that stands for the stage's state after
+        step t."""
         received = inputs[0] if inputs else 0
         if task.t != t + 1:
             return Result(error=f"round {task.t} does not follow the state after step {t}")
@@ -79,11 +82,11 @@ class IslandSlots:
         self._open.pop(slot, None)
 
     def drop(self) -> None:
-        """Drop all work of the open round."""
+        """Drop all slots of the open round; what is carried stays."""
         self._open.clear()
 
     def forget(self) -> None:
-        """Drop all work, and all that is carried: it may be of rounds that the log made void."""
+        """Drop all slots, and all that is carried from earlier rounds: these may be void by the log."""
         self.drop()
         self._carried.clear()
 
@@ -96,7 +99,8 @@ class IslandSlots:
         return Result(outputs=(island.opening,))
 
     def _end(self, task: tasks.Head | tasks.InputGradient, slot: OpenSlot, received: int) -> Result:
-        """End a slot at this stage. received: as of `StageIsland.change`."""
+        """End a slot at this stage: make its contribution and what is carried. An error if inner steps of it
+        are missing. received: as of `StageIsland.change`."""
         island = slot.island
         if island.step < slot.last:
             return Result(error=f"slot {task.index} has taken {island.step} inner steps of {slot.last}")
@@ -107,8 +111,8 @@ class IslandSlots:
         return Result(outputs=(island.end_gradient(received),))
 
     def _count(self, unit: int, sign: int) -> Result:
-        """Add a slot's contribution `sign` times. At stage 0 it belongs to the embedding's unit; the head's
-        adds nothing."""
+        """Add (sign 1) or subtract (-1) the contribution of a unit's slot in the peer's sum. At stage 0 it
+        belongs to the embedding's unit; the head's adds nothing. An error if the slot is not ended here."""
         slot = unit if self._stage else unit // 2
         found = self._open.get(slot)
         if found is None or found.change is None:
@@ -119,7 +123,8 @@ class IslandSlots:
 
 
 def _inner(island: StageIsland, task: Task, received: int) -> Result:
-    """Result of a task of an inner step."""
+    """Do a task of the open inner step of an island and return its result; an error if it is of another step.
+    received: activation or gradient."""
     assert isinstance(task, _InnerMicrobatch | tasks.InnerStep)
     if task.step != island.step + 1:
         taken = f"slot {island.slot} has taken {island.step} inner steps"

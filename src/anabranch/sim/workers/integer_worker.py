@@ -41,8 +41,8 @@ from anabranch.sim.workers.integer_slots import IslandSlots
 
 
 class Begun:
-    """Results of an open iteration that wait at a worker: its gradient sum, inputs of forwards (`graphs`) and
-    weight gradients (`store`), by microbatch."""
+    """Results that a worker has for an open iteration: its gradient sum; by microbatch, inputs of forwards
+    (`graphs`) and weight gradients that are not added yet (`store`)."""
 
     def __init__(self) -> None:
         self.sum: list[int] = [0] * WORDS
@@ -58,14 +58,16 @@ class Begun:
 
 
 class IntegerWorker:
-    """Executor of a peer's tasks on integers, for one stage. Activations and their gradients are integers;
-    parts of a reduce and weight gradients are tuples."""
+    """Executor of a peer's tasks on integers, for one stage: `run` returns a task's result, with an error if
+    the task cannot be done. Activations and their gradients are integers; parts of a reduce and weight
+    gradients are tuples."""
 
     def __init__(
         self, stage: int, delay: Delay = NO_DELAY, rounds: Rounds = NO_ROUNDS, own: int = 0
     ) -> None:
-        """own: number that stands for this machine's private data, which its slots' contributions depend on
-        (0: it has none)."""
+        """Worker in the initial state of a stage. delay, rounds: settings of the run. own: number that stands
+        for this machine's private data, on which its slots' contributions depend (0: it has none; used at
+        stage 1 only)."""
         self._own = own if stage == 1 else 0
         self.stage = stage
         self.delay = delay
@@ -90,19 +92,21 @@ class IntegerWorker:
         return hashed(task, inputs, self._run(task, inputs))
 
     def _work(self, t: int) -> Begun:
-        """Results of iteration t that wait: of the second open iteration if t is it, else the first."""
+        """Results for iteration t so far: those of the second open iteration if t is that one, else of the
+        first."""
         return self._begun[t == self.t + 2 and self.delay.has(t)]
 
     def _weights(self, task: Task) -> int:
-        """Number that stands for the weights with which a task computes."""
+        """Number that stands for the weights with which a task computes: predicted ones in a delayed
+        iteration, else the state. Held-out windows always use the state."""
         window = isinstance(task, tasks.Forward | tasks.Head) and not task.train
         if task.t == self.t + 2 and self.delay.has(task.t):
             return predicted(self.state)
         return self.state if self.ahead is None or window else self.ahead
 
     def _refusal(self, task: Task) -> str:
-        """Reason to refuse a task on microbatches or of their sum in a run with delayed iterations: its
-        iteration is not open here. "" if the task can be done, and for all other tasks and runs."""
+        """Reason to refuse a task on a microbatch or its sum in a run with delayed iterations, because its
+        iteration is not open here; "" if it is. Always "" for other tasks and other runs."""
         kinds = tasks.MicrobatchTask | tasks.WeightGradient | tasks.Recount | tasks.Freeze
         if not self.delay.start or not isinstance(task, kinds) or isinstance(task, tasks.Discard):
             return ""
@@ -174,7 +178,8 @@ class IntegerWorker:
         return Result()
 
     def _forward(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> Result:
-        """Forward pass on the activation x; of a slot also its contribution, which needs no gradient."""
+        """Do a forward pass on the activation x. Of a slot it also stores the contribution, which needs no
+        gradient; an error if the state that it is to carry is not here."""
         if task.steps:
             if task.carried and (task.index, task.carried) not in self._slots:
                 return Result(error=f"no state of slot {task.index} after round {task.carried} is here")
@@ -185,9 +190,9 @@ class IntegerWorker:
         return Result(outputs=(activated(weights, self.stage, x),))
 
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
-        """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
-        which is entered in `work`; and keeps the state to carry after the round, if this is the next step. A
-        carried state that is not here counts as none: the caller refuses such a task."""
+        """Begin a slot of a round that one machine fills, and return its input, mixed with what this machine
+        carries of it (nothing if that is not here). Records in `work` what the slot carries and merges. In
+        the first open iteration it also prepares what is carried after the round."""
         number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
@@ -198,8 +203,9 @@ class IntegerWorker:
         return x
 
     def _go_ahead(self, slot: int, steps: int) -> Result:
-        """Take `steps` more of the steps ahead that a slot of the open round lacks; after all of them its
-        state is kept. Nothing if it lacks none."""
+        """Take up to `steps` of the steps ahead that a slot of the open round still lacks; with the last of
+        them, what is carried of the slot is kept. Nothing happens if the slot lacks none. The result is
+        empty."""
         if slot in self._ahead_of:
             lacks, state = self._ahead_of.pop(slot)
             for _ in range(min(steps, lacks)):
@@ -243,8 +249,9 @@ class IntegerWorker:
         return Result()
 
     def _contribution(self, work: Begun, index: int, x: int, dy: int, weights: int) -> Words:
-        """Contribution of a microbatch, or of a slot together with the late one that it merges. x, dy:
-        activation and gradient received, for a slot 0; x as the forward used it (`with_state`)."""
+        """Contribution of a microbatch, or of a slot with the late one that it merges; on private data the
+        slot's loss is recorded in `work`, too. x: activation as the forward used it (`with_state`). dy:
+        gradient received, 0 for a slot."""
         if self._own and index in work.slots:
             x = with_own(x, self._own)
             work.losses[index] = own_loss(weights, x)
@@ -337,8 +344,9 @@ class IntegerWorker:
         return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))
 
     def _go_on(self, t: int, state: int) -> None:
-        """Take `state` as the state after step t. Work on iteration t + 1 is kept if that iteration is
-        delayed, and its weights are predicted; all other work is dropped."""
+        """Take `state` as the state after step t, and finish the steps ahead of all slots. Work on iteration
+        t + 1 is kept if that iteration is delayed, and its weights are predicted from the former state; all
+        other work is dropped."""
         for slot, (lacks, _) in sorted(self._ahead_of.items()):
             self._go_ahead(slot, lacks)
         delayed = self.delay.has(t + 1)
@@ -347,8 +355,9 @@ class IntegerWorker:
         self._islands.drop()
 
     def _loaded(self, t: int, pieces: tuple[Payload, ...]) -> tuple[int, int | None] | None:
-        """(state after step t, stand-in for the weights of iteration t + 1 if that is delayed, else None)
-        from the pieces of a snapshot; None if they are not the pieces of such a state."""
+        """(State after step t, number of the weights of iteration t + 1 if that is delayed, else None) from
+        the pieces of a snapshot; None if they are not the pieces of such a state. The worker does not
+        change."""
         if not self.delay.has(t + 1):
             state = from_pieces(t, pieces)
             return None if state is None else (state, None)
@@ -357,7 +366,8 @@ class IntegerWorker:
 
 
 def hashed(task: Task, inputs: tuple[Payload, ...], result: Result) -> Result:
-    """Result with the hashes of inputs and outputs, if the task asks for them and has not failed."""
+    """The same result with the hashes of all inputs, then outputs, if the task asks for them; unchanged if it
+    does not or has failed."""
     if not task.hashed or result.error:
         return result
     return msgspec.structs.replace(result, hashes=tuple(map(payload_hash, (*inputs, *result.outputs))))

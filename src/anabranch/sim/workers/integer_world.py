@@ -38,7 +38,8 @@ class Machine:
 
 
 def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers. leader: name of the founder."""
+    """First log record of a run with these settings whose workers compute with integers. leader: id of the
+    founder, which is the owner, too."""
     return Genesis(
         run=settings.run,
         epoch=settings.epoch,
@@ -66,8 +67,9 @@ def counting_world(
     make_world: MakeWorld = World,
 ) -> World:
     """World of these machines, not yet running, whose workers compute with integers instead of tensors
-    (`integer_worker`). machines: the first one, of stage 0, founds the run. disks: machine -> disk ("": none
-    for the log). make_world: class of the world, or what makes it of the same arguments."""
+    (`integer_worker`). machines: the first one, of stage 0, founds the run, the others join soon after.
+    disks: machine -> name of its disk ("": it keeps no log; default "0"). make_world: class of the world, or
+    a function that makes one of the same arguments."""
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay, rounds=settings.rounds)
@@ -79,8 +81,9 @@ def counting_world(
 
 
 def wrong_states(world: World) -> Mapping[str, str]:
-    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
-    difference in words. Empty if the run is right."""
+    """Peers whose state differs from that of a single machine after as many steps: peer -> the difference in
+    words. Empty if all are right. Killed processes, and peers that do not compute with integers, are left
+    out."""
     wrong, known = {}, dict[int, tuple[int, ...]]()
     for node in world.nodes.values():
         if not node.alive or not isinstance(node.computer, IntegerWorker):
@@ -96,7 +99,8 @@ def wrong_states(world: World) -> Mapping[str, str]:
 
 
 def member_of(machine: Machine, disk: str = "0") -> Member:
-    """Member record with which a machine joins. disk: name of its disk."""
+    """Member record with which a machine joins for the first time. disk: name of its disk ("": none for the
+    log)."""
     return Member(
         id=machine.id,
         stage=machine.stage,
@@ -112,7 +116,7 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
 
 def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
     """Schedule (batch hash and step parameters by iteration, which the leader logs) with the same parameters
-    in every step. window_tokens: tokens of an evaluation window, which stands in the log."""
+    in every step. window_tokens: tokens of an evaluation window, a number that the log contains."""
     inner = settings.microbatches // max(1, settings.rounds.slots)
     same = StepParameters(1.0, 1e-3, 1.0, 1.0)
     return Schedule(

@@ -17,9 +17,9 @@ LIES = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
 
 
 class LyingWorker:
-    """Worker that gives false outputs for tasks of one kind. lies: number of false outputs so far.
-    lies_now(task): True if it lies in this task. signs: True for the hashes of the false outputs, False for
-    those of the right ones."""
+    """Worker that gives the results of another one, but false outputs for tasks of one kind, evaluation left
+    out. lies: number of false results so far. lies_now(task): True if it lies in this task; asked only for
+    such tasks. signs: True for the hashes of the false outputs, False for those of the right ones."""
 
     def __init__(
         self, worker: TaskExecutor, kind: type[Task], lies_now: Callable[[Task], bool], signs: bool = True

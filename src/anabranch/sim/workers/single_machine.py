@@ -47,7 +47,8 @@ islands those of all stages from 0 on."""
 
 
 class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state by stage, loss of each microbatch."""
+    """Results of a step on a single machine: gradient and new state of each stage from 0 on; loss of each
+    microbatch, or slot, in ascending order."""
 
     gradients: tuple[Words, ...]
     states: tuple[int, ...]
@@ -62,16 +63,17 @@ def step_of(
     before: Carried = (),
     seen: tuple[int, ...] = (),
 ) -> Step:
-    """Results of iteration t on a single machine, from the states of stages 0 to S. slots: those that count;
-    empty if t is no round. before: what they carry. seen: what the iteration computes with, if delayed."""
+    """Results of iteration t on a single machine. states: of stages 0 to S before it. slots: those that count
+    in a round; empty if t is no round. before: what slots carry from the round before. seen: numbers of the
+    weights with which a delayed iteration computes, by stage (else empty)."""
     if slots and settings.rounds.pipeline:
         return _round_of_crews(settings, states, slots, before)
     return _synchronous(t, states, _batch(t, settings, slots, before), seen, bool(slots))
 
 
 def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, before: Carried) -> Carried:
-    """Carried states of all slots after a round with this plan. states: of the stages before the round.
-    before: carried states before it."""
+    """Numbers that all slots carry after a round with this plan. states: states of stages 0 to S before the
+    round. before: what they carried before it."""
     if not settings.rounds.pipeline:
         return _slot_states(settings.rounds, states, plan, before)
     if not settings.rounds.keeps:
@@ -82,8 +84,8 @@ def carried_after(settings: Settings, states: tuple[int, ...], plan: Plan, befor
 
 
 def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
-    slots that counted and the rounds that were skipped."""
+    """States of stages 0 to S after t steps on a single machine. history: replayed log of a run with rounds,
+    from which come the slots that counted and the rounds that were skipped; None: a run without rounds."""
     states, seen = tuple(map(initial, range(settings.stages + 1))), tuple[int, ...]()
     carried: Carried = ()
     for each in range(1, t + 1):
@@ -105,9 +107,9 @@ def states_after(t: int, settings: Settings, history: LogReplay | None = None) -
 def _synchronous(
     t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = (), whole: bool = False
 ) -> Step:
-    """Results of an iteration whose microbatches, or slots of whole models (`whole`), pass all stages once.
-    Such a slot's contribution depends on no gradient. Other arguments as of `step_of`, from the states
-    `former`."""
+    """Results of an iteration in which each microbatch passes all stages once; also of a round of slots that
+    hold the whole model (`whole`), whose contributions depend on no gradient. former: states before it.
+    batch: its microbatches or slots. seen: as of `step_of`."""
     states = seen or former
     sums = [[0] * WORDS for _ in states]
 
@@ -135,7 +137,7 @@ def _synchronous(
 
 
 def _batch(t: int, settings: Settings, slots: Slots, before: Carried) -> Batch:
-    """Batch of iteration t; arguments as of `step_of`."""
+    """Microbatches of iteration t, or the slots of a round, in ascending order; arguments as of `step_of`."""
     microbatches, private = settings.microbatches, settings.rounds.private
     if not slots:
         return tuple((index, t, 0, 0, 0) for index in range(microbatches))
@@ -148,7 +150,7 @@ def _batch(t: int, settings: Settings, slots: Slots, before: Carried) -> Batch:
 
 
 def _slot_states(rounds: Rounds, states: Sequence[int], plan: Plan, before: Carried) -> Carried:
-    """Carried states of slots of whole models after a round and the steps ahead; arguments as of
+    """Numbers that slots of whole models carry after a round and its steps ahead; arguments as of
     `carried_after`."""
     known, found = dict(before), []
     for slot, each in enumerate(plan):
@@ -175,7 +177,8 @@ def _round_of_crews(settings: Settings, states: tuple[int, ...], slots: Slots, b
 def _crew_results(
     settings: Settings, states: tuple[int, ...], slots: Mapping[int, Slot], before: Carried
 ) -> dict[int, SlotResult]:
-    """Results of slots that pipeline islands fill, in ascending order of the slots."""
+    """Result of each of these slots that pipeline islands fill, by slot in ascending order. states: of stages
+    0 to S before the round. before: what slots carry from the round before."""
     known, nothing = dict(before), (0,) * len(states)
     inner = settings.microbatches // settings.rounds.slots
     found = {}

@@ -43,10 +43,11 @@ def torch_world(
     manifest_hash: Callable[[int], str] = "batch {}".format,
     numerics_class: str = ONE_CLASS,
 ) -> World:
-    """World of these machines that trains with torch, not yet running. The log passes `anabranch verify` if
-    manifest, manifest_hash and numerics_class are the true ones. founder: name of the first machine, a data
-    node. machines: (random numbers) -> (member, slowness) pairs; slowness: factor on the seconds of tasks.
-    times: seconds of tasks and links (None: the default). manifest_hash: of an iteration's batch."""
+    """World of these machines that trains with torch, not yet running. model, batches: shape of the model,
+    and what stage 0 reads. founder: name of the first machine, a data node. machines: (random numbers) ->
+    (member, slowness) pairs; slowness: factor on the seconds of tasks. times: seconds of tasks and links
+    (None: the default). manifest_hash: iteration -> hash of its batch. The log passes `anabranch verify` if
+    manifest, manifest_hash and numerics_class are the true ones."""
 
     def make_computer(stage: int) -> Worker:
         return make_worker(run, model, stage, batches if stage == 0 else None)
