@@ -3,7 +3,7 @@
 Order: the step itself (reduce, apply, state transfer), then losses and input gradients, then forwards, then
 weight gradients (they fill the gaps), then repeated work for which nobody upstream waits, then held-out
 windows, then checks of states for others, then steps ahead of the next round; within a rank the lowest
-(iteration, index) first (DESIGN §3.4).
+(iteration, index) first.
 Where two iterations are in flight, all work on microbatches of the first comes before that of the second.
 """
 

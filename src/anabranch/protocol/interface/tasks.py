@@ -6,7 +6,7 @@ neighbour may need again, and drops them when the step is released. A driver (`n
 on `train.worker.Worker` (or on a stand-in with the same methods) and returns a `Result`.
 
 A *unit* is one contribution that a stage counts. At a relay stage it is the microbatch index i; at stage 0
-each microbatch has two: `head_unit(i)` and `embed_unit(i)` (DESIGN §3.6). Indices from the batch size on are
+each microbatch has two: `head_unit(i)` and `embed_unit(i)`. Indices from the batch size on are
 held-out evaluation windows: forward only, never a unit.
 """
 

@@ -1,4 +1,4 @@
-"""Snapshots held by one peer: those of its own stage, and copies of other stages' states (DESIGN §3).
+"""Snapshots held by one peer: those of its own stage, and copies of other stages' states.
 
 Every `snapshot_every` iterations each replica copies its state and continues. Peers of other stages, chosen
 by the leader, download the copy and keep it. Each peer reports its snapshots to the leader, which derives
