@@ -42,15 +42,9 @@ from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
-from anabranch.train.stage.inner_steps import (
-    add_gradient,
-    begin_rounds,
-    contribution,
-    end_rounds,
-    outer_step,
-    slot_tokens,
-)
+from anabranch.train.stage.inner_steps import add_gradient, contribution, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state, token_ids, working_weights
 from anabranch.train.stage.stage import loss_of
 from anabranch.train.stage.state import StageState

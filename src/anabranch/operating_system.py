@@ -18,6 +18,8 @@ from typing import Any
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 #: True if a signal can ask another process to end in order, stop it for a while, or let it go on.
 SIGNALS_ASK = hasattr(signal, "SIGKILL")
+#: Most memory (bytes) to lend of a machine that names no limit.
+UNLIMITED_BYTES = 1 << 62
 #: Descriptors of a process on systems that state no limit: Windows gives a process far more handles.
 _DESCRIPTORS = 8192
 

@@ -20,17 +20,13 @@ from anabranch.config import RunConfig, load_run_file, render_run_file, with_cha
 from anabranch.errors import UserError
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
-from anabranch.node.lifecycle import training_machine
-from anabranch.node.lifecycle.training_machine import (
-    TrainingMachine,
-    check_ends_fit,
-    check_fit,
-    measured_capacity,
-)
+from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.protocol.log.records import Member
 from anabranch.train.devices.placement import SplitVector
 from anabranch.train.model.sizes import ModelConfig, block_parameters, end_parameters, model_config
 from anabranch.train.numerics import numerics_class
+from anabranch.train.workers import machine_capacity
+from anabranch.train.workers.machine_capacity import check_ends_fit, check_fit, measured_capacity
 from support.local_swarms import created, small_run, write_texts
 
 #: Child process in place of `anabranch`: prints its arguments and ends with the status at the end of them.
@@ -184,10 +180,10 @@ def test_a_machine_lends_no_more_memory_than_its_owner_says() -> None:
 
 def test_a_machine_without_room_for_the_stage_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run, model = large_run("cpu")
-    monkeypatch.setattr("anabranch.node.lifecycle.training_machine.free_memory_bytes", lambda: GIB)
+    monkeypatch.setattr("anabranch.train.workers.machine_capacity.free_memory_bytes", lambda: GIB)
     with pytest.raises(UserError, match=r"cpu has 1.0 GiB free, and its 8 blocks .*end other programs"):
         check_fit(run, model)
-    monkeypatch.setattr("anabranch.node.lifecycle.training_machine.free_memory_bytes", lambda: 1 << 50)
+    monkeypatch.setattr("anabranch.train.workers.machine_capacity.free_memory_bytes", lambda: 1 << 50)
     check_fit(run, model)
 
 
@@ -294,7 +290,7 @@ def test_a_volunteers_device_replaces_the_run_files(
         seen.append(run.compute.device)
         return 1
 
-    monkeypatch.setattr(training_machine, "measured_capacity", capacity)
+    monkeypatch.setattr(machine_capacity, "measured_capacity", capacity)
     machine = TrainingMachine(Member("p", 1, 1, "", 1), None, "cpu")
     machine.describe(genesis)  # type: ignore[arg-type]
     assert seen == ["cpu"]

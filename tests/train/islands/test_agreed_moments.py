@@ -13,15 +13,9 @@ from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.step_scalars import bias_corrections
-from anabranch.train.stage.inner_steps import (
-    Island,
-    begin_rounds,
-    contribution,
-    end_rounds,
-    outer_step,
-    slot_tokens,
-)
+from anabranch.train.stage.inner_steps import Island, contribution, slot_tokens
 from anabranch.train.stage.optimizer import decays
+from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
 from support.small_training import MadeUpBatches, small_model, small_run

@@ -14,13 +14,8 @@ from anabranch.train.islands.selection import CHUNK, largest, significant
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
-from anabranch.train.stage.inner_steps import (
-    Contribution,
-    contribution,
-    outer_step,
-    slot_tokens,
-    steps_with_tokens,
-)
+from anabranch.train.stage.inner_steps import Contribution, contribution, slot_tokens, steps_with_tokens
+from anabranch.train.stage.outer_step import outer_step
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
 from support.small_training import MadeUpBatches, small_model, small_run

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.node.lifecycle import training_machine as machine
 from anabranch.protocol.interface import tasks
 from anabranch.train.stage.activation_offload import OffloadedActivations
 from anabranch.train.stage.worker import Worker
+from anabranch.train.workers import machine_capacity as machine
 from support.small_training import MadeUpBatches, bits_equal, done, small_model, small_run
 
 
@@ -95,8 +95,7 @@ def test_a_machine_offers_parked_places_only_where_it_computes_elsewhere(
     run = replace(run, fleet=replace(run.fleet, capacity=4, park=1.5))
     model = small_model(run)
     assert machine.parked_places(run, model, 4) == 0
-    where = "anabranch.train.numerics.numerics_class.device_of"
-    monkeypatch.setattr(where, lambda section: torch.device("cuda"))
+    monkeypatch.setattr(machine, "device_of", lambda section: torch.device("cuda"))
     assert machine.parked_places(run, model, 4) == 6
     monkeypatch.setattr(machine, "free_memory_bytes", lambda: 6 * 2 * machine._held_bytes(run, model))
     assert machine.parked_places(run, model, 4) == 3  # half of what is free; stages have two blocks

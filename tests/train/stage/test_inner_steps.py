@@ -14,14 +14,9 @@ from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.block_float import BLOCK, aligned_bounds, rounded, rounded_sums
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
-from anabranch.train.stage.inner_steps import (
-    add_gradient,
-    begin_rounds,
-    contribution,
-    outer_step,
-    slot_tokens,
-)
+from anabranch.train.stage.inner_steps import add_gradient, contribution, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.outer_step import begin_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
 from anabranch.train.workers.whole_worker import WholeWorker

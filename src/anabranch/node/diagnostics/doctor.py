@@ -269,10 +269,10 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     """Measure how many microbatches this machine can hold, and the seconds of one microbatch's forward and
     backward at each relay stage (RED if it fails; if the run's devices cannot hold a stage, that is the only
     result). Stages of as many blocks are measured once. tell: gets a sentence before each measurement."""
-    from anabranch.node.lifecycle.training_machine import check_fit, measured_capacity, measured_pass_s
     from anabranch.train.model.partition import partition
     from anabranch.train.model.sizes import model_config
     from anabranch.train.numerics.numerics_class import configure
+    from anabranch.train.workers.machine_capacity import check_fit, measured_capacity, measured_pass_s
 
     tell("measuring how many microbatches fit into memory")
     configure(run.compute.threads)

@@ -36,10 +36,11 @@ from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.driver.state_cache import StateCache
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
-from anabranch.node.lifecycle.training_machine import FROZEN, UNLIMITED, TrainingMachine
+from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.node.private_data.machine_data import CONTRIBUTIONS, OwnFolders
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
+from anabranch.operating_system import UNLIMITED_BYTES
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.events import Admitted, Effect, Stop
 from anabranch.protocol.interface.settings import Settings
@@ -398,7 +399,7 @@ class Volunteer:
                 options.device,
                 options.home / FROZEN,
                 options.threads,
-                options.memory_bytes or UNLIMITED,
+                options.memory_bytes or UNLIMITED_BYTES,
                 self._own_folders(),
             ),
             lambda accept: self._transport(

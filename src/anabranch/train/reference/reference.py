@@ -38,17 +38,15 @@ from anabranch.train.stage.inner_steps import (
     Contribution,
     Island,
     add_embedding_gradient,
-    begin_rounds,
     contribution_of,
-    end_rounds,
     inner_place,
-    outer_step,
     private_tokens,
     slot_tokens,
     steps_with_tokens,
 )
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
+from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import (
     Batches,
     Ids,

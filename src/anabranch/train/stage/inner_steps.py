@@ -1,19 +1,19 @@
-"""Rounds of an island: inner optimizer steps, the contribution that they give, the outer step.
+"""Rounds of an island: inner optimizer steps, and the contribution that they give.
 
 A contribution is a pure function of the run file, the state at the beginning of the round, the round, the
 slot, the slot's counters, and what the slot carries from the round before, which is such a function, too
 (`train.islands.slot_state`): whoever computes it finds the same bits (within a numerics class). The inner
 optimizer is AdamW. Unless the run carries moments or agrees on them (`train.islands.agreed_moments`), it
 begins each round without a first moment, and with the second moment that the synchronous steps left in the
-state. The outer optimizer is SGD with Nesterov momentum (Douillard et al., "DiLoCo", arXiv 2311.08105); its
-momentum takes the place of the first moment in the state. Where moments are agreed on, they stay in the
-state, and there is no outer momentum.
+state.
+
+Not here: the outer step, by which the contributions change the state (`outer_step`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.train.islands.agreed_moments import course, normalise, rebase, round_scalars, update_moments
+from anabranch.train.islands.agreed_moments import course, normalise, round_scalars
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import selected
 from anabranch.train.islands.slot_state import KEPT, Moments, SlotState
@@ -32,7 +32,8 @@ from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
-from anabranch.train.stage.optimizer import StepScalars, adamw, decays
+from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.outer_step import adam_scale, blocks_of, outer_scale
 from anabranch.train.stage.run_objects import Batches, Ids, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
@@ -188,7 +189,7 @@ class Island:
             self.local.exp_avg.copy_(state.exp_avg)
         elif run.round.first_moment == "estimate":
             self._first_steps = state.adam_step
-            self.local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
+            self.local.exp_avg.copy_(state.exp_avg).mul_(adam_scale(run, state)).div_(outer_scale(run, t))
         self.gradient = torch.zeros_like(weights)
         self._sent: Tensor | None = None
         """Change that was sent, once the island is closed."""
@@ -268,7 +269,7 @@ class Island:
         steps with the same mean gradient would have ended (`agreed_moments.normalise`)."""
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
-        for part, decay in _parts(run, state):
+        for part, decay in blocks_of(run, state):
             moments = state.exp_avg[part], state.exp_avg_sq[part]
             local, weights = self.local.weights[part], state.weights[part]
             normalise(local, weights, *moments, own, scalars, run.optimizer.eps, decay)
@@ -356,88 +357,3 @@ def add_embedding_gradient(model: Model, layout: Layout, ids: Tensor, dx: Tensor
     dx = dx.to(gradient.dtype)
     for table, rows in model.embedding_rows(ids):
         layout.view(gradient, table).index_add_(0, rows, dx)
-
-
-def begin_rounds(run: RunConfig, state: StageState) -> None:
-    """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
-
-    It begins at zero, or (`round.first_moment = "estimate"`) at the value that many rounds in the direction
-    of Adam's last step would give it. Moments that are agreed on ("agree") stay in the state, scaled to the
-    counter of optimizer steps in place of Adam's.
-    """
-    if run.round.first_moment == "agree":
-        rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, state.adam_step, rounds_of(run).start)
-    elif run.round.first_moment == "estimate":
-        scale = _outer_scale(run, rounds_of(run).start + 1)
-        state.exp_avg.mul_(scale).div_(_adam_scale(run, state))
-    else:
-        state.exp_avg.zero_()
-
-
-def end_rounds(run: RunConfig, state: StageState) -> None:
-    """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not. It begins
-    at zero, or (`round.first_moment = "estimate"` or "agree") as `begin_rounds` inverted."""
-    rounds = rounds_of(run)
-    if run.round.first_moment == "agree":
-        at = rounds.progress(rounds.last)
-        rebase(run.optimizer, state.exp_avg, state.exp_avg_sq, at, state.adam_step)
-    elif run.round.first_moment == "estimate":
-        scale = _outer_scale(run, rounds.last + 1)
-        state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
-    else:
-        state.exp_avg.zero_()
-
-
-def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
-    """Ratio of Adam's first moment to the direction of its step, c₁ · (√v/√c₂ + ε), flat: converts one to the
-    other where the outer momentum is estimated."""
-    first, second = bias_corrections(run.optimizer, max(1, state.adam_step))
-    return torch.sqrt(state.exp_avg_sq).div_(second**0.5).add_(run.optimizer.eps).mul_(first)
-
-
-def _outer_scale(run: RunConfig, t: int) -> float:
-    """Ratio by which `begin_rounds` and `end_rounds` convert a step's direction to outer momentum before
-    round t: the sum of a round's learning rates / (1 - outer momentum), as of a constant direction."""
-    rounds = rounds_of(run)
-    last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
-    rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))
-    return math.fsum(rates) / (1.0 - run.round.outer_momentum)
-
-
-def outer_step(
-    run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int = 0
-) -> None:
-    """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
-    μb). With fragments only the one whose turn it is moves. total: summed contributions (flat). factor: 1 /
-    all inner steps. b is kept in place of the first moment. Where moments are agreed on, w = w -
-    learning_rate · g, and both moments are brought past the round."""
-    if run.round.first_moment == "agree":
-        _agreed_step(run, state, total, learning_rate, factor, t)
-        return
-    momentum, fragments = run.round.outer_momentum, run.round.fragments
-    fragment = turn(t - rounds_of(run).start, fragments)
-    for begin, end in fragment_bounds(state.layout, fragments, fragment):
-        mean, b = total[begin:end].mul(factor), state.exp_avg[begin:end]
-        b.mul_(momentum).add_(mean)
-        state.weights[begin:end].sub_(mean.add_(b.mul(momentum)).mul_(learning_rate))
-
-
-def _agreed_step(
-    run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int
-) -> None:
-    """Outer step of round t of a run that agrees on its moments (see `outer_step`)."""
-    scalars, eps = round_scalars(run, t), run.optimizer.eps
-    for part, decay in _parts(run, state):
-        change, weights = total[part].mul(factor), state.weights[part]
-        update_moments(state.exp_avg[part], state.exp_avg_sq[part], change, weights, scalars, eps, decay)
-        weights.sub_(change.mul_(learning_rate))
-
-
-def _parts(run: RunConfig, state: StageState) -> Iterator[tuple[slice, float]]:
-    """Yield the bounds of each block in the state's flat vectors (at most exact.BLOCK elements, all of one
-    tensor) and its weight decay (0 where none applies)."""
-    for name in state.layout.names:
-        begin, end = state.layout.bounds[name]
-        decay = run.optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
-        for start in range(begin, end, exact.BLOCK):
-            yield slice(start, min(start + exact.BLOCK, end)), decay

@@ -20,8 +20,9 @@ from anabranch.train.islands.slot_state import SlotState, SlotStates
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, from_bytes, rounded_sums, to_bytes
-from anabranch.train.stage.inner_steps import Contribution, begin_rounds, end_rounds, outer_step
+from anabranch.train.stage.inner_steps import Contribution
 from anabranch.train.stage.optimizer import StepScalars
+from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.worker import Refused, Worker, tensor_of
 
