@@ -234,8 +234,14 @@ def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(
     assert status == 1 and "the code is wrong" in checks[f"peer {address}"]["found"]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        far = LinkTestClient.parse(answering)
-        assert far is not None and not far.dials_back(closed.getsockname()[1])
+        assert not LinkTestClient.parse(answering).dials_back(closed.getsockname()[1])
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1/c0de", "127.0.0.1:no/c0de", "127.0.0.1:99999/c0de", "/c0de"])
+def test_a_peer_with_a_code_that_has_no_port_is_red(peer: str) -> None:
+    """It ended with a traceback."""
+    checks = list(reach.remote_checks([peer], "127.0.0.1", 0))
+    assert [check.verdict for check in checks] == ["red"] and "port" in checks[0].found.lower()
 
 
 def test_it_closes_with_those_who_are_still_asking() -> None:

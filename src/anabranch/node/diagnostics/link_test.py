@@ -149,11 +149,11 @@ class LinkTestClient:
     code: str
 
     @classmethod
-    def parse(cls, text: str) -> LinkTestClient | None:
-        """Client for HOST:PORT/CODE; None for another text. Raises ValueError for an invalid port."""
+    def parse(cls, text: str) -> LinkTestClient:
+        """Client for HOST:PORT/CODE. Raises ValueError for another text or an invalid port."""
         found = re.fullmatch(r"\[?([^\]/]+)\]?:(\d+)/([0-9A-Za-z]+)", text)
         if found is None:
-            return None
+            raise ValueError(f"{text!r} is not HOST:PORT/CODE, as `anabranch doctor --answer` prints it")
         if not 0 < int(found[2]) < 65536:
             raise ValueError(f"port {found[2]} is not in 1..65535")
         return cls(found[1], int(found[2]), found[3])
