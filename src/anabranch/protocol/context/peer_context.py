@@ -86,6 +86,14 @@ class PeerContext:
             return False
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
+    def hears_nobody(self, but: str = "") -> bool:
+        """True if no other member, `but` left out, can be sent work, although there are some: this peer's own
+        line may be down."""
+        members, out = self.run.membership.members, (self.me, but)
+        if any(peer not in out and self.reachable(peer) for peer in members):
+            return False
+        return not members.keys() <= set(out)
+
     def apart(self) -> tuple[str, ...]:
         """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its
         claims to the leader; in a large stage only overlay neighbours and the replicas that it exchanges

@@ -491,12 +491,15 @@ class ReduceAttempts:
     def stalled(self, current: Round) -> None:
         """If no report came for too long (`patience_s`), tell all members which units are missing (none: they
         repeat their reports), and order stuck reduces again, or count a stall; then the wait begins anew.
-        Nothing before."""
+        Nothing before. While this peer hears nobody its own line may be down: the wait begins anew, and that
+        is all."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
         current.waited_s += self.ctx.clock.now - max(current.progress_at, current.counted_at)
         news_at, current.progress_at = current.progress_at, self.ctx.clock.now
+        if self.ctx.hears_nobody():
+            return
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
         if self._parted_since(current) < math.inf:

@@ -511,15 +511,23 @@ class Admission:
             lost = self._lost[peer]
             lost.dial_at = now + (lost.waits.next() or REACH_AGAIN_S)
             return
-        waits = Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
+        self._lose(peer, reason, patience_s)
+
+    def _lose(self, peer: str, reason: str, patience_s: float) -> None:
+        """Begin to count the silence of a member without a link, dial it, and ask others about it."""
+        now, waits = self.ctx.clock.now, Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
         self._lost[peer] = LostMember(reason, now, patience_s, now + patience_s, waits)
         self._dial(peer, again=False)
         self._connections.indirect_probes.ask(peer)
 
     def link_up(self, peer: str) -> None:
         """Note a new link to `peer`. If it leads to a later process than the log has as a member, the member
-        is removed, since its state is gone."""
-        self._lost.pop(peer, None)
+        is removed, since its state is gone. If nobody was heard for long until now, this peer was cut off,
+        and the silences of the other lost members begin anew, as if their links had just broken."""
+        lost, now = self._lost.pop(peer, None), self.ctx.clock.now
+        if lost is not None and now >= lost.since + lost.patience_s and self.ctx.hears_nobody(but=peer):
+            for other, known in list(self._lost.items()):
+                self._lose(other, known.reason, known.patience_s)
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation:
             self.remove(peer, "it came back as a new process")
