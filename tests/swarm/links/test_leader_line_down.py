@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.protocol import messages as msg
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.grids import every_value
-from swarm.byzantine.test_review_stalls import go_on, removed, rollbacks
+from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 
 STEPS, DOWN_AT = 12, 1.0
 EVEN = {"d0": 0, "d1": 0, "a0": 1, "a1": 1, "b0": 2, "b1": 2}
@@ -33,6 +35,13 @@ def has_another_address(world: World, seconds: float) -> None:
     world.clock.after(seconds - 0.01, lambda: breaks(world, 0.0))
 
 
+def swarm(fleet: dict[str, int]) -> World:
+    settings = Settings("down", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=2, checkpoint_every=4)
+    world = counting_world(settings, [Machine(name, stage) for name, stage in fleet.items()], 1)
+    Invariants(world)
+    return world
+
+
 @pytest.mark.parametrize(
     ("how", "seconds", "fleet"),
     every_value([breaks, swallows, has_another_address], [40.0, 180.0], [EVEN, LONE]),
@@ -40,10 +49,7 @@ def has_another_address(world: World, seconds: float) -> None:
 def test_nobody_loses_a_seat(how, seconds: float, fleet: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
     """The members whose links did not come back first were removed, as silent for so long, although the
     leader had heard nobody; others lost their seats, or were moved, for a step that could not but stall."""
-    settings = Settings("down", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=2, checkpoint_every=4)
-    world = counting_world(settings, [Machine(name, stage) for name, stage in fleet.items()], 1)
-    Invariants(world)
-    down = list[float]()
+    world, down = swarm(fleet), list[float]()
 
     def fall() -> None:
         down.append(world.clock.now)
@@ -51,4 +57,22 @@ def test_nobody_loses_a_seat(how, seconds: float, fleet: dict[str, int]) -> None
 
     world.clock.after(DOWN_AT, fall)
     assert go_on(world, 600.0) == STEPS and down and wrong_states(world) == {}
+    assert removed(world) == {} and rollbacks(world) == []
+
+
+def test_reports_of_those_that_are_not_heard_any_more_do_not_contradict_each_other() -> None:
+    """The line falls when one stage has reported its state, and another has not: as nobody was heard, no state
+    had a majority, and the log went back to a snapshot."""
+    world, down = swarm(EVEN), list[float]()
+
+    def late(sender: Node, peer: str, said: msg.Message) -> msg.Message | None:
+        if not isinstance(said, msg.Applied) or sender.id[0] != "a" or said.fence.t != 5 or len(down) > 1:
+            return said
+        if not down:
+            down.append(world.clock.now)
+            world.clock.after(1.0, lambda: (down.append(world.clock.now), swallows(world, 40.0)))  # type: ignore[func-returns-value]
+        return None
+
+    altered(world, late)
+    assert go_on(world, 600.0) == STEPS and len(down) == 2 and wrong_states(world) == {}
     assert removed(world) == {} and rollbacks(world) == []

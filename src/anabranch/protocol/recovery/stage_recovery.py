@@ -84,12 +84,16 @@ class StageRecovery:
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]], step_s: float
     ) -> Rollback | Members | None:
         """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log (always, before the run has begun; where no snapshots are kept, but for a stage that holds the
-        step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
+        log (always, before the run has begun, and while this peer hears nobody; where no snapshots are kept,
+        but for a stage that holds the step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
         -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
         membership = self.ctx.run.membership
         if self.states.look(t, applied, step_s):
             self.witnesses.begin()
+        if self.ctx.hears_nobody():  # its own line may be down: all have their time anew after that
+            self.states.since = self.ctx.clock.now
+            self.witnesses.begin()
+            return None
         if not membership.begun:
             return None
         if (moved := self.witnesses.decide(t)) is not None:
