@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from anabranch.protocol import messages as msg
@@ -9,8 +11,8 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import every_value
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import every_pair
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 
 STEPS, DOWN_AT = 12, 1.0
@@ -43,12 +45,15 @@ def swarm(fleet: dict[str, int]) -> World:
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds", "fleet"),
-    every_value([breaks, swallows, has_another_address], [40.0, 180.0], [EVEN, LONE]),
+    ("how", "seconds", "fleet", "comes"),
+    every_pair([breaks, swallows, has_another_address], [40.0, 180.0], [EVEN, LONE], [False, True]),
 )
-def test_nobody_loses_a_seat(how, seconds: float, fleet: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
-    """The members whose links did not come back first were removed, as silent for so long, although the
-    leader had heard nobody; others lost their seats, or were moved, for a step that could not but stall."""
+def test_nobody_loses_a_seat(
+    how: Callable[[World, float], None], seconds: float, fleet: dict[str, int], comes: bool
+) -> None:
+    """A newcomer may be heard first (`comes`). The members whose links did not come back first were removed,
+    as silent for so long, although the leader had heard nobody; others lost their seats, or were moved, for a
+    step that could not but stall."""
     world, down = swarm(fleet), list[float]()
 
     def fall() -> None:
@@ -56,6 +61,8 @@ def test_nobody_loses_a_seat(how, seconds: float, fleet: dict[str, int]) -> None
         how(world, seconds)
 
     world.clock.after(DOWN_AT, fall)
+    if comes:
+        world.add(member_of(Machine("new", 1)), "d0", DOWN_AT - 0.05)
     assert go_on(world, 600.0) == STEPS and down and wrong_states(world) == {}
     assert removed(world) == {} and rollbacks(world) == []
 
@@ -70,8 +77,12 @@ def test_reports_of_those_that_are_not_heard_any_more_do_not_contradict_each_oth
             return said
         if not down:
             down.append(world.clock.now)
-            world.clock.after(1.0, lambda: (down.append(world.clock.now), swallows(world, 40.0)))  # type: ignore[func-returns-value]
+            world.clock.after(1.0, fall)
         return None
+
+    def fall() -> None:
+        down.append(world.clock.now)
+        swallows(world, 40.0)
 
     altered(world, late)
     assert go_on(world, 600.0) == STEPS and len(down) == 2 and wrong_states(world) == {}

@@ -86,13 +86,13 @@ class PeerContext:
             return False
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
-    def hears_nobody(self, but: str = "") -> bool:
-        """True if no other member, `but` left out, can be sent work, although there are some: this peer's own
-        line may be down."""
-        members, out = self.run.membership.members, (self.me, but)
-        if any(peer not in out and self.reachable(peer) for peer in members):
+    def hears_nobody(self) -> bool:
+        """True if no other member can be sent work, although there are some: this peer's own line may be
+        down."""
+        members = self.run.membership.members
+        if any(peer != self.me and self.reachable(peer) for peer in members):
             return False
-        return not members.keys() <= set(out)
+        return not members.keys() <= {self.me}
 
     def apart(self) -> tuple[str, ...]:
         """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its

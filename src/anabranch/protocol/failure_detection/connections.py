@@ -250,13 +250,13 @@ class Connections:
     # --- links ---------------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials. If it
-        and all watched links had been silent this peer was cut off, and all silences begin anew."""
-        ctx, known = self.ctx, self._known.pop(peer, None)
-        if known is not None and ctx.clock.now >= known.doubted_at() and self._alone(peer):
+        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials. If all
+        watched links had been silent this peer was cut off, and all silences begin anew."""
+        ctx = self.ctx
+        if self._alone(peer):
             for link in self._listening().values():
                 link.last_heard = ctx.clock.now
-        silence = known or AdaptiveTimeout(ctx.clock.now, ctx.run.settings.heartbeat_s)
+        silence = self._known.pop(peer, None) or AdaptiveTimeout(ctx.clock.now, ctx.run.settings.heartbeat_s)
         silence.last_heard = ctx.clock.now
         ctx.links.add(peer, silence)
         if self._listened is not None:

@@ -154,6 +154,8 @@ class Admission:
         self._held_up: dict[str, float] = {}
         """Ticket, or peer without one, that held the run up -> when it lost its seat for that (s)."""
         self._lost: dict[str, LostMember] = {}
+        self._cut_off = False
+        """True if this peer heard nobody when it last judged a lost member."""
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""
         self._judged = (-1, 0)
@@ -522,19 +524,21 @@ class Admission:
 
     def link_up(self, peer: str) -> None:
         """Note a new link to `peer`. If it leads to a later process than the log has as a member, the member
-        is removed, since its state is gone. If nobody was heard for long until now, this peer was cut off,
-        and the silences of the other lost members begin anew, as if their links had just broken."""
-        lost, now = self._lost.pop(peer, None), self.ctx.clock.now
-        if lost is not None and now >= lost.since + lost.patience_s and self.ctx.hears_nobody(but=peer):
-            for other, known in list(self._lost.items()):
-                self._lose(other, known.reason, known.patience_s)
+        is removed, since its state is gone."""
+        self._lost.pop(peer, None)
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation:
             self.remove(peer, "it came back as a new process")
 
     def tick(self) -> None:
-        """Dial the members whose links are down, and decide whether to remove them, where that is due."""
+        """Dial the members whose links are down, and decide whether to remove them, where that is due. Once
+        this peer hears somebody again after it was cut off, their silences begin anew."""
         now, connections = self.ctx.clock.now, self._connections
+        if self._cut_off and not self.ctx.hears_nobody():
+            self._cut_off = False
+            for peer, lost in list(self._lost.items()):
+                if peer in self.ctx.run.membership.members:
+                    self._lose(peer, lost.reason, lost.patience_s)
         for peer, lost in list(self._lost.items()):
             if peer not in self.ctx.run.membership.members:
                 del self._lost[peer]  # its link broke while its removal was written
@@ -552,6 +556,7 @@ class Admission:
             if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
                 self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
                 continue
+            self._cut_off |= overdue.verdict is Verdict.CUT_OFF
             if overdue.verdict is not Verdict.GONE:
                 self._doubt(overdue)
             lost.until = now + min(REACH_AGAIN_S, lost.patience_s) * self.ctx.rng.uniform(0.75, 1.0)
