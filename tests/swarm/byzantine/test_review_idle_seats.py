@@ -86,8 +86,8 @@ def test_a_newcomer_from_which_the_state_is_withheld_is_not_banned() -> None:
 
 
 def test_a_checkpoint_between_two_that_failed_counts_whenever_it_comes() -> None:
-    """A lone replica's line broke down for the first and the third checkpoint. The second came just when a step
-    was taken, which nobody had reported yet, and so did not count: the replica lost its seat."""
+    """A lone replica's line broke down for the first and the third checkpoint. The second came just when a
+    step was taken, which nobody had reported yet, and so did not count: the replica lost its seat."""
     settings = Settings("between", 1, 2, 6, 100, min_replicas=1, snapshot_every=7, checkpoint_every=5)
     machines = [Machine("d0", 0), Machine(ALONE, 1), Machine("r2.0", 2), Machine("r2.1", 2)]
     world, asked = counting_world(settings, machines, 1), list[int]()

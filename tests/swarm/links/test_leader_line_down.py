@@ -68,8 +68,8 @@ def test_nobody_loses_a_seat(
 
 
 def test_reports_of_those_that_are_not_heard_any_more_do_not_contradict_each_other() -> None:
-    """The line falls when one stage has reported its state, and another has not: as nobody was heard, no state
-    had a majority, and the log went back to a snapshot."""
+    """The line falls when one stage has reported its state, and another has not: as nobody was heard, no
+    state had a majority, and the log went back to a snapshot."""
     world, down = swarm(EVEN), list[float]()
 
     def late(sender: Node, peer: str, said: msg.Message) -> msg.Message | None:

@@ -85,8 +85,9 @@ class StageRecovery:
     ) -> Rollback | Members | None:
         """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
         log (always, before the run has begun, and while this peer hears nobody; where no snapshots are kept,
-        but for a stage that holds the step up). t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage
-        -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
+        but for a stage that holds the step up). t: last committed iteration. quiet: True if moving a peer now
+        loses no work. applied: stage -> peers that reported step t. step_s: usual seconds of a step; 0: not
+        known."""
         membership = self.ctx.run.membership
         if self.states.look(t, applied, step_s):
             self.witnesses.begin()
