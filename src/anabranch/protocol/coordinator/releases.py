@@ -174,7 +174,7 @@ class Releases:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):
             live, applied = self._reported(stage)
-            differ = len(set(applied.values())) > 1  # of the same ones, nobody may be heard any more
+            differ = len(set(applied.values())) > 1  # else those that agree may not be heard any more
             if differ and len(applied) == len(live) and self._majority(live, applied) is None:
                 return stage, live
         return None

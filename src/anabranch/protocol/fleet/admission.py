@@ -100,6 +100,9 @@ class Admission:
     """Admission and removal by the coordinator: joiners, leaving members, lost members, and the next
     membership change to log."""
 
+    _cut_off = False
+    """True if this peer heard nobody when it last judged a lost member."""
+
     def __init__(
         self,
         ctx: PeerContext,
@@ -154,8 +157,6 @@ class Admission:
         self._held_up: dict[str, float] = {}
         """Ticket, or peer without one, that held the run up -> when it lost its seat for that (s)."""
         self._lost: dict[str, LostMember] = {}
-        self._cut_off = False
-        """True if this peer heard nobody when it last judged a lost member."""
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""
         self._judged = (-1, 0)
