@@ -164,9 +164,9 @@ def test_a_flood_by_the_only_relay_ends() -> None:
     assert not run_seed(43002479, "rounds").failed
 
 
-@pytest.mark.xfail(strict=True, reason="open: two floods, and a step that waits for one unit of the relay")
-def test_a_flood_of_the_leader_by_the_next_one_ends() -> None:
-    """A relay floods a data node, which floods the new leader, is refused, and comes back (I4)."""
+def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None:
+    """A data node floods the relay, which then refuses a slot of a round that it has not opened: the credit
+    counted as used at one end, and as unused at the other (I4)."""
     assert not run_seed(44305365, "rounds").failed
 
 

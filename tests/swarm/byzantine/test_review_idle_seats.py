@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.checks.invariants import Invariants
@@ -83,3 +84,42 @@ def test_a_newcomer_from_which_the_state_is_withheld_is_not_banned() -> None:
     world.watchers.append(back)
     go_on(world, 400.0)
     assert lives == [1] or not world.nodes["d0"].peer.ctx.rate_limits.banned(NEW, world.clock.now)
+
+
+def test_a_checkpoint_between_two_that_failed_counts_whenever_it_comes() -> None:
+    """A lone replica's line broke down for the first and the third checkpoint. The second came just when a
+    step was taken, which nobody had reported yet, and so did not count: the replica lost its seat."""
+    settings = Settings("between", 1, 2, 6, 100, min_replicas=1, snapshot_every=7, checkpoint_every=5)
+    machines = [Machine("d0", 0), Machine(ALONE, 1), Machine("r2.0", 2), Machine("r2.1", 2)]
+    world, asked = counting_world(settings, machines, 1), list[int]()
+    Invariants(world)
+    carry, task_s, kept = world.carry, world.task_s, list[tuple[msg.AnyMessage, Payload | None]]()
+
+    def by_turns(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if not isinstance(said, msg.Piece) or said.t % 7 == 0 or (sender.id, peer) != (ALONE, "d0"):
+            carry(sender, peer, message, payload)
+            return
+        if said.t not in asked:
+            asked.append(said.t)
+        if len(asked) == 2:
+            kept.append((said, payload))
+        elif len(asked) > 3:
+            carry(sender, peer, message, payload)
+
+    def deliver() -> None:
+        while kept:
+            world.nodes["d0"].handle(ev.Received(ALONE, *kept.pop(0)))
+
+    def watch(node: Node, event: ev.Event) -> None:
+        lead = world.nodes["d0"].peer.lead
+        if kept and lead is not None and not lead.released.applied.get(1):
+            world.clock.after(0.0, deliver)
+
+    world.carry = by_turns  # type: ignore[method-assign]
+    world.task_s = lambda node, task: (  # type: ignore[method-assign]
+        3.0 if isinstance(task, tasks.Apply) and node.id == ALONE else 20.0 * task_s(node, task)
+    )
+    world.watchers.append(watch)
+    assert go_on(world, 2000.0) == 100 and len(asked) > 2 and wrong_states(world) == {}
+    assert removed(world) == {} and rollbacks(world) == []

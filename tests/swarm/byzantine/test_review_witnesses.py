@@ -33,3 +33,30 @@ def test_a_new_leader_does_not_take_a_long_step_for_one_that_is_held_up() -> Non
     world.watchers.append(watch)
     assert go_on(world, 5000.0) == 5 and died and wrong_states(world) == {}
     assert removed(world).keys() <= {"d0"} and rollbacks(world) == []
+
+
+def test_after_a_change_of_leader_nobody_is_doubted_since_another_one_applies_late() -> None:
+    """The new leader does not know how long a step takes. After 50 s it moved a relay there, and after 50 s
+    more the replica that had the state lost its seat: it was busy with microbatches of 20 s, and gave it
+    late."""
+    settings = Settings("late", 1, 2, 2, 8, min_replicas=1, snapshot_every=2, voters=3)
+    stages = {"d0": 0, "d1": 0, "d2": 0, "a0": 1, "late": 1, "b0": 2, "b1": 2, "b2": 2}
+    world = counting_world(settings, [Machine(name, stage) for name, stage in stages.items()], 1)
+    Invariants(world)
+    task_s, died, late = world.task_s, list[float](), list[float]()
+
+    def slow_s(node: Node, task: tasks.Task) -> float:
+        if node.id == "late" and isinstance(task, tasks.Apply) and task.t == 4:
+            late.append(world.clock.now)
+            return 200.0
+        return task_s(node, task) * (1000.0 if isinstance(task, SLOW) else 1.0)
+
+    def watch(node: Node, event: Event) -> None:
+        if not died and world.log and world.history().t == 4 and len(node.peer.ctx.log.voters) == 3:
+            died.append(world.clock.now)
+            world.crash("d0")
+
+    world.task_s = slow_s  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    assert go_on(world, 5000.0) == 8 and died and late and wrong_states(world) == {}
+    assert removed(world).keys() == {"d0"} and rollbacks(world) == []

@@ -88,6 +88,14 @@ class PeerContext:
             return False
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
+    def hears_nobody(self) -> bool:
+        """True if no other member can be sent work, although there are some: this peer's own line may be
+        down."""
+        members = self.run.membership.members
+        if any(peer != self.me and self.reachable(peer) for peer in members):
+            return False
+        return not members.keys() <= {self.me}
+
     def apart(self) -> tuple[str, ...]:
         """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its
         claims to the leader; in a large stage only overlay neighbours and the replicas that it exchanges

@@ -96,10 +96,12 @@ class Checkpoints:
         write the checkpoint once all have arrived. If a download fails, `_not_fetched` gives the checkpoint
         up."""
         self._open, agreed = checkpoint, self.tip.fingerprints
+        members = self.ctx.run.membership.members
+        self._withheld = {peer: count for peer, count in self._withheld.items() if peer in members}
 
         def fetched(state: State) -> None:
             checkpoint.states[state.stage] = state
-            for peer in self.released.applied.get(state.stage, {}):
+            for peer in checkpoint.downloads[state.stage].sources:
                 self._withheld.pop(peer, None)
             if len(checkpoint.states) == len(checkpoint.downloads):
                 stages = {stage: (got.pieces, got.fingerprint) for stage, got in checkpoint.states.items()}

@@ -345,7 +345,7 @@ class Coordinator:
         if current is None or current.base != self.base:
             current = self.released.unopened = Round(self.t + 1, self.base, now, progress_at=now)
         if now >= current.progress_at + self.reducing.patience_s(current):
-            current.progress_at, current.stalls = now, current.stalls + 1
+            current.progress_at, current.stalls = now, current.stalls + (not self.ctx.hears_nobody())
         self._remove_withholding(current)
 
     def _remove_withholding(self, current: Round) -> None:

@@ -378,8 +378,7 @@ class IslandRounds:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
             if share >= HALF:
                 current.half_at = min(current.half_at, self.ctx.clock.now)
-        others = (peer for peer in self.ctx.run.membership.members if peer != self.ctx.me)
-        if not any(map(self.ctx.reachable, others)):
+        if self.ctx.hears_nobody():
             current.cut_off_at = self.ctx.clock.now
         if self.ctx.clock.now < self.deadline(current):
             return

@@ -498,12 +498,15 @@ class ReduceAttempts:
     def stalled(self, current: Round) -> None:
         """If no report came for too long (`patience_s`), order stuck reduces again, or count a stall, and
         tell all members which units are missing; without missing units that message has them repeat their
-        reports. Then the wait begins anew. Nothing if it is not that long yet."""
+        reports. Then the wait begins anew. Nothing if it is not that long yet. While this peer hears nobody
+        its own line may be down: the wait begins anew, and that is all."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
         current.waited_s += self.ctx.clock.now - max(current.progress_at, current.counted_at)
         news_at, current.progress_at = current.progress_at, self.ctx.clock.now
+        if self.ctx.hears_nobody():
+            return
         lacking: dict[int, tuple[int, ...]] = {}
         tried = len(current.attempts)
         if self._parted_since(current) < math.inf:

@@ -169,13 +169,14 @@ class Releases:
         return None
 
     def disputed(self) -> tuple[int, list[str]] | None:
-        """Disputed stage and its replicas: all reported, no fingerprint has a majority. None: no dispute, or
-        the last step is released already."""
+        """Disputed stage and its replicas: all reported, not all the same, and no fingerprint has a majority.
+        None: no dispute, or the last step is released already."""
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):
             live, applied = self._reported(stage)
-            if live and len(applied) == len(live) and self._majority(live, applied) is None:
+            differ = len(set(applied.values())) > 1  # else those that agree may not be heard any more
+            if differ and len(applied) == len(live) and self._majority(live, applied) is None:
                 return stage, live
         return None
 

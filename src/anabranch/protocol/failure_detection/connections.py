@@ -254,8 +254,12 @@ class Connections:
     # --- links ---------------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials."""
+        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials. If all
+        watched links had been silent this peer was cut off, and all silences begin anew."""
         ctx = self.ctx
+        if self._alone(peer):
+            for link in self._listening().values():
+                link.last_heard = ctx.clock.now
         silence = self._known.pop(peer, None) or AdaptiveTimeout(ctx.clock.now, ctx.run.settings.heartbeat_s)
         silence.last_heard = ctx.clock.now
         ctx.links.add(peer, silence)

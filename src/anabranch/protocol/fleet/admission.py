@@ -102,6 +102,9 @@ class Admission:
     the run's: a joiner must have the same class if the run is strict, the same corpus as a data node, and the
     same model if it names one."""
 
+    _cut_off = False
+    """True if this peer heard nobody when it last judged a lost member."""
+
     def __init__(
         self,
         ctx: PeerContext,
@@ -524,7 +527,11 @@ class Admission:
             lost = self._lost[peer]
             lost.dial_at = now + (lost.waits.next() or REACH_AGAIN_S)
             return
-        waits = Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
+        self._lose(peer, reason, patience_s)
+
+    def _lose(self, peer: str, reason: str, patience_s: float) -> None:
+        """Begin to count the silence of a member without a link, dial it, and ask others about it."""
+        now, waits = self.ctx.clock.now, Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
         self._lost[peer] = LostMember(reason, now, patience_s, now + patience_s, waits)
         self._dial(peer, again=False)
         self._connections.indirect_probes.ask(peer)
@@ -538,8 +545,14 @@ class Admission:
             self.remove(peer, "it came back as a new process")
 
     def tick(self) -> None:
-        """Dial the members whose links are down, and decide whether to remove them, where that is due."""
+        """Dial the members whose links are down, and decide whether to remove them, where that is due. Once
+        this peer hears somebody again after it was cut off, their silences begin anew."""
         now, connections = self.ctx.clock.now, self._connections
+        if self._cut_off and not self.ctx.hears_nobody():
+            self._cut_off = False
+            for peer, lost in list(self._lost.items()):
+                if peer in self.ctx.run.membership.members:
+                    self._lose(peer, lost.reason, lost.patience_s)
         for peer, lost in list(self._lost.items()):
             if peer not in self.ctx.run.membership.members:
                 del self._lost[peer]  # its link broke while its removal was written
@@ -557,6 +570,7 @@ class Admission:
             if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
                 self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
                 continue
+            self._cut_off |= overdue.verdict is Verdict.CUT_OFF
             if overdue.verdict is not Verdict.GONE:
                 self._doubt(overdue)
             lost.until = now + min(REACH_AGAIN_S, lost.patience_s) * self.ctx.rng.uniform(0.75, 1.0)

@@ -121,9 +121,12 @@ class Repairs:
         late_s = self._late_s(item, peer)
         if not refused and not item.returned and peer in item.unacknowledged:
             self.ctx.links.payload_late(peer, ("activation", self._sender.t, index, transmission), late_s)
-        if refused or item.returned or (item.probes > PROBES_ON_THE_WAY and late_s >= 0.0):
+        lost = not refused and not item.returned and item.probes > PROBES_ON_THE_WAY and late_s >= 0.0
+        if refused or item.returned or lost:
             if refused and transmission not in self._sender.recalled:
                 item.refused_by[peer] += 1
+            if lost:
+                self._sender.lost_on_the_way(item, peer)
             self._repair(item, "it does not have the microbatch")
 
     def _late_s(self, item: OutgoingMicrobatch, peer: str) -> float:

@@ -223,6 +223,13 @@ class Sender:
             item.unacknowledged.pop(peer, None)
         self.forget_asks(peer)
 
+    def lost_on_the_way(self, item: OutgoingMicrobatch, peer: str) -> None:
+        """Count the credit with which an item was sent to `peer`, where it never arrived though the link
+        holds, as unused again: `peer` counts it so, and grants no other for it. It may have refused the item,
+        which came before it had opened the iteration, for what this peer had sent there before."""
+        if item.unacknowledged.pop(peer, None) is not None and peer in self.credits:
+            self.credits[peer].used -= 1
+
     def drop_peer(self, peer: str) -> None:
         """Forget the credits that a removed peer granted to this sender, and the requests for more; if it
         serves again, it counts as new (`_call_back`). What was sent to it is not sent again by that

@@ -84,13 +84,18 @@ class StageRecovery:
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]], step_s: float
     ) -> Rollback | Members | None:
         """Record to log next: a rollback for a lost stage, or the move of a peer to a stage with one replica
-        or none. None: nothing to log; always so before the run has begun, and in runs without snapshots, but
-        for a stage whose replicas hold the step up. May remove replicas that withhold a state, or that had
-        the log go back too often. t: last committed iteration. quiet: True if moving a peer now loses no
-        work. applied: stage -> peers that reported step t. step_s: usual seconds of a step; 0: not known."""
+        or none. None: nothing to log; always so before the run has begun, while this peer hears nobody, and
+        in runs without snapshots, but for a stage whose replicas hold the step up. May remove replicas that
+        withhold a state, or that had the log go back too often. t: last committed iteration. quiet: True if
+        moving a peer now loses no work. applied: stage -> peers that reported step t. step_s: usual seconds
+        of a step; 0: not known."""
         membership = self.ctx.run.membership
         if self.states.look(t, applied, step_s):
             self.witnesses.begin()
+        if self.ctx.hears_nobody():  # its own line may be down: all have their time anew after that
+            self.states.since = self.ctx.clock.now
+            self.witnesses.begin()
+            return None
         if not membership.begun:
             return None
         if (moved := self.witnesses.decide(t)) is not None:

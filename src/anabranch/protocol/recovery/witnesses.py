@@ -112,6 +112,11 @@ class Witnesses:
             return FIRST_STEP * LONG_S
         return max(LONG_S, LONG_STEPS * self._states.step_s)
 
+    def _given_s(self, stage: int, t: int) -> float:
+        """Seconds within which the replicas of a stage give its state after iteration t: as long as they may
+        hold a step up at least, for their machines may be busy with it."""
+        return max(self._states.fetch_s(stage, t), self._held_s(self._count(stage)))
+
     def _count(self, stage: int) -> int:
         """Number of replicas that serve a stage in the open iteration."""
         return self.ctx.run.membership.count(stage, self.ctx.run.membership.opening.t)
@@ -125,7 +130,7 @@ class Witnesses:
             doubt = self._doubts.setdefault(stage, Doubt())
             if doubt.phase is Phase.CLEAR:
                 doubt.advance(Phase.SEEN, max(doubt.at, self._states.since))
-            if self.ctx.clock.now >= doubt.at + self._states.fetch_s(stage, t):
+            if self.ctx.clock.now >= doubt.at + self._given_s(stage, t):
                 self._doubt(doubt, 2)
 
     def _clear(self) -> None:
@@ -209,7 +214,7 @@ class Witnesses:
                 continue
             if bool(waiting) != (doubt.phase is Phase.AWAITED):
                 doubt.advance(Phase.AWAITED if waiting else Phase.DOUBTED, now)
-            if not waiting or now >= doubt.at + self._states.fetch_s(stage, t):
+            if not waiting or now >= doubt.at + self._given_s(stage, t):
                 moved = self._judge(stage, doubt, t, suspects, waiting)
                 if moved is not None:
                     return moved
@@ -288,7 +293,7 @@ class Witnesses:
             return math.inf
         now, t = self.ctx.clock.now, self._states.t
         times = [
-            doubt.at + (self._states.fetch_s(stage, t) if doubt.stands else self._held_s(self._count(stage)))
+            doubt.at + (self._given_s(stage, t) if doubt.stands else self._held_s(self._count(stage)))
             for stage, doubt in self._doubts.items()
             if doubt.phase is not Phase.CLEAR
         ]
