@@ -1,12 +1,12 @@
 """Honest machines beside a liar: seats that they lose, steps that the run keeps, by circumstance and deed.
 
-    nice python -m benchmarks.byzantine.honest_beside_liar [--seeds 0 1] [--circumstances NAME ...]
+    nice python -m benchmarks.byzantine.honest_beside_liar [--seeds 0 1 2 3] [--circumstances NAME ...]
 
 The real protocol in virtual time, workers with integers. Each circumstance of honest machines
 (`honest_circumstances`) meets each deed of one liar (`liar_deeds`), which is in the stage of the machine
-that the circumstance concerns, in the next one, or a data node, by turns. A seed has half of the pairs. The
-control is the same swarm and seed, in which that machine is honest. Machines that lose their seats, or crash,
-come back after five seconds, the liar as well.
+that the circumstance concerns, in the next one, or a data node, by turns. A seed has a quarter of the pairs.
+The control is the same swarm and seed, in which that machine is honest. Machines that lose their seats, or
+crash, come back after five seconds, the liar as well.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ AFTER, WINDOW_S, LATEST_S = 4, 120.0, 120.0
 LONGER_S = 480.0
 #: Seconds without a step after which a run counts as one that stands.
 STANDS_S = 100.0
+#: Parts of the grid; a seed has one of them.
+PARTS = 4
 #: Seconds between two looks of the machines' supervisors.
 LOOK_S = 1.0
 #: Names of controls: runs in which the liar is honest, of the same kind as those of a deed.
@@ -171,17 +173,19 @@ def course(job: Job) -> Course:
 
 
 def jobs(circumstances: Collection[str], deeds: Collection[str], seed: int) -> list[Job]:
-    """Jobs of half of the grid, as the seed is odd or even, with their controls."""
+    """Jobs of one of PARTS parts of the grid, with their controls."""
     found = dict[Job, None]()
     for row, name in enumerate(CIRCUMSTANCES):
         circumstance = CIRCUMSTANCES[name]
         plain = not {"rounds", "delay"} & circumstance.settings.keys()
         for column, deed in enumerate(DEEDS):
             unfit = (DEEDS[deed].audited and not plain) or (DEEDS[deed].early and circumstance.beside == 0)
-            drawn = (row + column + seed) % 2 == 0 and name in circumstances and deed in deeds
+            drawn = (row + column + seed) % PARTS == 0 and name in circumstances and deed in deeds
             if not drawn or unfit:
                 continue
-            role = circumstance.where[(row + column + seed) // 2 % len(circumstance.where)]
+            # Nobody audits data nodes.
+            roles = [role for role in circumstance.where if role != "data" or not DEEDS[deed].audited]
+            role = roles[(row + column + seed) // PARTS % len(roles)]
             job = Job(name, deed, role, seed)
             found[job.control] = found[job] = None
     return list(found)
@@ -247,10 +251,10 @@ def report(courses: dict[Job, Course], dry: bool) -> None:
     head = ["seats lost beside a liar", "steps kept, middle", "at worst", "longest step, s", "liar out"]
     body = [
         "Simulated: one liar beside honest machines, the real protocol, workers with integers. Each",
-        f"circumstance meets each deed (half of them with each seed); {WINDOW_S:.0f} virtual seconds from the",
-        "liar's begin on. *Seats lost*: removals beyond the control's, in which the liar is honest, and beyond the",
-        "machine's crashes, moves apart. *Steps kept*: steps over those of the control. *Liar out*: runs in which",
-        "it lost its seat.",
+        "circumstance meets each deed (a quarter of them with each seed); what counts are",
+        f"{WINDOW_S:.0f} virtual seconds from the liar's begin on. *Seats lost*: removals beyond the",
+        "control's, in which the liar is honest, and beyond the machine's crashes, moves apart. *Steps*",
+        "*kept*: steps over those of the control. *Liar out*: runs in which it lost its seat.",
         "",
         harness.table(["circumstance", "runs", "in controls", *head], rows_of(courses, 0)),
         "",
@@ -265,7 +269,7 @@ def report(courses: dict[Job, Course], dry: bool) -> None:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(PARTS)))
     parser.add_argument("--circumstances", nargs="+", default=list(CIRCUMSTANCES))
     parser.add_argument("--deeds", nargs="+", default=list(DEEDS))
     args = parser.parse_args()

@@ -207,7 +207,7 @@ def world_of(circumstance: Circumstance, role: str, seed: int, audited: bool, hi
     """World of a circumstance, not yet running. role: of LIAR, which is honest so far."""
     plain = Settings(
         "beside a liar", 2, STAGES, MICROBATCHES, _OVER, min_replicas=1, heartbeat_s=2.0, snapshot_every=4,
-        audit_share=0.5 if audited else 0.0,
+        audit_share=1.0 if audited else 0.0,
     )  # fmt: skip
     settings = replace(plain, **circumstance.settings)
     stage, hidden = stage_of(circumstance, role), hidden or circumstance.hidden
