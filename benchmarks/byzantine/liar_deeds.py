@@ -25,6 +25,8 @@ from anabranch.sim.kernel.swarm_world import World
 #: Seconds by which the liar's late messages are late: of work, more than twice a usual step; of reports and
 #: claims, less than the least time after which a step stalls (5 s), so that they are never missed.
 LATE_S, JUST_S = 6.0, 4.5
+#: Share of the leader's wait for which a liar holds back what comes just in time.
+JUST = 0.85
 #: Seconds between two crashes of the liar, two departures, and two times that it hangs up. Choices.
 CRASHES_S, LEAVES_S, HANGS_UP_S = 9.0, 15.0, 3.0
 #: Copies of each message of a liar that repeats itself.
@@ -125,6 +127,27 @@ def drops_to_victim(*kinds: type[Said]) -> Change:
 
 def delays(late_s: float, *kinds: type[Said]) -> Change:
     return lambda liar, peer, said: ((late_s if isinstance(said, kinds) else 0.0, said),)
+
+
+def drops_now_and_then(*kinds: type[msg.FencedMessage]) -> Change:
+    """Change: say nothing of these kinds about every third iteration."""
+    return lambda liar, peer, said: (
+        () if isinstance(said, kinds) and said.fence.t % 3 == 0 else ((0.0, said),)
+    )
+
+
+def just_in_time(*kinds: type[msg.FencedMessage]) -> Change:
+    """Change: delay messages of these kinds until just before the step stalls (it knows how long that is)."""
+
+    def change(liar: Liar, peer: str, said: Said) -> Collection[tuple[float, Said]]:
+        lead, late_s = liar.lead, 0.0
+        current = lead.round if lead is not None else None
+        if isinstance(said, kinds) and lead is not None and current is not None:
+            due_s = current.progress_at + JUST * lead.reducing.patience_s(current)
+            late_s = max(0.0, due_s - liar.world.clock.now)
+        return ((late_s, said),)
+
+    return change
 
 
 def _repeats(liar: Liar, peer: str, said: Said) -> Collection[tuple[float, Said]]:
@@ -254,6 +277,14 @@ DEEDS = {
         LiarDeed("sends no parts", drops(*_PARTS)),
         LiarDeed("sends one peer no parts", drops_to_victim(*_PARTS)),
         LiarDeed("sends parts late", delays(LATE_S, *_PARTS)),
+        LiarDeed("claims just in time", just_in_time(msg.Claim)),
+        LiarDeed("PREPARED just in time", just_in_time(msg.Prepared)),
+        LiarDeed("parts just in time", just_in_time(*_PARTS)),
+        LiarDeed("applied just in time", just_in_time(msg.Applied)),
+        LiarDeed("no claims now and then", drops_now_and_then(msg.Claim)),
+        LiarDeed("no parts now and then", drops_now_and_then(*_PARTS)),
+        LiarDeed("not PREPARED now and then", drops_now_and_then(msg.Prepared)),
+        LiarDeed("not applied now and then", drops_now_and_then(msg.Applied)),
         LiarDeed("never applied", drops(msg.Applied)),
         LiarDeed("applied late", delays(JUST_S, msg.Applied)),
         LiarDeed("gives no states", drops(msg.StateOffer, msg.Piece, msg.Gradient, msg.Vouch)),
