@@ -216,6 +216,8 @@ class Coordinator:
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
+            if taking_part:
+                current.gone.setdefault(stage, set()).add(peer)
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
         current.recount(self.ctx.run.settings.stages)

@@ -114,6 +114,9 @@ class Round:
     """Stages whose reduce was ordered while some of its slots were still computed."""
     torn: set[int] = field(default_factory=set)
     """Stages whose reduce lost a member; the reduce may still end if that member had sent everything."""
+    gone: dict[int, set[str]] = field(default_factory=dict)
+    """Stage -> members of its reduce that were removed since it was ordered. A later process of one, which may
+    serve in the same iteration, takes no part in it."""
     redone: dict[int, set[str]] = field(default_factory=dict)
     """Stage -> members that this step goes on without; other replicas repeat their units."""
     reported: dict[int, int] = field(default_factory=dict)
@@ -191,6 +194,7 @@ class Round:
         """Forget a stage's reduce attempt, its PREPARED reports and receipts, if there is one; nobody is
         told. The next `ReduceAttempts.attempt` may order another."""
         self.torn.discard(stage)
+        self.gone.pop(stage, None)
         self.early.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
