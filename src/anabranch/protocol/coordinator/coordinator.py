@@ -54,6 +54,9 @@ from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
 LEAST_LEFT = 0.25
+#: Repeats of the reduce of a stage's only replica after which others that are to serve there take part in the
+#: open iteration. A plain choice: an honest one that is slow has 28 usual steps before, and 32 for that.
+STUCK_ALONE = 3
 
 
 class Coordinator:
@@ -216,8 +219,6 @@ class Coordinator:
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
-            if taking_part:
-                current.gone.setdefault(stage, set()).add(peer)
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
         current.recount(self.ctx.run.settings.stages)
@@ -317,14 +318,14 @@ class Coordinator:
             self.log.append(change)
 
     def _call_in(self) -> None:
-        """Once after each stall of the open step, have those that are to serve from a later iteration serve
-        in this one, if much of their stage's work is left, or its only replica holds the step up (`_begins`):
-        who serves may never do it, and the later iteration never come."""
+        """Once after each stall or repeated reduce of the open step, have those that are to serve from a later
+        iteration serve in this one, if much of their stage's work is left, or its only replica holds the step
+        up (`_begins`): who serves may never do it, and the later iteration never come."""
         current = self.round
-        if current is None or current.slots or current.stalls == current.called_in:
+        if current is None or current.slots or current.waits == current.called_in:
             return
-        called_in, current.called_in = current.called_in, current.stalls
-        if current.stalls < called_in:  # there was news since
+        called_in, current.called_in = current.called_in, current.waits
+        if current.waits < called_in:  # there was news since
             return
         for stage in range(1, self.ctx.run.settings.stages + 1):
             if self._begins(current.t + 1, stage, self.t) == current.t:
@@ -433,9 +434,9 @@ class Coordinator:
         iteration already if much of its stage's work is left and the swarm is small (in a large one
         neighbours would change, which waits for the next iteration); in a round of islands, if it has the
         last step's state. A step that stalled takes as long as it took so far, at least. So it does in any
-        swarm where the stage's replicas may hold a stalled step up (`_held_up`). ready_t: iteration after
-        which it has the state. None, not yet: it could serve in the open iteration, but must first apply the
-        last step."""
+        swarm where the stage's replicas may hold a stalled step up (`_held_up`), or its only one a reduce
+        (STUCK_ALONE). ready_t: iteration after which it has the state. None, not yet: it could serve in the
+        open iteration, but must first apply the last step."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
@@ -444,7 +445,8 @@ class Coordinator:
         reduces = stage in current.attempts and stage not in current.torn
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
-        held_up = self._held_up(current, stage)
+        stuck = membership.count(stage, current.t) == 1 and current.retries.get(stage, 0) >= STUCK_ALONE
+        held_up = stuck or self._held_up(current, stage)
         if not stage or (not held_up and (reduces or self.ctx.run.near.crowded)):
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
@@ -542,15 +544,15 @@ class Coordinator:
 
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
         """Note peers that begin to serve (peer -> from which iteration). A stage's reduce that was ordered
-        without one of the open iteration needs its word, too: it is ordered anew. If the step stalled, and
-        the stage had one replica, or this leader moved the peer there for that, that is news."""
+        before one of the open iteration needs its word, too: it is ordered anew. (One of its members may be
+        the peer's former process.) If the step stalled, and the stage had one replica, or this leader moved
+        the peer there for that, that is news."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
             if self.audits.on:
                 current.served.add((stage, peer))
-            attempt = current.attempts.get(stage)
-            if t <= current.t and attempt is not None and peer not in attempt.members:
+            if t <= current.t and stage in current.attempts:
                 current.torn.add(stage)
             before = set(membership.live(stage, current.t)) - active_from.keys()
             if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.witnesses.sent(peer)):

@@ -125,8 +125,7 @@ class ReduceAttempts:
             current.give_up(stage)
             attempt = None
         if attempt is not None:
-            there = set(members) - current.gone.get(stage, set())
-            whole = there.issuperset(attempt.members) and not self._silent_helpers(attempt, look)
+            whole = set(attempt.members) <= set(members) and not self._silent_helpers(attempt, look)
             dropped = current.slots and current.covers[stage] != current.counts(stage)
             if dropped or self.doubles.wrong(current, attempt):
                 current.give_up(stage)

@@ -80,7 +80,8 @@ class Round:
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
     called_in: int = 0
-    """Stalls after which newcomers to come were asked to serve in this iteration."""
+    """Stalls and repeated reduces (`waits`) after which newcomers to come were asked to serve in this
+    iteration."""
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()
@@ -114,9 +115,6 @@ class Round:
     """Stages whose reduce was ordered while some of its slots were still computed."""
     torn: set[int] = field(default_factory=set)
     """Stages whose reduce lost a member; the reduce may still end if that member had sent everything."""
-    gone: dict[int, set[str]] = field(default_factory=dict)
-    """Stage -> members of its reduce that were removed since it was ordered. A later process of one, which may
-    serve in the same iteration, takes no part in it."""
     redone: dict[int, set[str]] = field(default_factory=dict)
     """Stage -> members that this step goes on without; other replicas repeat their units."""
     reported: dict[int, int] = field(default_factory=dict)
@@ -154,6 +152,11 @@ class Round:
     def of_crews(self) -> bool:
         """True for a round of pipeline islands whose plan names their crews."""
         return any(slot.others for slot in self.slots)
+
+    @property
+    def waits(self) -> int:
+        """Stalls since the last news, and repeated reduces."""
+        return self.stalls + sum(self.retries.values())
 
     def has_seat(self, peer: str, stage: int, slot: int) -> bool:
         """True if a peer fills a slot of the round at a stage, by its plan; False for a number that no slot
@@ -194,7 +197,6 @@ class Round:
         """Forget a stage's reduce attempt, its PREPARED reports and receipts, if there is one; nobody is
         told. The next `ReduceAttempts.attempt` may order another."""
         self.torn.discard(stage)
-        self.gone.pop(stage, None)
         self.early.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
