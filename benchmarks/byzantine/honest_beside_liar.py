@@ -70,14 +70,15 @@ class Course:
     """Course of a run from the liar's begin on. steps: committed ones. longest_s: seconds without a step, at
     most. lost: "peer: reason" for each time that an honest machine lost its seat, moves apart. moves: relays
     that were moved. backward: times that the log went back. out_s: seconds until the liar lost its seat (-1:
-    it did not). did: lies. crashes: number for each machine. wrong: honest machines with a false state, or a
-    failure of the program."""
+    it did not). did: lies. crashes: number for each machine. skipped: steps that are skipped in the
+    end. wrong: honest machines with a false state, or a failure of the program."""
 
     steps: int = 0
     longest_s: float = 0.0
     lost: list[str] = field(default_factory=list)
     moves: int = 0
     backward: int = 0
+    skipped: int = 0
     out_s: float = -1.0
     did: int = 0
     crashes: dict[str, int] = field(default_factory=dict)
@@ -116,6 +117,9 @@ class _Run:
         found.longest_s = max(found.longest_s, world.clock.now - self._step_s)
         found.did = 0 if self.liar is None else self.liar.did + len(self.liar.told)
         found.crashes = dict(self._crashed)
+        found.skipped = sum(commit.verdict == "skip" for commit in world.history().commits)
+        if found.skipped:  # a single machine would not have skipped them
+            return found
         wrong = {peer: why for peer, why in wrong_states(world).items() if peer != LIAR}
         found.wrong = found.wrong or "; ".join(f"{peer} {why}" for peer, why in wrong.items())
         return found
@@ -228,7 +232,7 @@ def rows_of(courses: dict[Job, Course], place: int) -> list[list[object]]:
 
 
 def findings(courses: dict[Job, Course]) -> tuple[list[str], list[str], list[str]]:
-    """Seats lost, runs that stood, and false states or failures, each in words."""
+    """Seats lost, runs that stood, and false or skipped steps and failures, each in words."""
     lost, stood, wrong = list[str](), list[str](), list[str]()
     for job, found in courses.items():
         where = f"{job.circumstance}; {job.deed}, {job.role}"
@@ -236,6 +240,8 @@ def findings(courses: dict[Job, Course]) -> tuple[list[str], list[str], list[str
             lost += [f"{where}: {each}" for each in lost_beside(found, courses[job.control])]
         if found.longest_s > STANDS_S:
             stood.append(f"{where}: {found.longest_s:.0f} s")
+        if found.skipped:
+            wrong.append(f"{where}: {found.skipped} steps were skipped")
         if found.wrong:
             wrong.append(f"{where}: {found.wrong}")
     return lost, stood, wrong
@@ -246,7 +252,7 @@ def report(courses: dict[Job, Course], dry: bool) -> None:
     goals = [
         harness.goal("seats that honest machines lost beyond the control", "0", str(len(lost)), not lost),
         harness.goal(f"runs without a step for more than {STANDS_S:.0f} s", "0", str(len(stood)), not stood),
-        harness.goal("false states of honest machines, failures", "0", str(len(wrong)), not wrong),
+        harness.goal("false states, skipped steps, failures", "0", str(len(wrong)), not wrong),
     ]
     head = ["seats lost beside a liar", "steps kept, middle", "at worst", "longest step, s", "liar out"]
     body = [
@@ -260,11 +266,23 @@ def report(courses: dict[Job, Course], dry: bool) -> None:
         "",
         harness.table(["deed", "runs", *head], rows_of(courses, 1)),
     ]
-    for title, found in (("Seats lost", lost), ("Runs that stood", stood), ("False states, failures", wrong)):
+    named = {"Seats lost": lost, "Runs that stood": stood, "False states, skipped steps, failures": wrong}
+    for title, found in named.items():
         body += ["", f"**{title}** ({len(found)}):", "", *(f"- {each}" for each in found)] if found else []
     data = [{**job._asdict(), **asdict(found)} for job, found in courses.items()]
     title = "Honest machines beside a liar"
     harness.write("honest-beside-liar", title, "\n".join(body), goals=goals, data=data, dry=dry)
+
+
+def told(job: Job, found: Course, control: Course) -> list[object]:
+    """Cells that tell of a run, as it ends."""
+    lost = lost_beside(found, control) if job.deed in DEEDS else found.lost
+    flags = {"LOST": lost, "STANDS": found.longest_s > STANDS_S, "WRONG": found.wrong or found.skipped}
+    words = (
+        f"{found.steps}/{control.steps} steps, longest {found.longest_s:.0f}/{control.longest_s:.0f} s, "
+        f"out after {found.out_s:.0f} s, {found.did} lies, {found.moves} moves, back {found.backward}"
+    )
+    return [*job, " ".join(flag for flag, holds in flags.items() if holds), words, lost, found.wrong]
 
 
 def main() -> None:
@@ -278,14 +296,7 @@ def main() -> None:
         begun = time.process_time()
         courses[job] = found = course(job)
         control = courses[job.control] if job.deed in DEEDS else found
-        lost = lost_beside(found, control) if job.deed in DEEDS else found.lost
-        flag = "LOST" if lost else "STANDS" if found.longest_s > STANDS_S else "WRONG" if found.wrong else ""
-        words = (
-            f"{found.steps}/{control.steps} steps, longest {found.longest_s:.0f}/{control.longest_s:.0f} s, "
-            f"out after {found.out_s:.0f} s, {found.did} lies, {found.moves} moves, back {found.backward}"
-        )
-        cpu = f"{time.process_time() - begun:.1f} CPU s"
-        print(*job, flag, words, lost, found.wrong, cpu, sep=" | ", flush=True)
+        print(*told(job, found, control), f"{time.process_time() - begun:.1f} CPU s", sep=" | ", flush=True)
     report(courses, args.dry)
 
 

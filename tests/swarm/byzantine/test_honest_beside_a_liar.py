@@ -61,8 +61,8 @@ def alone_and_a_newcomer(steps: int = STEPS) -> World:
 
 
 def test_who_is_to_serve_takes_part_in_a_reduce_that_the_only_replica_holds_up() -> None:
-    """It does its work and is never PREPARED: its reduce was tried six times, 250 s, while another replica was
-    to serve from the next iteration. (Seen where such a guest comes first when a run is taken up again.)"""
+    """It does its work and is never PREPARED: its reduce was tried six times, 250 s, while another replica
+    was to serve from the next iteration. (Seen where such a guest comes first when a run is resumed.)"""
     world = alone_and_a_newcomer()
     world.liars.add("x")
 

@@ -318,9 +318,9 @@ class Coordinator:
             self.log.append(change)
 
     def _call_in(self) -> None:
-        """Once after each stall or repeated reduce of the open step, have those that are to serve from a later
-        iteration serve in this one, if much of their stage's work is left, or its only replica holds the step
-        up (`_begins`): who serves may never do it, and the later iteration never come."""
+        """Once after each stall or repeated reduce of the open step, have those that are to serve from a
+        later iteration serve in this one, if much of their stage's work is left, or its only replica holds
+        the step up (`_begins`): who serves may never do it, and the later iteration never come."""
         current = self.round
         if current is None or current.slots or current.waits == current.called_in:
             return
