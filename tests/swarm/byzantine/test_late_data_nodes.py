@@ -54,6 +54,20 @@ def test_a_data_node_that_holds_the_steps_up_is_removed(
     assert wrong_states(world).keys() <= {"d1"} and world.clock.now < 150.0
 
 
+@pytest.mark.parametrize("kinds", [(msg.Claim,), (msg.Forward, msg.Claim, msg.Backward)])
+def test_where_steps_take_long_it_costs_dozens_of_them(kinds: tuple[type[msg.Message], ...]) -> None:
+    """Stalls take twice as long each, and the fourth came after sixty usual steps: of 13 s each, 12 and 13
+    minutes, as long as what is asked for by time (twelve steps) five times."""
+    world, at = swarm(), dict[int, float]()
+    plain = world.task_s
+    world.task_s = lambda node, task: 60.0 * plain(node, task)  # type: ignore[method-assign]
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    withheld(world, *kinds)
+    assert go_on(world, 1500.0) == STEPS and set(removed(world)) == {"d1"}
+    took_s = [at[t + 1] - at[t] for t in range(STEPS)]
+    assert max(took_s[:3]) > 10.0 and took_s[3] < 36.0 * took_s[2], took_s
+
+
 def test_a_data_node_that_claims_what_it_never_sent_is_removed() -> None:
     world = swarm()
     withheld(world, msg.Forward)

@@ -54,6 +54,9 @@ from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
 LEAST_LEFT = 0.25
+#: Repeats of the reduce of a stage's only replica after which others that are to serve there take part in the
+#: open iteration. A plain choice: an honest one that is slow has 28 usual steps before, and 32 for that.
+STUCK_ALONE = 3
 
 
 class Coordinator:
@@ -322,14 +325,14 @@ class Coordinator:
 
     def _call_in(self) -> None:
         """Have ready joiners serve in the open iteration instead of a later one, at the stages where
-        `_begins` says so: much of the work is left, or the present replicas hold the step up. This happens at
-        most once after each stall of the step, as the later iteration may never come. Not in a round of
-        islands."""
+        `_begins` says so: much of the work is left, or the present replicas hold the step, or a reduce, up.
+        This happens at most once after each stall of the step and each repeated reduce, as the later
+        iteration may never come. Not in a round of islands."""
         current = self.round
-        if current is None or current.slots or current.stalls == current.called_in:
+        if current is None or current.slots or current.waits == current.called_in:
             return
-        called_in, current.called_in = current.called_in, current.stalls
-        if current.stalls < called_in:  # there was news since
+        called_in, current.called_in = current.called_in, current.waits
+        if current.waits < called_in:  # there was news since
             return
         for stage in range(1, self.ctx.run.settings.stages + 1):
             if self._begins(current.t + 1, stage, self.t) == current.t:
@@ -446,8 +449,8 @@ class Coordinator:
         indices of that iteration were split, and for a lost stage's new replica whose reduce is ordered
         already. The open iteration, for a relay: if much of its stage's work is left (a stalled step counts
         as long as it took so far) and the swarm is small, as in a large one neighbours would change; in any
-        swarm if the stage's replicas may hold up a stalled step (`_held_up`); in a round of islands if the
-        peer has the last step's state.
+        swarm if the stage's replicas may hold up a stalled step (`_held_up`), or its only one a reduce
+        (STUCK_ALONE); in a round of islands if the peer has the last step's state.
         """
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
@@ -457,7 +460,8 @@ class Coordinator:
         reduces = stage in current.attempts and stage not in current.torn
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
-        held_up = self._held_up(current, stage)
+        stuck = membership.count(stage, current.t) == 1 and current.retries.get(stage, 0) >= STUCK_ALONE
+        held_up = stuck or self._held_up(current, stage)
         if not stage or (not held_up and (reduces or self.ctx.run.near.crowded)):
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
@@ -557,15 +561,15 @@ class Coordinator:
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
         """Note peers that begin to serve. active_from: peer -> iteration from which it serves. If a stage's
         reduce in the open iteration was ordered without a peer that serves in it, the reduce is ordered anew,
-        as it needs that peer's word, too. The time without progress begins anew (no stall so far) if the peer
-        is the second replica of its stage, or this leader moved it there because the step stalled."""
+        as it needs that peer's word, too (one of the reduce's members may be the peer's former process). The
+        time without progress begins anew (no stall so far) if the peer is the second replica of its stage, or
+        this leader moved it there because the step stalled."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
             if self.audits.on:
                 current.served.add((stage, peer))
-            attempt = current.attempts.get(stage)
-            if t <= current.t and attempt is not None and peer not in attempt.members:
+            if t <= current.t and stage in current.attempts:
                 current.torn.add(stage)
             before = set(membership.live(stage, current.t)) - active_from.keys()
             if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.witnesses.sent(peer)):

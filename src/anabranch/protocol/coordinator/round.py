@@ -80,7 +80,8 @@ class Round:
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
     called_in: int = 0
-    """Stalls after which newcomers to come were asked to serve in this iteration."""
+    """Stalls and repeated reduces (`waits`) after which newcomers to come were asked to serve in this
+    iteration."""
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()
@@ -151,6 +152,11 @@ class Round:
     def of_crews(self) -> bool:
         """True for a round of pipeline islands whose plan names their crews."""
         return any(slot.others for slot in self.slots)
+
+    @property
+    def waits(self) -> int:
+        """Stalls since the last news, and repeated reduces."""
+        return self.stalls + sum(self.retries.values())
 
     def has_seat(self, peer: str, stage: int, slot: int) -> bool:
         """True if a peer fills a slot of the round at a stage, by its plan; False for a number that no slot

@@ -16,8 +16,9 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import head_unit
 
 #: Stalls of a step with only microbatches of late data nodes lacking, after which these are removed. Relays
-#: that withhold claims are mended by the second (`repair.UNCLAIMED_REPORTS`). Plain choice: two more.
-LATE_STALLS = 4
+#: that withhold claims are mended by the second (`repair.UNCLAIMED_REPORTS`). Plain choice: one more, as each
+#: takes twice as long as the one before it.
+LATE_STALLS = 3
 #: Times what a step usually takes, and least time (s), from when others were done until one is removed. Plain
 #: choices: one whose line became several times slower stays, and one that is restarted.
 OVERDUE, LATE_S = 12.0, 50.0
