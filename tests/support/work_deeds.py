@@ -15,6 +15,8 @@ from support.lying_peer import WorkerDeed
 
 #: Seconds for which a guest keeps its report of a reduce back, so that others have all of theirs open.
 OPEN_S = 1.0
+#: Seconds for which a guest keeps microbatches back, so that a test can kill who has another of them.
+KEPT_S = 2.0
 #: Changes of a microbatch's owner that a guest sends at once: more than a leader handles in a round trip.
 CHANGES = 20
 #: Seconds between two overflows that are made up one after the other: less than a step may stall.
@@ -91,9 +93,7 @@ def _change_owner(guest: Guest) -> Iterator[Send]:
 
 def _talk_of_owners(guest: Guest) -> Iterator[Send]:
     """Send what was kept for long enough, and change owners again."""
-    for kept in [each for each in _kept if each[0] <= guest.peer.ctx.clock.now]:
-        _kept.remove(kept)
-        yield kept[1]
+    yield from _send_kept(guest)
     yield from _change_owner(guest)
 
 
@@ -213,12 +213,37 @@ def _overflow_own(guest: Guest) -> Iterator[Send]:
         yield guest.to_leader(msg.Overflow(fence, 0, own[0], "made up"))
 
 
+def _send_once(guest: Guest, send: Send) -> list[Send]:
+    """Send each microbatch on once, whoever dies with it: the first of an iteration at once, and tell to
+    whom, the others KEPT_S later, so that somebody can."""
+    message = send.message
+    if not isinstance(message, msg.Forward) or not message.train:
+        return [send]
+    first = guest.once("first", message.fence.t, message.fence.base)
+    if not guest.once("sent", message.fence.t, message.fence.base, message.index):
+        print("kept", message.fence.t, message.index, flush=True)
+        return []
+    if first:
+        print("first", message.fence.t, send.peer, flush=True)
+        return [send]
+    _kept.append((guest.peer.ctx.clock.now + KEPT_S, send))
+    return []
+
+
+def _send_kept(guest: Guest) -> Iterator[Send]:
+    """Send what was kept for long enough."""
+    for kept in [each for each in _kept if each[0] <= guest.peer.ctx.clock.now]:
+        _kept.remove(kept)
+        yield kept[1]
+
+
 WORK_DEEDS: dict[str, Deed] = {
     deed.name: deed
     for deed in (
         WorkerDeed("wants gradients again and again", Role.SERVES, None, _want_again, hear=_tell_gradients),
         Deed("names two owners in turn", Role.SERVES, _send_double, _talk_of_owners),
         Deed("vouches for a claimer", Role.SERVES, _vouch_for_all),
+        Deed("sends each microbatch once", Role.SERVES, _send_once, _send_kept),
         Deed("overflows in turn", Role.SERVES, withhold(msg.Claim), _overflow_in_turn),
         Deed("overflows alone", Role.SERVES, _overflow_alone),
         Deed("reports digests", Role.SERVES, _tell_digests),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Note, PeerActive, Skip
 from support.counting_peers import run_counting_peer
 from support.hostile_runs import HostileRun, LiveGuest, hostile_run
-from support.local_swarms import Swarm, created, history_of, small_run, swarm_of
+from support.local_swarms import PATIENCE_S, Swarm, created, history_of, small_run, swarm_of
+from support.work_deeds import KEPT_S
 
 #: Settings of a run that ends only with its test.
 ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
@@ -122,6 +124,31 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off(
     report = verify(directory.path)
     skipped = [problem for problem in report.problems if "was skipped for made up" in problem]
     assert not report.differ and list(report.problems) == skipped and len(skipped) <= 1, report.lines()
+
+
+@pytest.mark.soak  # in virtual time: test_never_sent_again.py
+@pytest.mark.timeout(600)
+def test_a_microbatch_that_a_guest_does_not_send_again_comes_another_way(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """A relay of the next stage dies with it. The step never ended."""
+    run = small_run(texts, **ENDLESS, fleet__relays_per_stage=[2, 3])
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
+        guest = hostile.invite("sends each microbatch once", 1)
+        hostile.until(hostile.withstood(guest, steps=3))
+        relays = {swarm.peer_id(name): name for name in ("relay-2.0", "relay-2.1", "relay-2.2")}
+        sent, until = len(guest.words("first")), time.monotonic() + PATIENCE_S
+        while len(guest.words("first")) == sent and time.monotonic() < until:
+            time.sleep(0.02)
+        victim = guest.words("first")[-1].split()[1]
+        time.sleep(KEPT_S / 2)  # it has claimed the microbatch by then
+        swarm.processes[relays[victim]].signal(signal.SIGKILL)
+        hostile.until(lambda: bool(guest.words("kept")))
+        hostile.goes_on()
+        hostile.end(guest)
+        assert {event.subject for event in hostile.honest_removed()} == {victim}, swarm.story()
+    holds(directory)
 
 
 @pytest.mark.soak  # in virtual time: test_unasked_digests.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anabranch.protocol.interface.tasks import PIECE_BYTES
@@ -15,48 +17,56 @@ PIECES = (64 << 20) // PIECE_BYTES
 TRUE = StateOffer(1, 5, PRINT, PIECES, ("h",) * PIECES)
 
 
-def begun(found: list[State], check: bool) -> Download:
-    """Download of the state after iteration 5, from a liar and an honest source."""
+def begun(found: list[State], check: bool, stage: int = 1, t: int = 5) -> Download:
+    """Download of the state of a stage after iteration t, from a liar and an honest source."""
     ctx = joiner({"liar": 2e7, "b": 2e7})
-    download = Download(ctx, 1, 5, ["liar", "b"], found.append, print, PRINT, check=check)
+    ctx.use_settings(replace(ctx.run.settings, frozen=("e", "f"), frozen_bytes=(0, PIECES * PIECE_BYTES)))
+    download = Download(ctx, stage, t, ["liar", "b"], found.append, print, PRINT, check=check)
     download.start()
     return download
 
 
+#: Number and iteration under which states are fetched: of stage 1, and of its frozen weights.
+KINDS = [(1, 5), (3, 0)]
+
+
+@pytest.mark.parametrize(("stage", "t"), KINDS)
 @pytest.mark.parametrize("pieces", [1 << 14, 4 * PIECES])
-def test_an_offer_beyond_what_the_state_can_be_is_refused(pieces: int) -> None:
+def test_an_offer_beyond_what_the_state_can_be_is_refused(pieces: int, stage: int, t: int) -> None:
     found: list[State] = []
-    download = begun(found, check=False)
-    download.on_offer("liar", StateOffer(1, 5, PRINT, pieces, ()))
+    download = begun(found, False, stage, t)
+    download.on_offer("liar", StateOffer(stage, t, PRINT, pieces, ()))
     assert download.sources["liar"].asked == set()
-    download.on_offer("b", TRUE)
+    download.on_offer("b", StateOffer(stage, t, PRINT, PIECES, ("h",) * PIECES))
     while not found:
         for piece in sorted(download.sources["b"].asked):
-            download.on_piece("b", Piece(1, 5, piece), b"x")
+            download.on_piece("b", Piece(stage, t, piece), b"x")
     assert len(found[0].pieces) == PIECES and download.givers == {"b"}
 
 
-def test_an_offer_that_trickles_is_given_up_for_another() -> None:
+@pytest.mark.parametrize(("stage", "t"), KINDS)
+def test_an_offer_that_trickles_is_given_up_for_another(stage: int, t: int) -> None:
     """A tiny piece comes just before each wait is over: the whole has the time of a slow link, then the other
     offer is taken."""
     found: list[State] = []
-    download = begun(found, check=False)
-    download.on_offer("liar", StateOffer(1, 5, PRINT, PIECES, ()))
-    download.on_offer("b", TRUE)
+    download = begun(found, False, stage, t)
+    true = StateOffer(stage, t, PRINT, PIECES, ("h",) * PIECES)
+    download.on_offer("liar", StateOffer(stage, t, PRINT, PIECES, ()))
+    download.on_offer("b", true)
     clock = download.ctx.clock
     whole_s = download.ctx.costs.coming_s("liar", PIECES * PIECE_BYTES)
     while download.sources["b"].asked == set() and clock.now < 10.0 * whole_s:
         clock.now = min(clock.now + 9.0, download.deadline())
         download.tick()
         if download.sources["b"].status.name == "ASKED":
-            download.on_offer("b", TRUE)
+            download.on_offer("b", true)
         for piece in sorted(download.sources["liar"].asked)[:1]:
             if len(download._pieces) < PIECES - 1:
-                download.on_piece("liar", Piece(1, 5, piece), b"x")
+                download.on_piece("liar", Piece(stage, t, piece), b"x")
     assert clock.now < whole_s + 20.0
     while not found:
         for piece in sorted(download.sources["b"].asked):
-            download.on_piece("b", Piece(1, 5, piece), b"x")
+            download.on_piece("b", Piece(stage, t, piece), b"x")
     assert download.givers == {"b"}
 
 

@@ -182,3 +182,12 @@ def test_what_cannot_be_adapted_is_refused_by_name() -> None:
     subspace = replace(small_model(lora_run()), subspace=8, tied=False)
     with pytest.raises(ConfigError, match="without subspace"):
         run_model(lora_run(), subspace, CPU)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_the_size_of_frozen_weights_is_known_before_they_come(name: str) -> None:
+    run, tensors = with_frozen(lora_run(name))
+    settings = settings_of(run, "r", small_model(run))
+    sizes = [sum(piece.numel() for piece in stage_pieces(run, stage, tensors)) for stage in range(3)]
+    assert settings.frozen_bytes == tuple(sizes)
+    assert settings.state_bytes_of(settings.frozen_number(1)) == sizes[1]

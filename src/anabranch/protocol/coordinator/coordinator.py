@@ -33,6 +33,7 @@ from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.standbys import Standbys
+from anabranch.protocol.fleet.stranded_crews import StrandedCrews
 from anabranch.protocol.log.overflow_streak import SKIPS_IN_A_ROW, OverflowStreak
 from anabranch.protocol.log.records import (
     AnyRecord,
@@ -43,13 +44,15 @@ from anabranch.protocol.log.records import (
     Members,
     Rollback,
     Voters,
+    Witness,
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
+from anabranch.protocol.recovery.late_sources import LATE_STALLS
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.recovery.stage_recovery import StageRecovery
 from anabranch.protocol.recovery.witnesses import HELD_STALLS
-from anabranch.protocol.reduce.coverage import missing, not_returned
+from anabranch.protocol.reduce.coverage import missing, not_returned, not_sent_on
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
@@ -102,6 +105,7 @@ class Coordinator:
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
         self.stage_recovery = StageRecovery(ctx, self.admission, self.catalog)
+        self.stranded = StrandedCrews(ctx, self.stage_recovery.moves.to)
         self.rebalancing = Rebalancing(ctx, admission.speeds)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
@@ -260,6 +264,7 @@ class Coordinator:
         stops, applied = self.tip.stop_reason is not None, self.released.applied
         moved = self.stage_recovery.decide(self.t, quiet, applied, self.reducing.step_s)
         if not stops:
+            moved = moved or self.stranded.decide(self.t)
             moved = moved or self.rebalancing.decide(self.t, quiet and self.released.last, applied)
         if moved is not None:
             self.log.append(moved)
@@ -374,13 +379,16 @@ class Coordinator:
         self.reducing.attempt(current)
         self.reports.take_unanswered(current)
         self._remove_withholding(current)
+        if current.witness is not None and current.t > self.ctx.run.steps:
+            self._end_unevaluated(current.witness)
+            return False
         step = self.proposing.record(current)
         if step is not None:
             self.audits.second.proposed(current.t)
             self.log.append(step)
             return True
         self.reducing.stalled(current)
-        relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls and not current.slots else ()
+        relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls else ()
         held_up = [stage for stage in relays if self._held_up(current, stage)]
         if not self.released.last:  # till it is no newcomer can show that it got the last state
             held_up = [stage for stage in held_up if self.released.lacks(stage)]
@@ -389,6 +397,13 @@ class Coordinator:
         held_up.sort(key=lambda stage: (not not_returned(stage, current.claims), -stage))
         self.stage_recovery.witnesses.stalled(held_up, current.stalls)
         return False
+
+    def _end_unevaluated(self, witness: Witness) -> None:
+        """End the run without the evaluation after its last step, the windows of which overflow: there is no
+        step that could be skipped for that."""
+        where = f"stage {witness.stage}, {witness.tensor}"
+        self.stop(f"all steps are committed; the held-out windows after the last one overflow ({where})")
+        self.tip.round = None
 
     def _voters(self) -> Voters | None:
         """Record with the next change of the log's voters, or None. May offer the lead to another voter
@@ -455,13 +470,16 @@ class Coordinator:
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
             return active_from + 1  # its microbatches are split already; a newcomer does not know how
-        if current is None or current.t > self.ctx.run.steps:
+        if current is None:
+            return active_from
+        held_up = self._held_up(current, stage)
+        if current.t > self.ctx.run.steps and not held_up:
             return active_from
         reduces = stage in current.attempts and stage not in current.torn
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
-        stuck = membership.count(stage, current.t) == 1 and current.retries.get(stage, 0) >= STUCK_ALONE
-        held_up = stuck or self._held_up(current, stage)
+        if membership.count(stage, current.t) == 1 and current.retries.get(stage, 0) >= STUCK_ALONE:
+            held_up = True
         if not stage or (not held_up and (reduces or self.ctx.run.near.crowded)):
             return active_from
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
@@ -482,15 +500,33 @@ class Coordinator:
 
     def _held_up(self, current: Round, stage: int) -> bool:
         """True if the open step has stalled, and the replicas of `stage` may be the reason: units lack there,
-        or they claim some whose gradients the stage before lacks (they may have sent these, and be honest).
-        One stall is enough for a relay stage with a single replica; HELD_STALLS are needed for one with
-        several. Never for stage 0 or a stage without replicas."""
+        or they claim some whose gradients the stage before lacks (they may have sent these, and be honest),
+        or held-out windows alone lack (which stage keeps them nobody claims). One stall is enough for a relay
+        stage with a single replica; HELD_STALLS are needed for one with several. In a round only for its
+        windows, as slots that are late are dropped. Never for stage 0 or a stage without replicas."""
         replicas = self.ctx.run.membership.count(stage, current.t)
         least = 1 if replicas == 1 else HELD_STALLS
         if not stage or not replicas or current.stalls < least:
             return False
+        if current.slots or self._lacks_windows_alone(current):
+            return self._lacks_windows_alone(current)
         lacks = missing(self.ctx.run.cover(stage, current.t), current.claims.get(stage, {}))
-        return bool(lacks or not_returned(stage, current.claims))
+        if lacks or not_returned(stage, current.claims):
+            return True
+        # Late data nodes, whose heads lack, have their turn first (`late_sources`), if there are others.
+        waits = current.stalls <= LATE_STALLS and self.ctx.run.membership.count(0, current.t) > 1
+        looked_at = range(waits, self.ctx.run.settings.stages + 1)
+        covers = {other: self.ctx.run.cover(other, current.t) for other in looked_at}
+        return bool(not_sent_on(stage, covers, current.claims))
+
+    def _lacks_windows_alone(self, current: Round) -> bool:
+        """True if some held-out window of the open iteration is not evaluated, and all work to train is
+        claimed, or there is none as the last step is taken."""
+        if all(index in current.evaluations for index in self.tip.windows(current)):
+            return False
+        stages = range(self.ctx.run.settings.stages + 1) if current.t <= self.ctx.run.steps else ()
+        covers = {s: current.counts(s) if current.slots else self.ctx.run.settings.cover(s) for s in stages}
+        return not any(missing(cover, current.claims.get(s, {})) for s, cover in covers.items())
 
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:
@@ -599,6 +635,7 @@ class Coordinator:
             self.admission.remove(peer, reason)
         self.audits.committed(record, base, self.round)
         self.rounds.committed(record, self.round)
+        self.stranded.committed(record)
         self.released.committed()
         self.tip.round = None
         self._overflows = self._overflows.after(record)

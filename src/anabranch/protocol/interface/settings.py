@@ -46,7 +46,8 @@ class Settings:
     rounds of islands. round_bytes: an island's contribution, and the result, of the whole model on the wire
     (0: not known).
     frozen: hashes of the frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights
-    are trained). delay: which iterations begin before the step before them.
+    are trained). frozen_bytes: their sizes (empty: not known). delay: which iterations begin before the step
+    before them.
     """
 
     run: str
@@ -84,6 +85,7 @@ class Settings:
     rounds: Rounds = NO_ROUNDS
     round_bytes: tuple[float, float] = (0.0, 0.0)
     frozen: tuple[str, ...] = ()
+    frozen_bytes: tuple[int, ...] = ()
     delay: Delay = NO_DELAY
 
     @property
@@ -142,10 +144,11 @@ class Settings:
         return self.stages + 1 + stage
 
     def state_bytes_of(self, stage: int) -> float:
-        """Bytes of weights and moments of a whole stage (0: not known). Infinite, so that nothing is assumed
-        about the size, if `stage` is the number of a stage's frozen weights (`frozen_number`)."""
+        """Bytes of weights and moments of a whole stage (0: not known); of its frozen weights if `stage` is
+        the number of those (`frozen_number`), infinite if their size is not known."""
         if stage > self.stages:
-            return math.inf
+            whose = stage - self.stages - 1
+            return self.frozen_bytes[whose] if whose < len(self.frozen_bytes) else math.inf
         return self.state_bytes * self._blocks(stage)
 
     def gradient_bytes_of(self, stage: int) -> float:

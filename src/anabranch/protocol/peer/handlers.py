@@ -5,7 +5,7 @@ A handler gets a message that passed the checks of `fencing`, and may still retu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,12 +100,26 @@ class MessageHandlers:
             there = [unit // 2 for unit in there if unit % 2 == 0]
         iteration.sender.reported(message.units)
         repairs.recheck(there)
+        if following and not iteration.source.slots:
+            repairs.recheck_further(self._beyond(following, message.units))
         if self._ctx.run.stage == 0:
             repairs.recheck([unit // 2 for unit in message.units.get(0, ()) if unit % 2 == 1])
         if message.units:
             iteration.credits.lacking()
         else:
             self.iterations.repeat()
+
+    def _beyond(self, following: int, lacking: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Microbatches that lack at stages beyond the next one, `following`, and not there (microbatch ->
+        number of stages between). lacking: units by stage; heads are at the end."""
+        stages, found = self._ctx.run.settings.stages, dict[int, int]()
+        for stage in range(following + 1, stages + 1):
+            for index in lacking.get(stage, ()):
+                found.setdefault(index, stage - following)
+        for unit in lacking.get(0, ()):
+            if unit % 2 == 0:
+                found.setdefault(unit // 2, stages + 1 - following)
+        return {index: n for index, n in found.items() if index not in lacking.get(following, ())}
 
     # --- messages from the log's leader ----------------------------------------------------------
 

@@ -46,7 +46,8 @@ class OutgoingMicrobatch:
     given_by: peer that gave its gradient ("": none yet). overdue: how often it was kept, or left waiting
     for a credit, too long. ahead_bytes: bytes queued on the link when it was last sent, its own included.
     probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the leader
-    missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
+    missed the claim of the peer that gave its gradient back. unsent: how often the leader missed it at a
+    later stage, though its gradient is back. unacknowledged: peer -> time of the first
     transmission to it over its present link that it has not acknowledged.
     """
 
@@ -79,6 +80,7 @@ class OutgoingMicrobatch:
     probe_at: float = math.inf
     probes: int = 0
     unclaimed: int = 0
+    unsent: int = 0
     unacknowledged: dict[str, float] = field(default_factory=dict)
 
     def bound_for(self) -> Collection[str]:

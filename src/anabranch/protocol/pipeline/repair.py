@@ -9,7 +9,7 @@ next stage for the microbatch, so that only the broken stage is computed again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import LOST_MAX
@@ -25,6 +25,9 @@ PROBES_ON_THE_WAY = 3
 #: replica computes it. The leader reports after several times a step's usual duration, so the first report
 #: may concern a claim that was lost; a peer that answers it and still claims nothing is not to be relied on.
 UNCLAIMED_REPORTS = 2
+#: The same where a later stage lacks the microbatch, for each stage beyond the next. Plain choice: who should
+#: send it there again has time to, and each stage acts before the one before it.
+FURTHER_REPORTS = 1
 
 
 class Repairs:
@@ -222,17 +225,42 @@ class Repairs:
                 self._sender.ask_after(item, peer)
         self._sender.pump()
 
+    def recheck_further(self, beyond: Mapping[int, int]) -> None:
+        """Have microbatches computed by another replica that lack at later stages (microbatch -> stages
+        beyond the next): whoever has one at the next stage gave its gradient back, and is to send it on
+        again, as a peer was lost that had it there; but may never do it. Called once for each report of the
+        leader; those that are searched, or sent anew, have their time."""
+        for index, further in beyond.items():
+            item = self._sender.items.get(index)
+            if item is None or not item.train or not item.returned or item.redoing or item.peer is None:
+                continue
+            if item.leg is not OutgoingState.SENT:
+                continue
+            item.unsent += 1
+            if item.unsent >= UNCLAIMED_REPORTS + FURTHER_REPORTS * further:
+                item.unsent = 0
+                self._pass_over(item, item.peer, "it does not send the microbatch on again")
+
     def _withheld(self, item: OutgoingMicrobatch, peer: str) -> bool:
         """Note that the leader misses the claim of a microbatch that `peer` has. If `peer` returned the
         gradient and this is the UNCLAIMED_REPORTSth time, and another replica is there, send it to that one,
         give `peer` none for a while, and return True; else False."""
         item.unclaimed += item.returned
-        if item.unclaimed < UNCLAIMED_REPORTS or not self._sender.others_could(item):
+        if item.unclaimed < UNCLAIMED_REPORTS:
             return False
-        item.unclaimed = 0
+        why = "it gave the gradient back and does not claim the microbatch"
+        if passed_over := self._pass_over(item, peer, why):
+            item.unclaimed = 0
+        return passed_over
+
+    def _pass_over(self, item: OutgoingMicrobatch, peer: str, reason: str) -> bool:
+        """Send a microbatch to another replica than `peer`, which returned its gradient, and give that peer
+        none for a while; False if no other could compute it."""
+        if not self._sender.others_could(item):
+            return False
         self.ctx.costs.withheld(peer, self._sender.t)
         item.refused_by[peer] += 1
-        self._repair(item, "it gave the gradient back and does not claim the microbatch")
+        self._repair(item, reason)
         return True
 
     def reject(self, index: int, reason: str) -> None:

@@ -32,6 +32,20 @@ def not_returned(stage: int, claims: Mapping[int, Mapping[str, Iterable[int]]]) 
     return set(claimed - (before if stage > 1 else {unit // 2 for unit in before if unit % 2}))
 
 
+def not_sent_on(
+    stage: int, covers: Mapping[int, frozenset[int]], claims: Mapping[int, Mapping[str, Iterable[int]]]
+) -> set[int]:
+    """Microbatches that a relay stage claims and nobody claims at a later stage: a peer that had them there
+    was lost, and whoever computed them at this stage did not send them again yet, or a later stage does
+    nothing. covers: units that a step has to count at the stages that are looked at; of stage 0 the heads
+    count. claims: as of `not_returned`."""
+    lacking = set[int]()
+    for later, cover in covers.items():
+        units = missing(cover, claims.get(later, {})) if later == 0 or later > stage else set()
+        lacking |= units if later else {unit // 2 for unit in units if unit % 2 == 0}
+    return lacking.intersection(frozenset().union(*claims.get(stage, {}).values()))
+
+
 def settle(
     cover: frozenset[int],
     claims: Mapping[str, Iterable[int]],

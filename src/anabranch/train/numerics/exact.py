@@ -33,6 +33,10 @@ UNIT_EXPONENT = 48
 BLOCK = 1 << 17
 #: Elements of a block of the sums of squares; the last block is zero-padded. Part of the numerics.
 SQUARES_BLOCK = 4096
+#: Binary exponents of the greatest magnitude that a replica's sum of floats may have, in fp32 and in fp64. A
+#: replica may lie: as plain choices, sums of 256 such sums stay in the range of floats, and their squares
+#: below the greatest that are believed.
+FLOAT_EXPONENTS = 118, 472
 
 
 class Overflow(ArithmeticError):
@@ -129,16 +133,15 @@ class ExactAccumulator:
 
 class FastAccumulator:
     """Floating-point sums in the master dtype. `contributions` is the most that may be added to any tensor in
-    one iteration. Each must be small enough that neither their sum nor its square can leave the range of
-    floats. So here, too, an overflow is a property of a single contribution, found by the peer that computes
-    it."""
+    one iteration. Each must be small enough that their sum is at most `float_limit`, so that neither that
+    of all replicas nor its square can leave the range of floats. So here, too, an overflow is a property of a
+    single contribution, found by the peer that computes it."""
 
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: Where, contributions: int = 1
     ) -> None:
         self._layout = layout
-        exponent = 126 if dtype == torch.float32 else 480  # squares are taken in fp64: 2 · 480 < 1024
-        self._limit = math.ldexp(1.0, exponent) / contributions
+        self._limit = float_limit(dtype) / contributions
         self.flat = zeros(layout.elements, dtype, device)
 
     def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
@@ -154,6 +157,11 @@ class FastAccumulator:
 
     def prepare(self, exponents: Tensor | None) -> None:
         """Do nothing: the unit is the same for every state."""
+
+
+def float_limit(dtype: torch.dtype) -> float:
+    """Greatest magnitude that a replica's sum may have in a run whose sums are floats."""
+    return math.ldexp(1.0, FLOAT_EXPONENTS[dtype == torch.float64])
 
 
 def check_range(name: str, values: Tensor, limit: float) -> None:

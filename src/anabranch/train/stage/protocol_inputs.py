@@ -15,7 +15,7 @@ from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
-from anabranch.train.adapters.lora import run_model
+from anabranch.train.adapters.lora import adapted, run_model
 from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.partition import partition
@@ -85,6 +85,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         rounds=rounds_of(run),
         round_bytes=round_bytes(run, model),
         frozen=run.lora.frozen,
+        frozen_bytes=frozen_bytes(run, model),
         delay=delay_of(run),
     )
 
@@ -106,6 +107,14 @@ def trained_parameters(run: RunConfig, model: ModelConfig) -> Trained:
     shapes = run_model(run, replace(model, max_sequence=1), torch.device("cpu")).block_shapes(0)
     block = sum(map(math.prod, shapes.values()))
     return Trained(block, 0, block * model.blocks)
+
+
+def frozen_bytes(run: RunConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Bytes of the frozen weights of stages 0 to S; () in a run that trains all weights."""
+    if not run.lora.rank:
+        return ()
+    base, width = adapted(run, model).base, _widths(run)[0]
+    return tuple(width * stage_layout(base, spec).elements for spec in partition(model, run.pipeline))
 
 
 def sent_bytes(run: RunConfig, model: ModelConfig) -> int:

@@ -294,6 +294,9 @@ class Worker:
         length = len(inputs[0]) if inputs and inputs[0].dim() == 1 else -1
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
             raise Refused(f"the members' parts are not {kind} vectors of one length")
+        limit = exact.float_limit(kind) if kind.is_floating_point else math.inf
+        if limit < math.inf and not all(bool((part.abs() <= limit).all()) for part in inputs):
+            raise Refused("a member's part is too large: several may overflow together")
         whole = task.whole and not is_coarse(self._run)  # a coarse sum is sent as it is, and packs well
         total = exact.sum_part(inputs, self.master if whole else kind)
         return Result(outputs=(total,), moments=moments(inputs) if task.weighed else ())

@@ -1,0 +1,45 @@
+"""Rounds of pipeline islands that no crew fills, one after the other, though nobody leaves: a relay of
+another stage comes to help.
+
+Nobody can tell which machine of a crew is at fault. If all replicas of a stage are, each crew has one of
+them, and no round counts ever again. Who comes from another stage makes a crew without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.log.records import STRANDED, Commit, Members
+
+#: Rounds in a row without any slot that counts, after which a relay is moved, and again after as many. Plain
+#: choice: crews are put together anew after the first.
+STRANDED_MOST = 2
+
+
+class StrandedCrews:
+    """Count of such rounds at the leader; a new leader counts anew. move(stage, t, least, why): record that
+    moves a relay to `stage` from the one with most replicas, if that has at least `least`; None if nobody can
+    be moved."""
+
+    def __init__(
+        self, ctx: PeerContext, move: Callable[[int, int, int, str], Members | None]
+    ) -> None:
+        self.ctx, self._move = ctx, move
+        self._rounds = 0
+
+    def committed(self, record: Commit) -> None:
+        """Note the record of an iteration."""
+        stranded = record.witness is not None and record.witness.tensor == STRANDED
+        self._rounds = self._rounds + 1 if stranded else 0
+
+    def decide(self, t: int) -> Members | None:
+        """Record that moves a relay to the stage with fewest replicas, if STRANDED_MOST rounds in a row had
+        no crew that filled its slot. t: last committed iteration."""
+        settings = self.ctx.run.settings
+        if self._rounds < STRANDED_MOST or not settings.rounds.pipeline:
+            return None
+        self._rounds = 0
+        counts = {s: self.ctx.run.membership.count(s, t + 1) for s in range(1, settings.stages + 1)}
+        stage = min(counts, key=lambda s: (counts[s], s))
+        return self._move(stage, t, 2, "as no crew filled its slot in the last rounds")
