@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.protocol.messages import Behind
 from protocol.coordinator.test_releases import Stage
+
+from anabranch.protocol.messages import Behind
 
 T = 5
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from protocol.coordinator.test_releases import Stage
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
-from protocol.coordinator.test_releases import Stage
 
 LEADER, OLDER, NEWER = "d0", 2, 4
 

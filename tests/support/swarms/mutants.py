@@ -37,9 +37,9 @@ from anabranch.protocol.coordinator import reduce_attempts as reducing
 from anabranch.protocol.coordinator.audit_cases import AuditCases, Case, unlinked
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
-from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.coordinator.witnessed_reduces import WitnessedReduces
 from anabranch.protocol.failure_detection.connections import Connections
@@ -451,20 +451,20 @@ def amnesiac_voter(patch: Patch) -> None:
 def absent_members_vote(patch: Patch) -> None:
     """All members of a stage count in a dispute about its state, whether they serve or not."""
 
-    def members(self: Releases, stage: int) -> tuple[list[str], dict[str, str]]:
+    def members(self: StateAgreement, stage: int) -> tuple[list[str], dict[str, str]]:
         peers = [p for p, member in self.ctx.run.membership.members.items() if member.stage == stage]
         return peers, {peer: known for peer, known in self.applied.get(stage, {}).items() if peer in peers}
 
-    patch.setattr(Releases, "_reported", members)
+    patch.setattr(StateAgreement, "_reported", members)
 
 
 def lowest_id_decides(patch: Patch) -> None:
     """The state that the lowest id reports is taken for the stage's."""
 
-    def lowest(self: Releases, live: list[str], applied: dict[str, str]) -> str | None:
+    def lowest(self: StateAgreement, live: list[str], applied: dict[str, str]) -> str | None:
         return applied[min(applied)]
 
-    patch.setattr(Releases, "_majority", lowest)
+    patch.setattr(StateAgreement, "_majority", lowest)
 
 
 def workers_alone_decide(patch: Patch) -> None:
@@ -711,7 +711,7 @@ def one_word_against_several(patch: Patch) -> None:
 
 def every_stage_doubted(patch: Patch) -> None:
     """Replicas that reported their state are doubted, too, while others' reports of that step lack."""
-    patch.setattr(Releases, "lacks", lambda self, stage: True)
+    patch.setattr(StateAgreement, "lacks", lambda self, stage: True)
 
 
 def overdue_stays(patch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""Honest replicas that apply steps late (`protocol.coordinator.releases`)."""
+"""Honest replicas that apply steps late (`protocol.coordinator.state_agreement`)."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip
+from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.interface.events import WriteCheckpoint
 from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
 from anabranch.protocol.state.download import Download, State
@@ -43,7 +43,7 @@ class Checkpoints:
         self,
         ctx: PeerContext,
         tip: LogTip,
-        released: Releases,
+        released: StateAgreement,
         catalog: SnapshotCatalog,
         has_directory: bool,
         withholds: Callable[[str], object] = lambda peer: None,

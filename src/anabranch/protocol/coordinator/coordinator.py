@@ -23,9 +23,9 @@ from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.operator_control import RevocationRequests, control_record
 from anabranch.protocol.coordinator.proposals import Proposals
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
-from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
 from anabranch.protocol.fleet.admission import Admission, StepQueries
@@ -111,7 +111,7 @@ class Coordinator:
         self.standby_policy = Standbys(ctx, admission.ways)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
         self.reports = Reports(ctx, self.tip, admission, self.audits, self.reducing)
-        self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
+        self.released = StateAgreement(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
         self.rounds = IslandRounds(ctx, admission, self.released.has_last)

@@ -13,8 +13,8 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
-from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Attempt, Prepared
@@ -31,7 +31,7 @@ class Proposals:
     tip: LogTip
     schedule: Schedule
     reducing: ReduceAttempts
-    released: Releases
+    released: StateAgreement
     cases: AuditCases
     rounds: IslandRounds
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.state_agreement import StateAgreement
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.stragglers import REPORTED_S
@@ -46,7 +46,7 @@ class Stage:
         self.tip = LogTip(ctx)
         self.tip.move(T, BASE, T, ())
         catalog = SnapshotCatalog(ctx)
-        self.released = Releases(
+        self.released = StateAgreement(
             ctx, self.tip, self.admission, catalog, StageRecovery(ctx, self.admission, catalog)
         )
         self.released.begin(T, ())

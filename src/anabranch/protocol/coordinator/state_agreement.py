@@ -1,5 +1,5 @@
-"""Release of the last step (peers may free what they kept for it) once enough replicas of every stage applied
-it, and the check that their states are equal (R9, R11)."""
+"""Agreement on the states after the last step: replicas' fingerprints are compared, and the step is released
+(peers may free what they kept for it) once enough replicas of every stage reported the same (R9, R11)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FORGIVEN, UNCOUNTED = 0.25, 2
 
 
 @dataclass(eq=False)
-class Releases:
-    """Release of the last step, and what it waits for: t: last released step. applied: stage -> peer ->
+class StateAgreement:
+    """Agreement on the states after the last step, at the leader, and its release. t: last released step. applied: stage -> peer ->
     fingerprint of its state after the last step, as reported.
 
     Only replicas that serve decide which fingerprint is agreed, by majority: one report never overrides one
