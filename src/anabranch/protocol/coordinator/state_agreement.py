@@ -28,8 +28,8 @@ FORGIVEN, UNCOUNTED = 0.25, 2
 
 @dataclass(eq=False)
 class StateAgreement:
-    """Agreement on the states after the last step, at the leader, and its release. t: last released step. applied: stage -> peer ->
-    fingerprint of its state after the last step, as reported.
+    """Agreement on the states after the last step, at the leader, and its release. t: last released step.
+    applied: stage -> peer -> fingerprint of its state after the last step, as reported.
 
     Only replicas that serve decide which fingerprint is agreed, by majority: one report never overrides one
     other, and a few that lie never override more that do not, whichever of them are standbys.
