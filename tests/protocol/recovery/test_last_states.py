@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.coordinator.test_releases import Stage
-
 from anabranch.protocol.messages import Behind
+from protocol.coordinator.test_state_agreement import Stage
 
 T = 5
 

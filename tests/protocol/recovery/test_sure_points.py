@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.coordinator.test_releases import Stage
-
 from anabranch.protocol import messages as msg
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
+from protocol.coordinator.test_state_agreement import Stage
 
 LEADER, OLDER, NEWER = "d0", 2, 4
 
