@@ -321,9 +321,8 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """First iteration of a seed's time with two iterations in flight, drawn; `NO_DELAY` (never) in most
-    seeds, and in all with islands or audits. torch: True for a seed with tensors, which begins as early as
-    possible."""
+    """Delay of a seed, whose `start` (its last synchronous iteration) is drawn; `NO_DELAY` in most seeds, and
+    in all with islands or audits. torch: True for a seed with tensors, which begins as early as possible."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:
