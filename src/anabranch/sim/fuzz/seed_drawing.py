@@ -101,8 +101,9 @@ ROUNDS_DROP = 0.75
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """Planned fault of a kind. Once `after_t` steps are committed it passes over `skip` peers that are in the
-    planned phase, and hits the next one `delay_s` later."""
+    """Planned fault of a kind. Once `after_t` steps are committed it passes over `skip` events at which a
+    peer in the planned phase could be hit (fewer if it has waited long), and hits the peer of the next one
+    `delay_s` later."""
 
     kind: str
     phase: str

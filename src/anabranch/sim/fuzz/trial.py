@@ -186,8 +186,9 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer has one of
-        the kind's roles, and the run can go on without it (`can_be_lost`) if the fault loses its state."""
+        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer serves or
+        has asked for a stage, it has one of the kind's roles, and the run can go on without it
+        (`can_be_lost`) if the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)

@@ -108,7 +108,8 @@ class Environment(ABC):
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
         """Close the link of a node to `peer`. The node forgets it at once, without an event. The peer gets a
-        LinkDown event once the messages sent before have arrived. Nothing happens without a link."""
+        LinkDown event once the messages sent before have arrived; a world with access lines loses payloads
+        that have not left. Nothing happens without a link."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
