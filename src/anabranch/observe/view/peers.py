@@ -36,10 +36,10 @@ class Peers:
     s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
     forward_s, backward_s (of a microbatch; until the first `Vitals` forward_s is of one block), trips (round
     trips, key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed",
-    or the key of its carrier), share (microbatches of the last step), total (microbatches of committed
-    steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off (microbatches taken over
-    by others, without those after it counted as lost), right, wrong (audits that found its work the same, and
-    different or withheld), program (version).
+    or the key of its carrier), share (microbatches of the last step, or slots of the last round), total
+    (those of all committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off
+    (microbatches taken over by others, without those after it counted as lost), right, wrong (audits that
+    found its work the same, and different or withheld), program (version).
     """
 
     def __init__(self, state: TrackedState) -> None:
