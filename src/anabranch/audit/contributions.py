@@ -144,9 +144,11 @@ class _Counted:
 
 
 class _Accounts:
-    """Ledger's table while it is filled: `count` each of `counted`, then `audits`, then `revocations`. run:
-    the run's id; "" without a genesis record. counted: the commits that count. by_source: recorded work of
-    each source."""
+    """Rows of the ledger, one for each source (a peer at one stage, with its name and ticket), while they are
+    filled. The caller calls `count` for each of `counted` (adds units), then `audits` (adds findings and
+    convictions), then `revocations` (adds reasons; no unit is taken away). run: the run's id; "" without a
+    genesis record. counted: the commits that count. rolled_back: number of those made void. by_source:
+    recorded work of each source. stage_units: stage -> units counted so far."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         """Read the whole log; no work is recorded yet. Raises LogError at the first line that does not follow

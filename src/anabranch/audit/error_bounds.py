@@ -127,7 +127,8 @@ def permutations(
     """Yield results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`),
     `PERMUTATIONS` at most. jobs: processes that work at the same time; each replay runs in one, as shared
     float sums depend on their number. `advance` is called with the number of iterations replayed since its
-    last call. Closing the generator ends the others. Raises UserError if a worker process ends early."""
+    last call. Closing the generator cancels the replays that have not begun; those under way go on in their
+    processes to their end. Raises UserError if a worker process ends early."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)

@@ -93,7 +93,8 @@ def contradictions(lines: Sequence[bytes]) -> list[str]:
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
     """(entries of a log file as lines, bytes of an incomplete last line). A crash cuts such a line off, and
-    it is not among the entries (0: there is none). Raises UserError if the file cannot be read."""
+    it is not among the entries (0: there is none); a last line that lacks only its newline is among them.
+    Raises UserError if the file cannot be read."""
     with os_errors_named(f"cannot read the commit log {path}"):
         try:
             data = path.read_bytes()

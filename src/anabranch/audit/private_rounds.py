@@ -42,13 +42,14 @@ Place = tuple[int, int]
 class KeptRounds:
     """Contributions and private data at hand of the rounds of a run (`Reference.PrivateRounds`). For a run on
     its own corpus all is empty. whose: place -> machine that filled the slot. read: gives the values of a
-    file, or raises. commits: iteration -> commit. files: place -> file of the contribution that counts.
-    owners: machines of which data are here. owned: machine -> its private data, of those whose contributions
-    all name one corpus. made_of: place -> private data that the contribution names, of machines that had
-    several corpora. lacking: round that cannot be taken again -> sentence on a contribution that is not here.
-    fragile: the same for rounds that can be taken only if none before is left out: private data that are here
-    give the contribution, but the slot carries state. checked: number of contributions that have the digest
-    in the log. problems: sentences on files that are not what the log says."""
+    file; raises OSError, or BadFile if they do not have the digest in its header. commits: iteration ->
+    commit. files: place -> file of the contribution that counts. owners: machines of which data are here.
+    owned: machine -> its private data, of those whose contributions all name one corpus. made_of: place ->
+    private data that the contribution names, of machines that had several corpora. lacking: round that cannot
+    be taken again -> sentence on a contribution that is not here. fragile: the same for rounds that can be
+    taken only if none before is left out: private data that are here give the contribution, but the slot
+    carries state. checked: number of contributions that have the digest in the log. problems: sentences on
+    files that are not what the log says."""
 
     whose: Mapping[Place, str] = field(default_factory=dict)
     read: Callable[[Path], Tensor] = lambda path: torch.empty(0)
@@ -223,8 +224,9 @@ def _check_round(
 
 
 def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:
-    """First of the files whose values have the digest that they name; None if none has. Files before it that
-    have not are entered in `kept.problems`. where: words for the contribution, for messages."""
+    """First of the files whose values have the digest in the file's own header, which the caller has compared
+    with the log's; None if none has. Files before it that have not, or cannot be read, are entered in
+    `kept.problems`. where: words for the contribution, for messages."""
     for path in paths:
         try:
             kept.read(path)

@@ -84,10 +84,10 @@ def replay(
     restore: Callable[[Commit], None] = lambda commit: None,
 ) -> None:
     """Replay the log from the state of the stepper's reference up to iteration `last`. Iterations are taken,
-    skipped and evaluated as in the log. Observers are called for the state from which it begins and for every
-    iteration. advance: called with the number of iterations done since its last call. gaps: iteration that
-    cannot be taken -> commit after which the replay goes on, with the state that `restore` loads; None: it
-    ends before the gap."""
+    skipped and evaluated as in the log. Observers are called for the state from which it begins, for every
+    iteration that is taken or skipped, and for each restored state. advance: called with the number of
+    iterations done since its last call. gaps: iteration that cannot be taken -> commit after which the replay
+    goes on, with the state that `restore` loads; None: it ends before the gap."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

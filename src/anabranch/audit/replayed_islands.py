@@ -45,9 +45,9 @@ class IslandReplay:
         self._audits.keep(state)
 
     def work(self, t: int, commit: StageCommit, parts: int, summed: Collection[int]) -> ReplayedWork:
-        """Hashes of the recomputed work of all members of the relays' stage in iteration t. commit: the
-        stage's entry in the commit, which says which units they own. parts: number of parts into which a sum
-        is cut. summed: parts whose total over the members is wanted."""
+        """Hashes of the recomputed work of those members of the relays' stage that own units in iteration t.
+        commit: the stage's entry in the commit, which says which units they own. parts: number of parts into
+        which a sum is cut. summed: parts whose total over the members is wanted."""
         found = ReplayedWork()
         kept: dict[int, list[Tensor]] = {part: [] for part in summed}
         for position in sorted(set(commit.owners) - {-1}):

@@ -24,9 +24,9 @@ _E = TypeVar("_E", bound=Event)
 
 
 class EventLog:
-    """Append-only event file; its folder is created if missing. Each event is one `write` call, so a crash
-    loses no event already written. `write` raises OSError if the disk is full; the next event then begins a
-    line of its own."""
+    """Append-only event file; its folder is created if missing, and a last line that a crash cut off is
+    ended. Each event is one `write` call, so a crash loses no event already written. `write` raises OSError
+    if the disk is full; the next event then begins a line of its own."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -55,7 +55,8 @@ class EventLog:
 
 class EventTail:
     """Incremental reader of an event file that may still grow, from byte `position` on. `position` is where
-    the next `read` begins."""
+    the next `read` begins; bytes before it that are no whole line yet are kept in memory, so another reader
+    must not begin there."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path

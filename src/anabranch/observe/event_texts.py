@@ -23,7 +23,8 @@ def plain_event(event: _E) -> _E:
 
 def own_event(event: _E, folder: Path) -> _E:
     """Copy of this peer's `event` as it is to be written: without the paths of this machine
-    (`without_paths`), and without control characters, since it may quote another peer."""
+    (`without_paths`), and with texts that are single lines of at most ERROR_MAX characters, without control
+    characters, since it may quote another peer."""
     return _changed(without_paths(event, folder), lambda text: plain(text, ERROR_MAX))
 
 

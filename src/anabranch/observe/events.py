@@ -61,7 +61,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
 class PeerJoined(Event, frozen=True, kw_only=True):
     """Admission of the peer `subject` to `stage`, whose state it downloads before it serves. name, region: as
     its owner says. role: "data", "relay" or "auditor". capacity: microbatches that it can hold at once.
-    forward_s: seconds of the forward pass of one microbatch, measured when it joined."""
+    forward_s: seconds of one block's forward pass of one microbatch, measured when it joined (0: not
+    measured)."""
 
     subject: str
     name: str
@@ -94,8 +95,9 @@ class Step(Event, frozen=True, kw_only=True):
     whole gradient before clipping, in a round of the islands' mean change. seconds: since the previous commit
     (0: not known, as the writer learnt of the step later). manifest_hash: of the batch. owners: stage -> unit
     -> id of the peer whose contribution counted. verdict: "step" or "skip". alive, attempts: live peers, and
-    reduce attempts, at stages 0..S. loss_sums: nats summed over the tokens of each microbatch, by index.
-    inner_steps: of each slot of a round that counted; 0 for a late slot, -1 for one without a machine."""
+    reduce attempts, at stages 0..S. loss_sums: nats summed over the tokens of each microbatch, by index
+    (None: not told). bits_per_byte: the loss in bits per byte of text (None: not known). inner_steps: of each
+    slot of a round; 0 for a late slot, which does not count, -1 for one without a machine."""
 
     t: Whole
     loss: float | None
@@ -125,7 +127,9 @@ class Evaluation(Event, frozen=True, kw_only=True):
 
 
 class Skip(Event, frozen=True, kw_only=True):
-    """Commit of iteration t without a step: `tensor` overflowed in microbatch `index` at `stage`."""
+    """Commit of iteration t without a step: `tensor` overflowed in microbatch `index` at `stage`. With tensor
+    "state of slots" nothing overflowed: no slot of the round could be filled any more, and `index` is the
+    first of them."""
 
     t: Whole
     stage: Whole
@@ -263,10 +267,11 @@ class RunFinished(Event, frozen=True, kw_only=True):
 class Timing(Event, frozen=True, kw_only=True):
     """Event: work of `peer` between its previous step and step t, which it has just applied: seconds by kind
     of task (forward_s with embedding and head, weight_gradient_s with those computed again, reduce_s and
-    apply_s without waiting), idle_s without any task (0 in its first step), and bytes of payloads sent.
-    span_s: seconds since it applied its previous step; 0 if unknown. reducing_s: from the start of the
-    committed reduce attempt until the step was applied. transfer_s: idle seconds in which it waited for links
-    to deliver activations and gradients."""
+    apply_s without waiting; inner steps of pipeline islands are in none), idle_s without any task (0 in its
+    first step), and bytes of payloads sent (bytes_activations with input gradients). span_s: seconds since it
+    applied its previous step; 0 if unknown. reducing_s: from the start of the committed reduce attempt until
+    the step was applied. transfer_s: idle seconds in which it waited for links to deliver activations and
+    gradients."""
 
     t: Whole
     stage: Whole

@@ -3,7 +3,8 @@
     step 9/40 | loss 4.2 | 2.41 b/B | 31,204 tok/s | grad 0.92 | peers 2|2 2 | eta 3:20 | split 1: 7+1  2: 4+4
 
 `peers` is the number alive at stage 0, then at stages 1..S. A number turns red when a stage that had more
-replicas is down to its last. `split` is the number of the step's microbatches per replica of stages 1..S.
+replicas is down to its last, or has none. `split` is the number of the step's microbatches per replica of
+stages 1..S.
 """
 
 from __future__ import annotations

@@ -182,9 +182,9 @@ class MetricExporter:
 
 class ExportThread:
     """Thread that passes the events appended to an event log after byte `position` to `exporter`, which
-    writes metrics for other programs (TensorBoard, ...), from its creation until `close`. `close` exports the
-    last events and closes `exporter`. After an error it reports once through `say` and stops; the run goes
-    on."""
+    writes metrics for other programs (TensorBoard, ...), from its creation until `close`. `close` waits until
+    the last events are exported and `exporter` is closed. After an error the thread reports once through
+    `say` and stops, without closing `exporter`; the run goes on."""
 
     def __init__(
         self, events: Path, position: int, exporter: MetricExporter, say: Callable[[str], None]

@@ -214,7 +214,7 @@ def _final(evaluation: log.Evaluation) -> str:
 
 
 def _short(count: int) -> str:
-    """A count as short text: 1,234,567 -> "1.2M"."""
+    """A count as short text: 1,234,567 -> "1.23M"."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"

@@ -16,9 +16,10 @@ Hops = Counter[tuple[int, str, str, str]]
 
 def hops_of(owners: Mapping[int, Mapping[int, str]], stages: int) -> Hops:
     """Hops of a step's microbatches (see `Hops`): the HOPS_MAX with most microbatches. owners: stage -> unit
-    -> peer (`events.Step.owners`). stages: relay stages. At relay stages a unit is a microbatch; at stage 0,
-    unit 2i is the head of microbatch i, and unit 2i + 1 its embedding. A microbatch goes from the data node
-    that embedded it through a replica of each stage to the data node that computed its loss."""
+    -> peer (`events.Step.owners`). stages: relay stages. At relay stages a unit is a microbatch, in a round a
+    slot, which counts as one; at stage 0, unit 2i is the head of microbatch i, and unit 2i + 1 its embedding.
+    A microbatch goes from the data node that embedded it through a replica of each stage to the data node
+    that computed its loss."""
     hops: Hops = Counter()
     ends = owners.get(0, {})
     for unit, source in ends.items():
@@ -34,8 +35,8 @@ def hops_of(owners: Mapping[int, Mapping[int, str]], stages: int) -> Hops:
 
 
 def shares_of(owners: Mapping[int, Mapping[int, str]]) -> dict[str, float]:
-    """{peer: microbatches of a step that it computed}; a data node's units count one half each. owners: as
-    for `hops_of`."""
+    """{peer: microbatches of a step that it computed, in a round slots}; a data node's units count one half
+    each. owners: as for `hops_of`."""
     shares: Counter[str] = Counter()
     halves: Counter[str] = Counter()
     for stage, units in owners.items():

@@ -34,11 +34,12 @@ class Peers:
 
     Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since (unix
     s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
-    forward_s, backward_s, trips (round trips, key of the other peer -> ms), ways (key -> way of a link that
-    is not direct: "punched", "relayed", or the key of its carrier), share (microbatches of the last step),
-    total (microbatches of committed steps), busy (fraction of an iteration spent computing), sent (bytes),
-    moved_off (microbatches taken over by others), right, wrong (audits that found its work the same, and
-    different or withheld), program (version).
+    forward_s, backward_s (of a microbatch; until the first `Vitals` forward_s is of one block), trips (round
+    trips, key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed",
+    or the key of its carrier), share (microbatches of the last step, or slots of the last round), total
+    (those of all committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off
+    (microbatches taken over by others, without those after it counted as lost), right, wrong (audits that
+    found its work the same, and different or withheld), program (version).
     """
 
     def __init__(self, state: TrackedState) -> None:
@@ -51,7 +52,8 @@ class Peers:
 
     def key(self, peer: str) -> str:
         """Key of the record of the peer with id `peer`. A missing record is created, and if there are
-        NODES_MAX already, 256 others are dropped: those of peers that are gone longest."""
+        NODES_MAX already, 256 others are dropped: those of peers that are gone longest, or, if none is gone,
+        those whose state is oldest."""
         if peer not in self._keys:
             self._make_room()
             self._keys[peer] = key = str(int(next(reversed(self._keys.values()), "0")) + 1)
@@ -128,8 +130,8 @@ class Peers:
 
     def suspected(self, event: log.Suspected, says: str = "") -> None:
         """Record a peer's verdict on another one, whose state it may change; nothing if that one is unknown
-        or gone. A suspect is active again once all who suspected it have refuted that. says: begin of the
-        text for the reason, which names a stranger that gave it ("": none)."""
+        or gone. A suspected or lost peer is active again at a verdict after which nobody suspects it. says:
+        begin of the text for the reason, which names a stranger that gave it ("": none)."""
         node = self.get(event.subject)
         if not node or node["state"] not in PRESENT:
             return
@@ -146,7 +148,7 @@ class Peers:
     def lost(self, peer: str, reason: str, time: float) -> bool:
         """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if the peer
         was active until then: it counts as lost from `time` (unix s) on. False if it was suspected already;
-        also if it is unknown, gone or joining, when nothing is recorded."""
+        also if it is unknown, gone, joining or lost already, when nothing is recorded."""
         node = self.get(peer)
         if not node or node["state"] not in ("active", "suspect"):
             return False

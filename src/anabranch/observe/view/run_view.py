@@ -7,9 +7,9 @@ Sections of the state:
     nodes    `peers.py`
     flow     key "": hops, a list of [column, from, to, source, microbatches] of the last committed step,
              by keys of nodes
-    totals   key "": repairs, doubles, skips, removals, rollbacks, joins, refused, computed_s, sent, tokens,
-             wasted_s
-             (an estimate: passes of repaired microbatches at the lost peer, and of doubles)
+    totals   key "": repairs, doubles, skips, removals (of crashed peers), rollbacks, joins, refused,
+             computed_s, sent, tokens, wasted_s (an estimate: passes of repaired microbatches at the lost
+             peer, and of doubles); a rollback takes nothing from them
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ Line = list[float | str]
 
 
 class View:
-    """State of one run as shown to people. detailed: True to keep network addresses and all reasons for
-    waiting in sentences, for whoever leads the run. on_sentence: called with each new sentence of the
-    story."""
+    """State of one run as shown to people. state: sections of the module's docstring. peers: its section
+    "nodes". steps, evaluations: points (columns: `time_series`). story: lines. time: latest time of an event
+    (unix s). detailed: True to keep network addresses and all reasons for waiting in sentences, for whoever
+    leads the run. on_sentence: called with each new sentence of the story."""
 
     def __init__(
         self, detailed: bool = False, on_sentence: Callable[[str], None] = lambda text: None

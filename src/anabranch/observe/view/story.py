@@ -24,8 +24,9 @@ Sentence = tuple[str, str, str]
 
 
 class Story:
-    """Writer of sentences about events. peers: the peers' records, updated with each event before. detailed:
-    True to keep network addresses and all reasons for waiting, for whoever leads the run."""
+    """Writer of sentences about events. Events come in the log's order: a run start names the founder, and of
+    waits soon after each other one is told. peers: the peers' records, updated with each event before.
+    detailed: True to keep network addresses and all reasons for waiting, for whoever leads the run."""
 
     def __init__(self, peers: Peers, detailed: bool = False) -> None:
         self._peers = peers
@@ -40,7 +41,7 @@ class Story:
         return event.peer not in ("", self._founder)
 
     def tell(self, event: log.Event) -> list[Sentence]:
-        """Sentences about an event; [] if it needs none, and for events that another method is about."""
+        """Sentences about an event; [] if it needs none, and for events that another method is about. """
         name = self._peers.called
         match event:
             case log.RunStarted():

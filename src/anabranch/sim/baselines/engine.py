@@ -61,8 +61,8 @@ class Worker:
     ) -> float:
         """Queue tasks of microbatch `index`, which are computed one after another as a whole: the lowest
         `priority` first, of equals the lowest index. Returns their seconds, as long as no other process of
-        the machine computes (`SHARED`). kinds: the tasks. then: called at the end, unless the process
-        crashed. members: replicas in the reduce, for its tasks."""
+        the machine computes (`SHARED`). kinds: the tasks. then: called at the end, unless the process crashed
+        or its queue was dropped (`forget`). members: replicas in the reduce, for its tasks."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.drift.slowness(self.host.id)
@@ -111,7 +111,7 @@ class Baseline(ABC):
     """Simulated swarm of another system: `run` returns its outcome. Subclasses define an iteration, and the
     effect of a crash on it. serving: stage -> live replicas. downloads: joining relay -> replicas that it
     downloads its state from. ready: joined relays that serve from the next iteration on. t: last committed
-    iteration. sending: for each host, seconds in which it had a payload in flight."""
+    iteration. sending: for each host, seconds in which it had a payload in flight that it sent."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         self.fleet, self.clock = fleet, Clock()

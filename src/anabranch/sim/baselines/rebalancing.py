@@ -35,9 +35,9 @@ class Rebalancing:
         swarm.clock.after(LOOK_S, self._look)
 
     def committed(self) -> None:
-        """If `every_s` has passed since the last move, move the relay with the shortest queue of the least
-        loaded stage to the most loaded one. Nothing moves if the loads are equal, or if each stage has one
-        relay. Called between two iterations."""
+        """If `every_s` has passed since the loads were last compared, compare them anew and move the relay
+        with the shortest queue of the least loaded stage to the most loaded one. Nothing moves if the loads
+        are equal, or if each stage has one relay. Called between two iterations."""
         swarm = self._swarm
         if swarm.clock.now < self._next_at_s:
             return

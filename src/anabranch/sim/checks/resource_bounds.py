@@ -75,7 +75,8 @@ def _at_most(node: Node, what: str, size: int, most: int) -> None:
 
 def check_account(world: World, sender: Node, receiver: str) -> None:
     """Raise Violation (I5) if a sender counts more credits (permissions to send a microbatch) of the peer
-    `receiver` than that one has granted to it. Nothing is checked while the two do not share an open link."""
+    `receiver` than that one has granted to it. Nothing is checked while the two do not share an open link,
+    the sender catches up after a freeze, or they have different bases."""
     there = world.nodes.get(receiver)
     if there is None or sender.catching_up:
         return

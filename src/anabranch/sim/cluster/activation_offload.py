@@ -22,8 +22,9 @@ class OffloadedActivations:
     def copy_s(self, host: str, stage: int, resident: int, link_bytes_per_s: float, task: Task) -> float:
         """Seconds of the copies between host and device memory that a task at a host needs; 0 for most tasks.
         Also records the begin (Forward of training) or end (InputGradient, Discard) of the task's microbatch,
-        so each task is asked about once. stage: of the host. resident: microbatches whose activations fit
-        into its device memory. link_bytes_per_s: rate of its copies, above 0."""
+        so each task is asked about once. The first task of another iteration clears the host's record. stage:
+        of the host. resident: microbatches whose activations fit into its device memory. link_bytes_per_s:
+        rate of its copies, above 0."""
         if not isinstance(task, tasks.Forward | tasks.InputGradient | tasks.Discard):
             return 0.0
         held = self._held[host]

@@ -38,7 +38,9 @@ class Change(Struct, frozen=True, order=True, forbid_unknown_fields=True):
 
 
 class Trace(Struct, frozen=True):
-    """Departures and returns of machines, sorted by time. source: origin of the trace, in words."""
+    """Departures and returns of machines, sorted by time; each machine leaves and joins in turn. Nothing is
+    checked here, only by `parse_trace`. A machine whose first change is a join is absent at first. source:
+    origin of the trace, in words."""
 
     source: str
     changes: tuple[Change, ...] = ()

@@ -376,9 +376,9 @@ class Machine:
 
     def capacity(self, stage: int) -> int:
         """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
-        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit, or if the devices
-        that hold a relay stage together are more than its blocks. Of several such devices, the one with most
-        blocks counts."""
+        weights, moments, gradient sums and reduced gradient. 0 if these alone, or what the end of a pipeline
+        island's slot needs, do not fit, or if the devices that hold a relay stage together are more than its
+        blocks. Of several such devices, the one with most blocks counts."""
         work, together = self.work, self.device.together if stage else 1
         blocks = work.blocks(stage) if stage else 1
         if blocks < together:
@@ -427,8 +427,9 @@ class KnownDevices(dict[str, Device]):
 
 
 def known_devices(more: str) -> Mapping[str, Device]:
-    """Device models of the package and of the file `more` ("": of none), which may replace some. Raises
-    UserError as `read_devices`."""
+    """Device models by name, of the package and of the file `more` ("": of none), which may replace some. A
+    look-up, or `in`, also answers to "2xNAME" to "8xNAME" (`KnownDevices`). Raises UserError as
+    `read_devices`."""
     return KnownDevices({**shipped_devices(), **(read_devices(Path(more)) if more else {})})
 
 

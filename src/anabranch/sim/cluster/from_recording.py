@@ -91,7 +91,7 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
     """Make a scenario from a run's events. config: the run's run file. name: name of the scenario, with which
-    errors begin. Raises UserError if the log has fewer than two steps with timings, or the run has a model,
+    errors begin. Raises UserError if the log has fewer than two steps or no timings, or the run has a model,
     dtype or pipeline that is not simulated."""
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]

@@ -22,10 +22,11 @@ class MachinePart:
     name: prefix of the machines' names, which end with a number if there are several ("": named by stage).
     region: region of the network profile ("": drawn by the seed). stage: stage of a relay (0: assigned by the
     simulator). on: name of a machine that these are further processes of ("": machines of their own), which
-    share its region, line and device, as a data node that serves a stage as well. capacity: microbatches in
-    flight (0: computed from its memory). price_per_hour: price of one machine, in any currency. The measured
-    seconds are those of one microbatch (forward_s of a data node: embedding and head) and of one step
-    (reduce_s, apply_s); 0: computed from the device's figures.
+    share its region, line and device, as a data node that serves a stage as well. speed: factor on all rates;
+    the measured seconds are those at speed 1. capacity: microbatches in flight (0: computed from its memory).
+    price_per_hour: price of one machine, in any currency. The measured seconds are those of one microbatch
+    (forward_s of a data node: embedding and head) and of one step (reduce_s, apply_s); 0: computed from the
+    device's figures.
     """
 
     count: Annotated[int, Range(1, 4096)] = 1

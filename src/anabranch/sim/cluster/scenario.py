@@ -147,7 +147,8 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
 
 def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
     """Checked scenario from the contents of a file. where: the file's name, with which errors begin and of
-    which the scenario gets its name. Raises UserError with file, key and allowed values."""
+    which the scenario gets its name. The file of devices is read, those of the network profile and of the
+    churn trace are not. Raises UserError with file, key and allowed values."""
     parts = typing.get_type_hints(Scenario)
     header = data.get("anabranch")
     version = header.get("version") if isinstance(header, Mapping) else None
@@ -234,8 +235,8 @@ def _value(value: Any, hint: Any, label: str) -> Any:
 
 
 def _check_consistency(scenario: Scenario, where: str) -> None:
-    """Raise UserError if keys of a scenario contradict each other, or the name of a model or device is
-    unknown. where: begin of the message."""
+    """Raise UserError if keys of a scenario contradict each other, the name of a model or device is unknown,
+    or a drawn device is too small for a stage. where: begin of the message."""
     model, fleet, run = scenario.model, scenario.fleet, scenario.run
     if model.size not in size_names():
         known = ", ".join(size_names())
@@ -327,7 +328,8 @@ class RegionLink(Protocol):
 
 
 class Regions(Protocol):
-    """Network profile: regions, and the link between any two of them (`net.wan.profile.Profile` is one)."""
+    """Network profile: regions, and the link between any two of them and within each, `link(one, one)`
+    (`net.wan.profile.Profile` is one)."""
 
     @property
     def regions(self) -> tuple[str, ...]: ...
@@ -337,10 +339,11 @@ class Regions(Protocol):
 @dataclass(frozen=True)
 class Host:
     """Process of a fleet, mostly alone on a machine. stage: 0 for a data node. capacity: greatest number of
-    microbatches in flight. machine: model of the times of its tasks. line: its access line. parked: how many
-    of the microbatches, at most, have their activations offloaded to host memory. fixed: True if the scenario
-    gives the stage. on: host whose machine this is a further process of ("": a machine of its own). hidden:
-    True if nobody can dial it, so that others reach it through carriers."""
+    microbatches in flight, those of `parked` included and further ones of `fleet.recompute` not. machine:
+    model of the times of its tasks. line: its access line. parked: how many of the microbatches, at most,
+    have their activations offloaded to host memory. fixed: True if the scenario gives the stage. on: host
+    whose machine this is a further process of ("": a machine of its own). hidden: True if nobody can dial it,
+    so that others reach it through carriers."""
 
     id: str
     stage: int
@@ -418,8 +421,9 @@ def fleet_of(
 ) -> Fleet:
     """Fleet of a scenario for a seed. The seed draws regions (as evenly as possible), devices, speeds and
     capacities that the scenario does not give, and which relays nobody can dial. Relays without a given stage
-    are assigned in turn, or as `assigned` says (relay -> stage). Raises UserError for an unknown region, and
-    for a churn trace that is unreadable or names other machines than these relays."""
+    are assigned in turn. assigned: relay -> stage that it has instead, also of a given one. Raises UserError
+    for an unknown region, and for a churn trace that is unreadable or names other machines than these
+    relays."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     assigned = assigned or {}
     named = staged(scenario.machines, stages)

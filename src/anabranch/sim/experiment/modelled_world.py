@@ -232,8 +232,8 @@ class ModelledWorld(LinedWorld):
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`. Nothing happens, and nothing is counted,
-        without an open link. A payload shares bandwidth (`traffic`). Messages are not decoded from bytes:
-        only `simtest` checks that every message can be."""
+        without an open link. A payload shares bandwidth (`traffic`). The sender's `mouth` is not asked.
+        Messages are not decoded from bytes: only `simtest` checks that every message can be."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return

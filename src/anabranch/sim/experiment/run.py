@@ -52,7 +52,8 @@ def simulate(
 ) -> Outcome:
     """Simulate one seed of a scenario under a policy or baseline (KNOWN_POLICIES). A run that fails has a
     result, too, with `failure` set. Raises UserError if the fleet cannot be made, or hides relays from a
-    baseline. committed: called with the number of each iteration after its commit; never under a baseline."""
+    baseline. committed: called with the number of each iteration after its commit, but not again if it is
+    committed once more after a rollback; never under a baseline."""
     if policy in BASELINES:
         if scenario.network.hidden:
             key = f"network.hidden = {scenario.network.hidden:g}"
@@ -84,7 +85,7 @@ class Simulation:
     """Simulation of one seed of a scenario under a routing policy, with the real protocol; `run` carries it
     out, once, and returns the outcome, also of a failure. recorder: metrics of its iterations. crashed,
     returned: (relay, virtual seconds) of each crash and return. committed: called with the number of each
-    iteration after its commit."""
+    iteration after its first commit."""
 
     def __init__(
         self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None

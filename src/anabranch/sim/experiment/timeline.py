@@ -87,7 +87,7 @@ class TimelineRecorder:
 
     def _away(self, end: float) -> list[Span]:
         """Spans from the start of the run until `end` (virtual s): relays "gone" until their machines are
-        back, then "joining" until they compute."""
+        back, then "joining" until they compute, or crash again."""
         crashed, returned = self._simulation.crashed, self._simulation.returned
         absent = [(name, 0.0) for name in sorted(self._simulation.fleet.trace.absent)]
         found = []

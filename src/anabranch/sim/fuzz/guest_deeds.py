@@ -367,10 +367,10 @@ def _come_again(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest, signs: bool = True) -> None:
-    """Deed: put a `LyingWorker` in place of the guest's worker, once for each of its processes. It gives
-    false results of one kind of task (`Guest.lie`) in iterations in which it has a say (`_has_a_say`); in
-    audits of others only with `Guest.audits` and as the only liar. signs: True to sign the false results,
-    False to sign the right ones."""
+    """Deed: put a `LyingWorker` in place of the guest's worker, if none is there yet. It gives false results
+    of one kind of task (`Guest.lie`) in iterations in which it has a say (`_has_a_say`); in audits of others
+    only with `Guest.audits` and as the only liar. signs: True to sign the false results, False to sign the
+    right ones."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return

@@ -130,7 +130,7 @@ class HostileGuests:
         self._carries_since: dict[str, tuple[float, Counter[tuple[str, frozenset[str]]]]] = {}
         """Guest that carries -> time of its first deed, and the links made until then."""
         self.put_out: dict[str, str] = {}
-        """Guest -> reason of its first removal after that."""
+        """Guest -> reason of its first removal after its deed began."""
         self._left: dict[str, float] = {}
         """Guest that did nothing yet -> time at which its deed is dropped."""
         self._seen: tuple[object, ...] = ()

@@ -103,7 +103,7 @@ def cut(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 def partition(swarm: SwarmUnderTest, victim: Node) -> Injected:
     """Fault: cut the victim and some other peers (never the leader, unless it is the victim) off from all the
-    rest for 0.3 to 20 s: their links break, or messages over them are lost. Returns (text for the story,
+    rest for 0.3 to 20 s: their links break, or messages over them are held back. Returns (text for the story,
     seconds)."""
     world, seconds = swarm.world, swarm.rng.choice(_LASTING_S)
     names = sorted(node.id for node in world.nodes.values() if node.running)

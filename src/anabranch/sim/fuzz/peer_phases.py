@@ -88,8 +88,8 @@ _INNER_OF_DATA_NODES: dict[type[tasks.Task], str] = {tasks.InnerForward: EMBED, 
 
 
 def phase_of(node: Node, committed_t: int) -> str:
-    """Phase of a peer's work now, one of PHASES; IDLE if it does nothing. committed_t: last iteration
-    committed in the log."""
+    """Phase of a peer's work now, one of PHASES; IDLE if it does nothing that has a phase. committed_t: last
+    iteration committed in the log."""
     peer = node.peer
     if _misses_a_leader(node):
         return ELECTION

@@ -101,8 +101,9 @@ ROUNDS_DROP = 0.75
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """Planned fault of a kind. Once `after_t` steps are committed it passes over `skip` peers that are in the
-    planned phase, and hits the next one `delay_s` later."""
+    """Planned fault of a kind. Once `after_t` steps are committed it passes over `skip` events at which a
+    peer in the planned phase could be hit (fewer if it has waited long), and hits the peer of the next one
+    `delay_s` later."""
 
     kind: str
     phase: str
@@ -321,9 +322,8 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """First iteration of a seed's time with two iterations in flight, drawn; `NO_DELAY` (never) in most
-    seeds, and in all with islands or audits. torch: True for a seed with tensors, which begins as early as
-    possible."""
+    """Delay of a seed, whose `start` (its last synchronous iteration) is drawn; `NO_DELAY` in most seeds, and
+    in all with islands or audits. torch: True for a seed with tensors, which begins as early as possible."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:

@@ -53,9 +53,9 @@ ELECT_AGAIN_S = 0.5
 
 
 class SeedTrial:
-    """Trial of one seed; `run` may be called once, and returns the outcome, also of a violation. story:
-    (virtual time, text) of faults and other actions; notes of the peers are in `world.notes`. steps: last
-    committed iteration."""
+    """Trial of one seed; `run` may be called once, and returns the outcome, also of a violation or of an
+    unexpected error (as I7). story: (virtual time, text) of faults and other actions; notes of the peers are
+    in `world.notes`. steps: last committed iteration."""
 
     def __init__(self, drawn: DrawnSeed) -> None:
         self.drawn = drawn
@@ -186,8 +186,9 @@ class SeedTrial:
             self.strike("crash", node)
 
     def eligible(self, kind: str, node: Node) -> bool:
-        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer has one of
-        the kind's roles, and the run can go on without it (`can_be_lost`) if the fault loses its state."""
+        """True if a fault of this kind may hit this peer now: its process runs unfrozen, the peer serves or
+        has asked for a stage, it has one of the kind's roles, and the run can go on without it
+        (`can_be_lost`) if the fault loses its state."""
         if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
             return False
         wanted = kind_named(kind)
@@ -331,7 +332,8 @@ class _PendingFault:
 
     def _waited(self, trial: SeedTrial) -> float:
         """Time that the fault has waited for a victim, in units of what it may take: seconds / SETTLE_FOR_S
-        or steps / SETTLE_FOR_STEPS, whichever is more. Above 1 any phase will do."""
+        or steps / SETTLE_FOR_STEPS, whichever is more. From 1 on any phase will do, for faults of carriers
+        apart."""
         since = self._since or 0.0
         steps = (trial.steps - self._since_t) / SETTLE_FOR_STEPS
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)

@@ -14,10 +14,10 @@ from anabranch.sim.kernel.swarm_world import World
 
 
 def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, float]]) -> None:
-    """Add (member, slowness) pairs to a world; the first one founds the run, the others join within 0.5 s.
-    slowness: factor on the seconds of the node's tasks. schedule: step parameters that the founder logs.
-    `machines` may be a generator that draws from `world.random`: a pair is asked for just before its peer is
-    added."""
+    """Add (member, slowness) pairs to a world; the first one founds the run, the others begin to join at
+    drawn times in its first 0.5 s. Nothing runs yet (`World.run`). slowness: factor on the seconds of the
+    node's tasks. schedule: step parameters that the founder logs. `machines` may be a generator that draws
+    from `world.random`: a pair is asked for just before its peer is added."""
     every = iter(machines)
     founder, slowness = next(every)
     kept = SavedVoterState(founder.disk, seed=world.seed)

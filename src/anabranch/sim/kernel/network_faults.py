@@ -18,8 +18,8 @@ DIAL_S = 10.0
 @dataclass(frozen=True)
 class LinkDisorder:
     """Duplication and reordering of messages. duplicated: probability that a message arrives twice. shaken_s:
-    greatest extra delay (s), drawn for each message, so that messages overtake each other. peers: only on
-    links of these peers (None: on all)."""
+    greatest extra delay (s), drawn for each copy, so that messages overtake each other. peers: only on links
+    of these peers (None: on all)."""
 
     duplicated: float
     shaken_s: float
@@ -39,8 +39,8 @@ class NetworkFaults:
         self._holes: dict[tuple[str, str], float] = {}
 
     def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
-        """Hold back all messages from the first to the second peer of each pair until the time `until`
-        (infinite: for ever). A later time that was set before stays."""
+        """Hold back all messages that the first peer of each pair sends to the second from now on, until the
+        time `until` (infinite: for ever); those in flight arrive. A later time that was set before stays."""
         for pair in pairs:
             self._holes[pair] = max(until, self._holes.get(pair, 0.0))
 

@@ -53,7 +53,8 @@ class MembershipPool:
 
 class SharedMembership(Membership):
     """Membership list of one simulated peer, whose contents are shared with equal lists of the same pool. A
-    change by a log entry looks up the shared list with that change, or makes it."""
+    change by a log entry looks up the shared list with that change, or makes it; after a change without a key
+    the list is not shared."""
 
     __slots__ = ("_pool", "_value")
 

@@ -66,11 +66,11 @@ class Environment(ABC):
     schedule: step parameters of the founder; None until it is added. checkpoints: iteration -> checkpoint.
     make_computer: (stage) -> executor of the tasks of a peer at that stage. make_own: (peer, stage) ->
     executor of the tasks of a peer that has data of its own; None: no peer has. watchers: called after every
-    event of every node. bookkeepers: called, after the watchers, for finished tasks, events of the founder,
-    and events at which a voter learned of committed entries. notes: (time, peer, kind, fields) of what peers
-    report for the event log. log: all committed entries, encoded. strict: True if a failed task is an error
-    of the simulation. keeps_states: True if a process that exits by itself leaves its stage's state on its
-    disk.
+    event that a node has handled (`Node.handle`). bookkeepers: called, after the watchers, for finished
+    tasks, events of the founder, and events at which a voter learned of committed entries. notes: (time,
+    peer, kind, fields) of what peers report for the event log. log: all committed entries, encoded. strict:
+    True if a failed task is an error of the simulation, those that may fail in a correct run apart.
+    keeps_states: True if a process that exits by itself leaves its stage's state on its disk.
     """
 
     def __init__(
@@ -97,8 +97,9 @@ class Environment(ABC):
 
     @abstractmethod
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Begin to connect a node to a peer; the node gets a LinkUp or LinkDown event later. address: where
-        the node believes the peer to be ("": the truth)."""
+        """Begin to connect a node to a peer; the node gets a LinkUp or LinkDown event later, or neither if it
+        has ended or has another link by then. address: where the node believes the peer to be ("": the
+        truth)."""
 
     @abstractmethod
     def end_circuits(self, carrier: str) -> None:
@@ -106,13 +107,14 @@ class Environment(ABC):
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        """Close the link of a node to `peer` after everything that was sent before has arrived; then the peer
-        gets a LinkDown event. Nothing happens without a link."""
+        """Close the link of a node to `peer`. The node forgets it at once, without an event. The peer gets a
+        LinkDown event once the messages sent before have arrived; a world with access lines loses payloads
+        that have not left. Nothing happens without a link."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
-        """Close `link`, which a node has to `peer`, at once: a newer one to the same peer is open. Both ends
-        get a LinkDown event."""
+        """Close `link`, which a node has to `peer`, at once: a newer one to the same peer is open. The node
+        gets a LinkDown event at once; the other end gets it later, unless it has another link then."""
 
     @abstractmethod
     def task_s(self, node: Node, task: Task) -> float:
@@ -120,10 +122,10 @@ class Environment(ABC):
 
 
 class Link:
-    """Connection between two simulated processes. open: True until it is closed or broken. nodes: peer -> its
-    process. cut_by: peer whose process died, if its messages in flight may still arrive; else None. quiet_at:
-    virtual time at which the last message arrives. dialled_by: peer that made it. via: carrier that forwards
-    its messages ("": none)."""
+    """Connection between two simulated processes. open: True until it is closed or broken. ends: its two
+    peers. nodes: peer -> its process. cut_by: peer whose process died, if its messages in flight may still
+    arrive; else None. quiet_at: virtual time at which the last message arrives. dialled_by: peer that made
+    it. via: carrier that forwards its messages ("": none)."""
 
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
@@ -232,8 +234,9 @@ class Node:
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
-        process are queued, those of an ended one are dropped. Raises what the protocol or an observer raises
-        (Violation)."""
+        process are queued, those of an ended one are dropped. Raises what the protocol or an observer raises;
+        Violation if the peer's voter has another committed log entry than the world; RuntimeError if a task
+        fails that may not (only in a strict world)."""
         if not self.alive or self.stopped is not None:  # not `running`: a call for each event
             return
         if self._backlog is not None:
@@ -287,8 +290,9 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Do the disk writes up to `number` and report them to the protocol. Those that wait when the process
-        is killed are lost."""
+        """Do the disk writes up to `number` and report them to the protocol (Persisted). Writes that wait
+        when the process is killed are lost. Those of a frozen process, or of one that exited by itself, are
+        done; their report waits or is dropped."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))

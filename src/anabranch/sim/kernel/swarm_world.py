@@ -37,8 +37,8 @@ class Model:
     """Durations of messages and tasks in a world.
 
     latency_s: least and greatest one-way delay of a message, drawn for each. bulk_s: seconds that a payload
-    takes longer, and a bandwidth probe in proportion to its size. task_s: class name of a task -> its seconds
-    (others: 0.001), which are multiplied by the node's slowness.
+    takes longer, and a bandwidth probe in proportion to its size (in activations). task_s: class name of a
+    task -> its seconds (others: 0.001), which are multiplied by the node's slowness.
     """
 
     latency_s: tuple[float, float] = (0.001, 0.02)
@@ -71,7 +71,8 @@ class World(Environment):
     nodes: peer -> its latest process. trouble: network faults. slow: pair of peers -> factor on the delays of
     their link. unheard: kinds of notes that are not recorded. liars: hostile peers, whose reports of their
     own slots the checks do not believe. mouths: peer -> function that replaces or drops each message of its
-    process, for peers that lie. See `Environment` for the rest.
+    process, for peers that lie. See `Environment` for the rest. Making a world sets the garbage collector's
+    threshold of the whole process (GC_ALLOCATIONS).
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class World(Environment):
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
-        """Add the founder's process and return its node; it starts at once and leads first. If it has
-        restarted in a run with several voters, it also dials one that its log names. disk: of its machine
-        (None: an empty one)."""
+        """Add the founder's process and return its node; it starts at the present time, once the clock runs.
+        The founder of a new run leads first; one that restarts in a run with several voters also dials one
+        that its log names. disk: of its machine (None: an empty one)."""
         node = Node(self, peer, member, 1.0)
         node.disk = disk or Disk(member.disk)
         self.schedule = peer.ctx.run.schedule
@@ -131,9 +132,9 @@ class World(Environment):
 
     def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
         """Add a peer's process and return its node; at time `at` (s) it starts and dials the peer `leader` to
-        join. `member.stage` is the stage that it asks for (-1: any). A process of the same name and disk
-        (`member.disk`) before it leaves its disk to this one. slowness: factor on the seconds of its
-        tasks."""
+        join. `member.stage` is the stage that it asks for (-1: any). A former process of the same id and disk
+        (`member.disk`) leaves its disk to this one; if it still runs, both go on with the same key. slowness:
+        factor on the seconds of its tasks."""
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
         kept = disk.kept(self.seed_of(member))
@@ -185,8 +186,8 @@ class World(Environment):
     def _deliver(
         self, sender: Node, link: Link, peer: str, decoded: AnyMessage, size: int, payload: Payload | None
     ) -> None:
-        """Deliver a decoded message to `peer` after a delay; it is lost if the link breaks before, or if a
-        carrier swallows it. size: bytes of the encoded message.
+        """Deliver a decoded message to `peer` after a delay; it is lost if the link breaks before (`crash`
+        may spare it), or if a carrier swallows it. size: bytes of the encoded message.
 
         Messages without payload arrive in order, and those with a payload do, unless a fault reorders them.
         """
@@ -282,7 +283,7 @@ class World(Environment):
     def _dial_via(self, node: Node, peer: str, carriers: Sequence[str]) -> None:
         """Connect a node to a peer, after the time of a dial, through the first of these carriers to which
         the peer has a link by then. The node gets LinkUp, or LinkDown if there is no such carrier or the peer
-        refuses."""
+        refuses; neither if it has ended or another link is open by then."""
         ready_s = 2 * (self._setup_s(node.id, carriers[0]) + self._setup_s(carriers[0], peer))
 
         def ready() -> None:
@@ -413,8 +414,8 @@ class World(Environment):
             self.clock.after(self._delay(one, other), down)
 
     def lose(self, sender: str, receiver: str, seconds: float = math.inf) -> None:
-        """Hold back everything from one peer to another for `seconds`, as a black hole (`network_faults`);
-        their link stays open."""
+        """Hold back everything that one peer sends to another in the next `seconds`, as a black hole
+        (`network_faults`): it arrives then, or never if they are infinite. Their link stays open."""
         self.trouble.swallow([(sender, receiver)], self.clock.now + seconds)
 
     def partition(self, side: Collection[str], seconds: float = math.inf) -> None:
@@ -425,14 +426,14 @@ class World(Environment):
         self.trouble.swallow(pairs, self.clock.now + seconds)
 
     def vanish(self, peer: str) -> None:
-        """Remove a machine without a reset of its links (power failure); nothing reaches it any more, and its
-        messages in flight are lost."""
+        """Remove a machine without a reset of its links (power failure): nothing reaches it any more, and
+        nothing leaves it. Messages that are in flight then may still arrive."""
         self.trouble.gone.add(peer)
         self.nodes[peer].alive = False
 
     def crawl(self, one: str, other: str, factor: float, seconds: float) -> None:
-        """Multiply the delays between two peers by `factor` for `seconds`; then they are as without a
-        fault."""
+        """Multiply the delays between two peers by `factor` for `seconds`; then they are as without a fault,
+        also if another call for the pair came meanwhile."""
         pair = frozenset((one, other))
         self.slow[pair] = factor
         self.clock.after(seconds, partial(self.slow.pop, pair, None))
@@ -468,7 +469,8 @@ class World(Environment):
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
         """Run until the founder has stopped and every other live peer has stopped or has no link to it; if
         the founder was killed or removed, until all steps are committed by the others (of one voter: at
-        once). Raises TimeoutError, which names what is missing, after `until_s` (virtual) or `max_events`."""
+        once). Raises TimeoutError, which names what is missing, after the virtual time `until_s`, after
+        `max_events` events of this call, or if no event is planned any more."""
         nodes, founder, clock = self.nodes, self.genesis.leader, self.clock
         for _ in range(max_events):
             leader = nodes[founder]

@@ -33,10 +33,10 @@ class Row(msgspec.Struct):
     because the relay was the last of its stage. recoveries: microbatches sent again. computed_s, wasted_s:
     compute seconds of all nodes, and those whose result entered no step; died_s: wasted seconds that were
     lost with a crashed process. busy_s, alive_s: seconds of computing and of being alive, summed over the
-    relays. communicating_s: seconds in which a relay had a payload in flight (mean). twice: contributions
-    that a gradient contains beyond the first. messages, kinds: control messages, in all and by kind.
-    message_bytes, payload_bytes: bytes of these and of payloads. phases: see `phase_breakdown`; phases and
-    kinds are empty for baselines. microbatches: number that count (0: the batch)."""
+    relays. communicating_s: seconds in which a relay had a payload in flight that it sent (mean). twice:
+    contributions that a gradient contains beyond the first. messages, kinds: control messages, in all and by
+    kind. message_bytes, payload_bytes: bytes of these and of payloads. phases: see `phase_breakdown`; phases
+    and kinds are empty for baselines. microbatches: number that count (0: the batch)."""
 
     t: int
     seconds: float
@@ -60,10 +60,11 @@ class Row(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """Result of one simulated seed under one policy. rows: one per committed iteration, in order. rollbacks:
-    number in the log. failure: reason why the run did not finish, or is wrong; "" if neither.
-    alone_tokens_per_s: tokens per second of the fleet's best machine, if it trained the whole model alone.
-    carried_bytes: bytes that hosts carried for others, by host (those that carried none are left out)."""
+    """Result of one simulated seed under one policy. rows: one per committed iteration, in order; an
+    iteration that is committed again after a rollback has the row of its first commit. rollbacks: number in
+    the log. failure: reason why the run did not finish, or is wrong; "" if neither. alone_tokens_per_s:
+    tokens per second of the fleet's best machine, if it trained the whole model alone. carried_bytes: bytes
+    that hosts carried for others, by host (those that carried none are left out)."""
 
     policy: str
     seed: int
@@ -215,8 +216,9 @@ class Summary(msgspec.Struct):
 
 
 def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
-    """Summary of the outcomes of one policy, one at least. Figures are of the seeds that finished; `failures`
-    has a line for each other seed. fleet: of any of the seeds, for the sizes of the scenario."""
+    """Summary of the outcomes of one policy, one at least. Figures are of the seeds that finished with more
+    iterations than the warm-up; `failures` has a line for each seed that failed. fleet: of any of the seeds,
+    for the sizes of the scenario."""
     model, warm_up = fleet.scenario.model, fleet.scenario.run.warm_up
     tokens = fleet.scenario.work.tokens
     counted = [o.rows[warm_up:] for o in outcomes if not o.failure and len(o.rows) > warm_up]

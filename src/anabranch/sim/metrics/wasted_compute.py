@@ -19,8 +19,8 @@ from anabranch.sim.metrics.trial_result import DeliveredFaults
 class WastedCompute:
     """Observer of a world that adds up seconds of microbatches since the start: computed_s, wasted_s, and of
     the latter those lost with crashed processes (died_s). Seconds count as wasted with the commit of their
-    iteration. Waste and repairs are attributed to the last fault reported with `struck`. faults: False if
-    none are reported, which is faster."""
+    iteration; a rollback changes nothing. Waste and repairs are attributed to the last fault reported with
+    `struck`. faults: False if none are reported, which is faster."""
 
     def __init__(self, world: World, faults: bool = True) -> None:
         self.world = world

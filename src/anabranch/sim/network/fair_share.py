@@ -197,7 +197,8 @@ class Traffic:
         via: str = "",
     ) -> None:
         """Send a payload; `arrived` is called when its last byte arrives, and never if the connection is
-        dropped. priority: 0 goes first. via: host that carries it ("": none)."""
+        dropped (`drop`) before that byte has left. priority: 0 goes first. via: host that carries it ("":
+        none)."""
         self._order += 1
         payload = _Payload(1, priority, self._order, 8.0 * size_bytes, arrived)
         key = sender, receiver, via
@@ -256,8 +257,8 @@ class Traffic:
             self._unsettle(*wire.lanes)
 
     def carried(self) -> list[tuple[str, int]]:
-        """(carrier, priority of its first payload) of each direction between two hosts on which a carrier has
-        payloads now."""
+        """(carrier, priority of the first payload) of each direction between two hosts that has payloads over
+        a carrier now."""
         return [(key[2], lane.waiting[0].priority) for key, lane in self._lanes.items() if key[2]]
 
     def rates(self) -> dict[tuple[str, str, str], float]:

@@ -1,4 +1,4 @@
-"""Time in which hosts had payloads in flight."""
+"""Time in which hosts had payloads in flight that they sent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from anabranch.sim.kernel.clock import Clock
 
 
 class InFlightTime:
-    """Time in which each host had a payload in flight. seconds: host -> virtual seconds so far, without a
-    time that has not ended."""
+    """Time in which each host had a payload in flight that it sent. seconds: host -> virtual seconds so far,
+    without a time that has not ended."""
 
     def __init__(self, clock: Clock) -> None:
         self.seconds: dict[str, float] = {}

@@ -26,10 +26,10 @@ class LinedWorld(World):
     """World with access lines. line: host -> its access line. machine: host -> host that has its line. A
     payload is lost if its link breaks or is closed before the last byte has left, as on a live link.
 
-    traffic: payloads in flight. under_way: for each host, seconds in which it had one in flight.
-    carried_bytes: carrier -> bytes that it was given to carry for others; given, handed_on: carrier ->
-    payloads that it was given, and that it passed on whole. ended_circuits: (carrier, pair) of each link that
-    broke because its carrier ended, or broke it.
+    traffic: payloads in flight. under_way: for each host, seconds in which it had one in flight that it sent.
+    carried_bytes: carrier -> bytes that it was given to carry for others, control messages included; given,
+    handed_on: carrier -> payloads that it was given, and that it passed on whole. ended_circuits: (carrier,
+    pair) of each link that broke because its carrier ended, or broke it.
     """
 
     def __init__(

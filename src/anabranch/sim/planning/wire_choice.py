@@ -103,9 +103,9 @@ def same_loss_s(plan: Plan) -> float:
 
 
 def chosen(found: Sequence[Plan]) -> Plan:
-    """Best of the plans: a later one is taken if it is quicker to the same loss than the best one before it
-    by more than WORTH. Plans whose simulation failed are left out, and those with another model than the
-    first: a subspace is only proposed. Raises UserError if all failed."""
+    """Best of the plans, one at least: a later one is taken if it is quicker to the same loss than the best
+    one before it by more than WORTH. Plans whose simulation failed are left out, and those with another model
+    than the first: a subspace is only proposed. Raises UserError if all failed."""
     same_model = [plan for plan in found if plan.scenario.model == found[0].scenario.model]
     good = [plan for plan in same_model if not _failed(plan)]
     if not good:

@@ -66,8 +66,9 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class RouteResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Output of `anabranch route --json` (`docs/reference`). flow, cost: microbatches that have a path, and
-    their cost. paths: one per such microbatch. demand: microbatches in all. quiet: False if the policy was
-    not done. oracle, churn: optimum and repair, if asked for."""
+    their cost. paths: one per such microbatch. demand: microbatches in all. simulated_seconds: virtual time
+    of the last datagram that changed anything (0 without messages). quiet: False if the policy was not done.
+    oracle, churn: optimum and repair, if asked for."""
 
     policy: str
     flow: int
