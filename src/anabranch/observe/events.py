@@ -126,9 +126,13 @@ class Evaluation(Event, frozen=True, kw_only=True):
     tokens: Whole
 
 
+#: Skip.tensor of a round of which no slot could be filled, as the commit log has it.
+STRANDED = "state of slots"
+
+
 class Skip(Event, frozen=True, kw_only=True):
     """Commit of iteration t without a step: `tensor` overflowed in microbatch `index` at `stage`. With tensor
-    "state of slots" nothing overflowed: no slot of the round could be filled any more, and `index` is the
+    `STRANDED` nothing overflowed: no slot of the round could be filled any more, and `index` is the
     first of them."""
 
     t: Whole
@@ -267,7 +271,8 @@ class RunFinished(Event, frozen=True, kw_only=True):
 class Timing(Event, frozen=True, kw_only=True):
     """Event: work of `peer` between its previous step and step t, which it has just applied: seconds by kind
     of task (forward_s with embedding and head, weight_gradient_s with those computed again, reduce_s and
-    apply_s without waiting; inner steps of pipeline islands are in none), idle_s without any task (0 in its
+    apply_s without waiting; of inner steps of pipeline islands input_gradient_s has the whole backward pass,
+    apply_s the optimizer step), idle_s without any task (0 in its
     first step), and bytes of payloads sent (bytes_activations with input gradients). span_s: seconds since it
     applied its previous step; 0 if unknown. reducing_s: from the start of the committed reduce attempt until
     the step was applied. transfer_s: idle seconds in which it waited for links to deliver activations and

@@ -19,6 +19,7 @@ from anabranch.observe.events import (
     PeerRemoved,
     RunFinished,
     Step,
+    Timing,
     Vitals,
     encode_event,
 )
@@ -143,3 +144,13 @@ def test_a_round_is_written_with_the_inner_steps_of_its_plan(tmp_path: Path) -> 
     journal.note("step", {"record": record, "plan": plan})
     journal.close()
     assert [list(event.inner_steps) for event in events_of(path, Step)] == [[5, -1, 0]]
+
+
+def test_the_seconds_of_a_crews_inner_steps_are_in_the_timing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("r", False, Membership(), path, lambda lines: None)
+    seconds = {"InnerForward": 1.0, "InnerHead": 2.0, "InnerBackward": 4.0, "InnerStep": 8.0, "Apply": 16.0}
+    journal.note("timing", {"t": 3, "stage": 1, "seconds": seconds})
+    journal.close()
+    (timing,) = events_of(path, Timing)
+    assert (timing.forward_s, timing.input_gradient_s, timing.apply_s) == (3.0, 4.0, 24.0)

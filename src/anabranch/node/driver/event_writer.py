@@ -42,6 +42,8 @@ _SAME_FIELDS: dict[str, type[log.Event]] = {
     "note": log.Note,
     "audit": log.Audit,
 }
+#: Kinds of tasks whose seconds are those of forward passes; StepAhead has no finer times.
+_FORWARDS = ("Forward", "Head", "Embed", "StepAhead", "InnerForward", "InnerHead")
 #: Most events in one message, and most bytes of one event, that are sent or accepted.
 MAX_EVENTS = 256
 MAX_EVENT_BYTES = 65536
@@ -255,11 +257,11 @@ class EventWriter:
         return self._copied(
             log.Timing,
             f,
-            forward_s=sum(s.get(kind, 0.0) for kind in ("Forward", "Head", "Embed", "StepAhead")),
-            input_gradient_s=s.get("InputGradient", 0.0),
+            forward_s=sum(s.get(kind, 0.0) for kind in _FORWARDS),
+            input_gradient_s=s.get("InputGradient", 0.0) + s.get("InnerBackward", 0.0),
             weight_gradient_s=s.get("WeightGradient", 0.0) + s.get("Recount", 0.0),
             reduce_s=s.get("Freeze", 0.0) + s.get("SumPart", 0.0) + s.get("Assemble", 0.0),
-            apply_s=s.get("Apply", 0.0) + s.get("Skip", 0.0),
+            apply_s=s.get("Apply", 0.0) + s.get("Skip", 0.0) + s.get("InnerStep", 0.0),
         )
 
 

@@ -57,6 +57,9 @@ class Story:
             case log.Evaluation():
                 bits = f", {event.bits_per_byte:.3f} bits per byte" if event.bits_per_byte is not None else ""
                 return [("progress", "", f"held out after step {event.t}: loss {number(event.loss)}{bits}")]
+            case log.Skip(tensor=log.STRANDED):
+                text = f"round {event.t} was skipped: none of its slots had its machines any more"
+                return [("trouble", "", text)]
             case log.Skip():
                 tensor = f"{plain(event.tensor)} of microbatch {event.index} at stage {event.stage}"
                 text = f"step {event.t} was skipped: {tensor} was not finite or out of range"
