@@ -191,8 +191,8 @@ class Reservation:
 
 
 class ResourceManager:
-    """Scopes of one transport, within `budgets`. refusals: number of refused reservations, by kind of
-    scope."""
+    """Scopes of one transport, within `budgets`. Whoever gets a reservation gives it back
+    (`Reservation.release_all`). refusals: number of refused reservations, by kind of scope."""
 
     def __init__(self, budgets: Budgets) -> None:
         self.system = Scope("this process", budgets.system)

@@ -50,7 +50,8 @@ def tls_timeouts(limits: Limits) -> dict[str, Any]:
 
 
 def proved_key(lane: Lane) -> str | None:
-    """Id of the peer whose key the accepting side of a connection proved; None if it showed none."""
+    """Id of the peer whose key the accepting side of a connection proved; None if it showed none, or one of
+    another type than Ed25519."""
     return peer_id_of_certificate(_ssl_object(lane).getpeercert(True))
 
 
