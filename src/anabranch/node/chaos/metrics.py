@@ -67,7 +67,7 @@ class Metrics(msgspec.Struct):
     another replica. removed: removals of honest peers, moves to another stage included. falsely_suspected,
     falsely_removed: numbers of such events for honest peers that no fault had hit. peer_hours: processes
     times hours. recovery: by "killed" (SIGKILL, which resets connections) and "frozen" (SIGSTOP, which is
-    silent). compute: wasted compute. hostile: figures of the guests.
+    silent). compute: wasted compute, of the whole run. hostile: figures of the guests.
     """
 
     faults: Faults

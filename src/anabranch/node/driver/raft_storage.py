@@ -40,8 +40,8 @@ class _Vote(msgspec.Struct):
 
 class RaftStorage:
     """Files of a voter: its copy of the commit log (one entry per line), and the vote file, a JSON object
-    with term, vote and a random name of the disk (`nonce`). Raises UserError if the vote file cannot be
-    read."""
+    with term, vote and a random name of the disk (`nonce`). Raises UserError if the vote file is damaged or
+    of another version, OSError if it cannot be read."""
 
     def __init__(self, log: Path, vote: Path) -> None:
         self.log = log

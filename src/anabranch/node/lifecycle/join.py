@@ -133,7 +133,8 @@ async def join(
     `once`, until its first part in the run ends. say: prints a sentence for the user. driver, transport:
     classes of the peer's driver and of its connections.
 
-    Raises UserError if the ticket or the address cannot be used.
+    Raises UserError if the address or an option cannot be used in the first part, TicketError if the ticket
+    names no peer, IdentityError if the key in `home` cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
     words = f"leaving the run; others take over first, within {LEAVE_S:.0f} s (Ctrl+C again leaves at once)"
