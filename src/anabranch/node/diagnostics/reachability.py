@@ -27,8 +27,8 @@ def remote_checks(
     machines, all as HOST:PORT/CODE (another text fails an assertion); one that fails is RED. Clock, NAT and
     dialling back are checked if one answered, dialling back by the first of them. listens, port: address of
     its own at which this machine listens meanwhile, for the dialling back (port 0: any free one); not a
-    public address that a router forwards. tell: gets a sentence before each measurement. Raises OSError if
-    the first host that answered has no IPv4 address or no route, as `own_address`."""
+    public address that a router forwards. tell: gets a sentence before each measurement. Raises OSError where
+    `own_address` does so for the first that answered."""
     seen: list[tuple[LinkTestClient, Greeting]] = []
     for text in peers:
         tell(f"measuring the link to {text.partition('/')[0]}")

@@ -145,8 +145,8 @@ class LivePeer:
 
     async def run(self, dial: tuple[str, str] | None = None) -> Outcome:
         """Run until this peer ends, by its protocol, by `finish` or by a failure, which is an Outcome, too,
-        and not raised; then close its links, threads and files. Before, the stage's state is written to the
-        cache, but not after a failure or an abort; after the end of the run the cache is emptied
+        and not raised; then close its links, threads and files. The stage's state is written to the cache,
+        but not after a failure or an abort; once the run is over the cache is emptied instead
         (`_keep_state`). Meanwhile the loop's exception handler is this peer's. To be called once. dial: (peer
         id, addresses) to dial first, or None."""
         settle()
