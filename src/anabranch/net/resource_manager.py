@@ -242,8 +242,8 @@ class ResourceManager:
         return self._connection(("system", ""), ("circuits", carrier))
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:
-        """Empty reservation for the payloads of a link, charged to the system, the address block, the peer
-        and its ticket. ticket: "" if not known, or of the owner's own peer."""
+        """Empty reservation for the payloads of a link, charged to the system, the address block of the other
+        end (`host`), the peer and its ticket. ticket: "" if not known, or of the owner's own peer."""
         keys = [("system", ""), ("block", block_of(host)), ("peer", peer)]
         return Reservation(self, keys + ([("ticket", ticket)] if ticket else []))
 

@@ -53,7 +53,7 @@ class Dialer:
         self._end = end
         self._links = links
         self._only_engine = only_engine
-        #: Credential that this side showed last to each peer that it dialled directly.
+        #: Credential that this side showed last to each peer that it dialled without a carrier.
         self._shown: dict[str, Credential] = {}
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
