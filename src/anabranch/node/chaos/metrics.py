@@ -39,8 +39,9 @@ class Spread(msgspec.Struct):
 
 
 class Recovery(msgspec.Struct):
-    """Seconds from a fault until a microbatch of its victim was sent to another replica (`next_hop`), until
-    the next step was committed (`commit`), and until the victim's replacement was active (`replaced`)."""
+    """Seconds from a fault until each microbatch that was repaired because of it was sent to another replica
+    (`next_hop`), until the next step was committed (`commit`), and until the victim's replacement was active
+    (`replaced`)."""
 
     next_hop: Spread
     commit: Spread

@@ -1,7 +1,8 @@
 """Joining a run by ticket: a volunteer's machine, from its first dial to the end of its last part.
 
-A part ends when the peer is removed, when the run's owner stops the run, or when the peer fails. The machine
-then joins again by itself, as the protocol's `Return` decides."""
+A part ends when the peer is removed or fails, when the run's owner stops the run, and when the machine's
+hours end or a pause begins. The machine then joins again by itself, as the protocol's `Return` decides, or
+once it is lent again."""
 
 from __future__ import annotations
 
