@@ -30,7 +30,7 @@ STOP_S = 70.0
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of a committed step, or of an evaluation of the weights after it.
+    """Figures of the committed step t, or of an evaluation of the weights after it.
 
     time: Unix seconds. figures: by the names that TensorBoard and Weights & Biases get, too
     (docs/reference/metrics.md); what is unknown is left out.
