@@ -51,8 +51,9 @@ class RaftStorage:
         self._ends = [0]
 
     def load(self) -> SavedVoterState:
-        """Read term, vote and log. A last line that a crash cut off is removed: it was never acknowledged.
-        Raises UserError if the log is damaged. To be called before `do`."""
+        """Read term, vote and log. A last line that a crash cut off is removed, if there is a whole one
+        before it: it was never acknowledged. Raises UserError if the log is damaged. To be called before
+        `do`."""
         lines = self._read_log()
         if self._state is None:
             # A log without a vote file belongs to a single voter, whose id has no nonce.

@@ -57,9 +57,9 @@ class CarrierProcess:
         self._reminder = Reminder()
 
     async def run(self) -> str:
-        """Carry until the run is over, the user ends it, or the run's data node refuses this process for good
-        (LASTING); returns why. Raises UserError if it cannot listen there, IdentityError if its key cannot be
-        used."""
+        """Carry until the run is over, the user ends it, the run's data node refuses a dial for good
+        (LASTING), or the leader the offer; returns why. Raises UserError if it cannot listen there,
+        IdentityError if its key cannot be used."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)

@@ -82,7 +82,8 @@ def create_run(
     """Make a run directory with its corpus and run file. Values that the corpus and imported weights
     determine are added to the run file. progress(label, done, total): called while the corpus is made, with
     bytes. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path` is in
-    use. Whatever the error, no run directory that was made here is left behind."""
+    use. If the corpus or the run file cannot be made, for whatever reason, the directory is removed again, an
+    empty folder that was at `path` before with it."""
     from anabranch.train.model.rounds import steps_on_corpus
     from anabranch.train.numerics.numerics_class import configure
 
