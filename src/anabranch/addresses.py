@@ -115,8 +115,8 @@ def block_of(host: str) -> str:
 
 
 def foreign_block_of(host: str) -> str:
-    """`block_of(host)`; "" for this machine, whose processes are no strangers, and for text that is no
-    address."""
+    """`block_of(host)`; "" for a loopback address, as this machine's processes are no strangers, and for text
+    that is no address."""
     address = _address(host)
     return "" if address is None or address.is_loopback else block_of(host)
 

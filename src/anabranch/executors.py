@@ -1,7 +1,7 @@
 """Executors: where the independent parts of a sweep are computed, in processes of this machine or on Ray.
 
 An executor maps a picklable function over jobs and yields (number of the job, result) as results come. The
-function must be repeatable: a job whose machine dies is computed again.
+function must be repeatable: Ray computes a job whose machine dies again.
 """
 
 from __future__ import annotations

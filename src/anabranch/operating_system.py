@@ -46,8 +46,9 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def lock(handle: int, wait: bool = False) -> None:
-    """Lock the open file `handle` for this process; the kernel releases the lock when the process ends.
-    Raises OSError if another process holds the lock; wait: True to wait for it instead."""
+    """Lock the open file `handle`; the kernel releases the lock once no process has that open file any more.
+    Raises OSError if somebody holds the lock who opened the file separately, also in this process; wait: True
+    to wait for it instead, on Windows for ten seconds."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -72,8 +73,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush a folder to the disk, which makes the renames in it durable; nothing on Windows, which opens no
-    folders."""
+    """Flush a folder to the disk, which makes the renames in it durable. Nothing for a folder that may not be
+    opened for reading, as on Windows, which opens none. Raises OSError for other failures."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:  # Windows opens no folders
@@ -118,7 +119,8 @@ def physical_memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Free memory of this machine in bytes; half of all its memory where the system does not tell (macOS)."""
+    """Free memory of this machine in bytes, on Linux without the file caches that could give way; half of all
+    its memory where the system does not tell (macOS)."""
     if sys.platform == "win32":
         return _windows_memory_bytes()[1]
     with contextlib.suppress(ValueError, OSError):

@@ -120,8 +120,9 @@ class TrainedModel:
     def export(self, out: str | Path) -> Path:
         """Write the model as a folder that Hugging Face transformers loads; returns the folder.
 
-        With the weights of a run goes a model card from its log, README.md: data, steps, contributors. Raises
-        UserError if `out` exists and is not an empty folder, or cannot be written.
+        With the weights of a run that has a log goes a model card made from it, README.md: data, steps,
+        contributors. Raises UserError if `out` exists and is not an empty folder, or cannot be written, or a
+        file of the run cannot be read.
         """
         from anabranch.checkpoint.hf import export_hf
 
@@ -170,8 +171,8 @@ def load(path: str | Path, step: int | None = None) -> TrainedModel:
     """Load a model from a run directory, or from a Hugging Face folder of a supported architecture.
 
     step: the checkpoint after this step (None: the newest); ignored for a Hugging Face folder. Configures
-    torch as the run does (threads, deterministic kernels), so that the same call gives the same bits each
-    time. Raises UserError for what is missing or damaged.
+    torch as the run does (threads, deterministic kernels; one thread for a Hugging Face folder), so that the
+    same call gives the same bits each time. Raises UserError for what is missing or damaged.
     """
     if (Path(path) / "config.json").is_file():
         return _load_hf(Path(path))

@@ -30,7 +30,7 @@ STOP_S = 70.0
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of a committed step, or of an evaluation of the weights after it.
+    """Figures of the committed step t, or of an evaluation of the weights after it.
 
     time: Unix seconds. figures: by the names that TensorBoard and Weights & Biases get, too
     (docs/reference/metrics.md); what is unknown is left out.
@@ -42,7 +42,7 @@ class Metrics:
 
     @property
     def loss(self) -> float | None:
-        """Training loss in nats per token; None for an evaluation."""
+        """Training loss in nats per token; None for an evaluation, or if it is unknown."""
         return self.figures.get("loss/training")
 
     @property
@@ -190,9 +190,10 @@ class Run:
         """Events of the run as they are written, until its leading process ends.
 
         past: begin with those before the last `start` of this object. Of a run that this object did not
-        start, all events that are in its log, whatever `past` says. Raises LeaderFailed if the leading
-        process fails, UserError if it refuses its input, or if a local run has lost too many relays of a
-        stage before its first step.
+        start, all events that are in its log, whatever `past` says. They end at once then. Raises
+        LeaderFailed if the leading process fails, UserError if it refuses its input (neither after this
+        object's `stop` or `kill`), or if a local run has lost too many relays of a stage before its first
+        step.
         """
         from anabranch.observe.event_log import EventTail
         from anabranch.observe.events import Event
@@ -229,7 +230,8 @@ class Run:
                     yield figures
 
     def wait(self) -> int:
-        """Wait until the run has ended; returns its last committed step. Raises as `events` does."""
+        """Wait until the run has ended, if this object started it; returns its last committed step. Raises as
+        `events` does."""
         for _ in self.events():
             pass
         return self.step
@@ -239,7 +241,8 @@ class Run:
         until all its processes have ended.
 
         A leader that does not end in STOP_S seconds is killed; a later start continues from the checkpoint
-        before. A run that this object did not start, or that has ended, is not touched.
+        before. A run that this object did not start is not touched; of one that has ended, only processes
+        that are left are killed.
         """
         if self._swarm is not None and self.running:
             self._ended_here = True
@@ -252,7 +255,7 @@ class Run:
     def kill(self, name: str = "") -> None:
         """Kill a process of this object's swarm, or without a name all of them, as a crash would.
 
-        name: one of `peers`. Raises UserError if there is no such process.
+        name: one of `peers`; nothing if it has ended. Raises UserError if there is no such process.
         """
         from anabranch.operating_system import KILL
 
@@ -266,7 +269,8 @@ class Run:
         self._close()
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
-        """Recompute every step here and compare; parameters and result are those of `anabranch.verify`."""
+        """Recompute every step here and compare; imported weights that lack here are downloaded. Parameters
+        and result are those of `anabranch.verify`."""
         return verify(self.path, jobs, independent, fetch=True)
 
     def load(self, step: int | None = None) -> TrainedModel:

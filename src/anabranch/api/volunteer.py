@@ -57,15 +57,15 @@ def join(
     only). home: folder for key and log; the default is ~/.anabranch/RUN. patience_s: how long to try to reach
     the run for the first time. grace_s: seconds to leave in after SIGINT or SIGTERM. once: do not join again.
     listens: False to accept no connection. hours: times of the day at which it is lent, as in "22:00-07:00",
-    or "when idle"; "" for always. carry: limits. transport: "tcp", "iroh", or "auto" for both. caps: of its
-    line. audits: True if the ticket is an auditor's. cache_gb: most GB of stages' states kept on its disk for
-    its next process. threads: of torch, 0 for the run file's; another number only where run.numerics is
-    "mixed". memory_gib: memory (GiB) to plan with, also of each GPU; 0: what is free. nice: see
-    `operating_system.lower_priority`. private_data: prepared corpus of this machine alone, on which it takes
-    its inner steps in a run on private data. keep_gb: most GB of its contributions that it keeps in such a
-    run, for `verify`. say: gets sentences about the progress. Blocks; computes in this
-    process, whose torch it configures for reproducible results. Raises UserError or NetError if an argument
-    cannot be used.
+    or "when idle", for which `nice` lowers the priority of this whole process; "" for always. carry: limits
+    of what it carries for others (None: the default ones). transport: "tcp", "iroh", or "auto" for both.
+    caps: of its line. audits: True if the ticket is an auditor's. cache_gb: most GB of stages' states kept on
+    its disk for its next process. threads: of torch, 0 for the run file's; another number only where
+    run.numerics is "mixed". memory_gib: memory (GiB) to plan with, also of each GPU; 0: what is free. nice:
+    see `operating_system.lower_priority`. private_data: prepared corpus of this machine alone, on which it
+    takes its inner steps in a run on private data. keep_gb: most GB of its contributions that it keeps in
+    such a run, for `verify`. say: gets sentences about the progress. Blocks; computes in this process, whose
+    torch it configures for reproducible results. Raises UserError or NetError if an argument cannot be used.
     """
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
@@ -98,9 +98,9 @@ def _times(hours: str, nice: int) -> Hours | WhenIdle | None:
 
 def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
     """Parse the text of a ticket with which a peer is to take part in a run, as an auditor if `audits` is
-    True, else as a relay or a data node; returns it. Raises NetError if the text is no ticket or the ticket
-    has expired; UserError if it permits watching only, is an auditor's and `audits` is False or the reverse,
-    or is a data node's and `has_corpus` is False."""
+    True, else as a relay or a data node, and verify its owner's signature; returns it. Raises NetError if the
+    text is no ticket, or the ticket is damaged, forged or expired; UserError if it permits watching only, is
+    an auditor's and `audits` is False or the reverse, or is a data node's and `has_corpus` is False."""
     from anabranch.net.ticket import AUDITOR, parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

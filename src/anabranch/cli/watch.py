@@ -8,7 +8,8 @@ examples:
 
 The page is served to this machine alone unless --host says otherwise. Ctrl+C ends the page, not the run. With
 a ticket, the event log is fetched from the run's data node and kept in ~/.anabranch/RUN/watch; watching takes
-no part in the run.
+no part in the run. When the data node refuses the ticket, e.g. an expired one, the page ends with exit status
+2.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
     """Name of a run on another machine, and the path of the local copy of its event log, which a thread,
-    started here, keeps up to date. The thread puts the reason into `ended` when the run ends or refuses the
-    ticket. home: folder of the copy (None: the default). Raises TicketError for a bad ticket, UserError if
-    another process keeps that copy."""
+    started here, keeps up to date. The thread puts the reason into `ended` when it stops copying
+    (`RemoteWatch.run`); not if it fails. home: folder of the copy (None: the default). Raises TicketError for
+    a bad ticket, UserError if another process keeps that copy."""
     from anabranch.api.volunteer import home_of
     from anabranch.net.ticket import parse_ticket
     from anabranch.node.driver.event_loop import run_async

@@ -28,7 +28,8 @@ _free = threading.BoundedSemaphore(LOOK_UPS)
 async def resolved(host: str, port: int, kind: int) -> list[tuple[Any, ...]]:
     """Addresses of a host for sockets of this kind, as `socket.getaddrinfo` returns them; a name is looked up
     without blocking the loop. kind: type of socket, such as SOCK_STREAM. Raises OSError if `host` has no
-    address or is no valid name of a host: strangers choose the names that a leader dials."""
+    address or is no valid name of a host (strangers choose the names that a leader dials), and while LOOK_UPS
+    names are being looked up."""
     try:
         try:
             return list(socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST))
@@ -77,8 +78,8 @@ async def first_of(
     discard: Callable[[_T], None],
 ) -> tuple[Address, _T]:
     """Dial the addresses in order with `connect`, each STAGGER_S after the one before (CARRIER_STAGGER_S for
-    a carrier or iroh), or at once when that failed. Returns the first address that succeeded, with its
-    connection; the other dials are cancelled, and a connection that one of them made all the same goes to
+    a carrier or iroh), or at once when any dial before failed. Returns the first address that succeeded, with
+    its connection; the other dials are cancelled, and a connection that one of them made all the same goes to
     `discard`.
 
     connect(address): makes a connection, or raises. Raises NetError if all addresses failed: the only

@@ -47,7 +47,8 @@ class _Outgoing:
 
 class ChunkQueue:
     """Send queue of payloads, in chunks of at most `chunk_bytes`. The most urgent priority goes first; within
-    one, chunks of the oldest and the shortest payload alternate. As a bool: True while any bytes wait."""
+    one, chunks of the oldest and the shortest payload alternate. queued_bytes: bytes of messages and payloads
+    that wait, and one for each message. As a bool: True while any bytes wait."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes

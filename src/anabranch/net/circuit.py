@@ -122,8 +122,9 @@ class Carrier:
         target, and connect both once the target comes. Returns then; the bytes are forwarded until one of the
         two connections ends.
 
-        near: the opener's connection. Raises Refused (no link to the target, too many circuits, the target
-        did not come) and ConnectionError.
+        near: the opener's connection, which `carry` does not close after an error. If too many circuits are
+        open, another one may be ended for this one. Raises Refused (no link to the target, too many circuits,
+        the target did not come, the opener left or sent too much) and ConnectionError.
         """
         wish = _Wish(opener, near, asyncio.get_running_loop().create_future())
         self._check_opener(wish)
@@ -233,8 +234,9 @@ class Carrier:
 
     async def meet(self, far: Lane, hello: Hello) -> None:
         """Take the connection `far` of a circuit's target, whose Hello is verified and not answered yet:
-        accept it, and hand it to the wish whose token the Hello names. Raises Refused if no circuit waits for
-        this peer, ConnectionError if the connection breaks."""
+        accept it, and hand it to the wish whose token the Hello names. Returns once the target is READY.
+        Raises Refused if no circuit waits for this peer, or it ends meanwhile, or other bytes come;
+        ConnectionError if the connection breaks."""
         wish = self._offers.get(hello.link_id)
         if wish is None or wish.target != hello.peer_id or wish.met.done():
             raise Refused(errors.LANE, "no circuit waits for this peer")

@@ -34,8 +34,8 @@ class Limits:
     the rest waits. max_queued_control_bytes, max_queued_bulk_bytes: messages and payloads that may wait for
     one link; with more the link is closed. chunk_bytes: size of a payload's chunks. handshake_timeout_s,
     max_pending_handshakes, max_pending_of_host: of incoming connections in their handshakes, in all and from
-    one host. attempts_per_s, attempts_burst: connections that one address block may begin.
-    shutdown_timeout_s: for a closing link to send its reason.
+    one host; the timeout also of each part of a dial. attempts_per_s, attempts_burst: connections that one
+    address block may begin. shutdown_timeout_s: for a closing link to send its reason.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES

@@ -23,7 +23,8 @@ class TicketError(NetError):
 
 
 class FrameError(NetError):
-    """Raised for bytes that the framing does not allow. The connection cannot be used any more."""
+    """Raised for bytes that the framing or the packing of a payload does not allow, and for a wrong checksum.
+    The connection cannot be used any more."""
 
 
 class ListenError(NetError):

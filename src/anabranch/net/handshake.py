@@ -161,8 +161,8 @@ INCARNATIONS_KEPT = 1 << 16
 
 
 class IncarnationFence:
-    """Highest incarnation (start count) noted of each admitted peer, of the last INCARNATIONS_KEPT; lower
-    ones are stale processes or copies of the peer's files."""
+    """Highest incarnation (start count) noted of each peer that was admitted or dialled, of the last
+    INCARNATIONS_KEPT; lower ones are stale processes or copies of the peer's files."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}

@@ -54,7 +54,7 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """Read the key file (PEM, readable by its owner only), or create one with a new key. Raises
         IdentityError for a file that cannot be made or read, is not an Ed25519 key, or that other users may
-        read."""
+        read; OSError if a new key cannot be written."""
         try:
             # Created exclusively: of two processes that start together one reads the other's file.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -159,7 +159,8 @@ def verify(peer_id: str, purpose: bytes, message: bytes, signature: bytes) -> bo
 
 
 def peer_id_of_certificate(der: bytes | None) -> str | None:
-    """Peer id of the key in a certificate (DER); None if it has no Ed25519 key."""
+    """Peer id of the key in a certificate (DER); None if it has no Ed25519 key, cannot be read, or is
+    missing."""
     if not der:
         return None
     try:

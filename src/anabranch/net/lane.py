@@ -70,10 +70,11 @@ class Lane(asyncio.BufferedProtocol):
     A carrier's is never opened: `forward_to` passes its bytes on to another connection.
 
     lost: future that is done when the connection is gone. writable: False while the transport's send buffer
-    is full. broke_framing: True if the other side sent bytes that are no frames, or began more payloads than
-    the protocol can need. on_refused: called with the reason when a payload found no room. rate: limits the
-    bytes that are read; None: no limit. forgets_rate: True if the kernel lets the connection begin slowly
-    again after a pause, as TCP without BBR does.
+    is full. bytes_received: without those of the handshake. bytes_sent: since a link took the lane over
+    (`attach`). broke_framing: True if the other side sent bytes that are no frames, or began more payloads
+    than the protocol can need. on_refused: called with the reason when a payload or a long message found no
+    room; it is to close the connection. rate: limits the bytes that are read; None: no limit. forgets_rate:
+    True if the kernel lets the connection begin slowly again after a pause, as TCP without BBR does.
     """
 
     def __init__(self) -> None:

@@ -266,7 +266,8 @@ class Link:
         self.control.transport.close()
 
     def abort(self) -> None:
-        """Drop both connections at once: queued messages are lost, and the other side is told no reason."""
+        """Drop both connections at once: queued messages are lost, and the other side is told no reason. The
+        link closes, and `on_closed` is called, once the first of them is gone."""
         self.control.transport.abort()
         self.bulk.transport.abort()
 

@@ -191,8 +191,8 @@ class Reservation:
 
 
 class ResourceManager:
-    """Scopes of one transport, within `budgets`. refusals: number of refused reservations, by kind of
-    scope."""
+    """Scopes of one transport, within `budgets`. Whoever gets a reservation gives it back
+    (`Reservation.release_all`). refusals: number of refused reservations, by kind of scope."""
 
     def __init__(self, budgets: Budgets) -> None:
         self.system = Scope("this process", budgets.system)
@@ -242,8 +242,8 @@ class ResourceManager:
         return self._connection(("system", ""), ("circuits", carrier))
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:
-        """Empty reservation for the payloads of a link, charged to the system, the address block, the peer
-        and its ticket. ticket: "" if not known, or of the owner's own peer."""
+        """Empty reservation for the payloads of a link, charged to the system, the address block of the other
+        end (`host`), the peer and its ticket. ticket: "" if not known, or of the owner's own peer."""
         keys = [("system", ""), ("block", block_of(host)), ("peer", peer)]
         return Reservation(self, keys + ([("ticket", ticket)] if ticket else []))
 

@@ -79,7 +79,8 @@ class Children:
         return max(status if status >= 0 else 128 - status for status in statuses)
 
     def end(self) -> None:
-        """Send each process SIGINT, at which it leaves its run; kill those that are left after LEAVE_S."""
+        """Send each process SIGINT, at which it leaves its run; kill those that are left after LEAVE_S, and
+        wait until all have ended."""
         self.signal(signal.SIGINT)
         try:
             self.wait(LEAVE_S)

@@ -44,8 +44,8 @@ def create(
 
 def open_to_others(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     """Configuration of a run that `anabranch start` makes: `config`, in which `run.numerics = "auto"` has
-    become "mixed" if other machines can use the tickets, "strict" if they cannot or if the run is audited.
-    `say` tells what the choice promises."""
+    become "mixed" if other machines can use the tickets, "strict" if they cannot or if the run is audited. If
+    others can use the tickets, `say` tells what "mixed", or a "strict" of the run file's, means for them."""
     network = config.network
     hosts = [address.host for address in parse_addresses(network.advertise)] or [network.host]
     if all(map(on_loopback, hosts)) or (config.audit.share and config.run.numerics == "auto"):

@@ -75,11 +75,11 @@ def lead_directory(
     line: Line = Line(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Lead the run in a directory until it ends; returns the exit status: 0, 1, or INTERNAL_FAILURE. Raises
-    UserError if the run cannot be led. quiet: True to print errors only and serve no page. new_tickets: True
-    to issue tickets even where former ones still work, and to take another port unless the run file names
-    one. serve: relays of this machine that take part, too (`own_relays`). line: caps of this machine's line.
-    A machine without room to begin is an internal failure, which `--restart` tries again, and no mistake of
-    the user."""
+    UserError if the run cannot be led. quiet: True to print errors only, serve no page, and take any free
+    port unless the run file names one. new_tickets: True to issue tickets even where former ones still work,
+    and to take another port unless the run file names one. serve: relays of this machine that take part, too
+    (`own_relays`). line: caps of this machine's line. A machine without room to begin is an internal failure,
+    which `--restart` tries again, and no mistake of the user."""
     try:
         directory = RunDirectory.open(path)
         with directory.led(), own_relays(directory, serve, to, line) as relays:

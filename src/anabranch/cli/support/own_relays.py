@@ -74,7 +74,7 @@ class OwnRelays:
         self._children = Children(commands, labels, lambda line: print(line, flush=True), ticket=ticket)
 
     def finish(self) -> None:
-        """Wait up to LEAVE_S seconds for the relays to end by themselves, as the run is over."""
+        """Wait up to LEAVE_S seconds for each of the relays to end by itself, as the run is over."""
         if self._children is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._children.wait(LEAVE_S)

@@ -34,7 +34,8 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
-    """Command that leads the run in `path` again, with output options, `--serve` and caps of `args`."""
+    """Command that leads the run in `path` again, with output options, `--serve` and caps of `args`, without
+    `--restart` and `--new-tickets`."""
     command = [sys.executable, "-m", "anabranch", "resume", str(path), "--log-format", args.log_format]
     command += own_relays.options(args.serve) + Line.of(args).words()
     command += ["--no-page"] if args.no_page else []

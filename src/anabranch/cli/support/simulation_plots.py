@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def plot(folder: Path, fleet: Fleet, summaries: Sequence[Summary], outcomes: Sequence[Outcome]) -> None:
     """Draw bars and throughput of all policies into `folder`, which is made if missing; for each of the
-    protocol's own also a timeline and a world map of the iteration with most crashes. fleet: that was
-    simulated. summaries: means of each policy over all seeds. outcomes: those of seed 0. Raises UserError if
-    a file cannot be written."""
+    protocol's own that did not fail also a timeline and a world map of the iteration with most crashes, for
+    which it is simulated again. fleet: that was simulated. summaries: means of each policy over all seeds.
+    outcomes: those of seed 0. Raises UserError if a file cannot be written."""
     from anabranch.flow.policies.registry import POLICIES
     from anabranch.observe.plots.policy_plots import draw_bars, draw_throughput
 

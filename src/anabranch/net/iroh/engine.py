@@ -51,8 +51,9 @@ class IrohEngine:
     iroh relays, through which peers find each other ([]: only known UDP addresses are used). bind: IP:PORT of
     its UDP sockets, at most one of each IP version; iroh takes a free port for a version that is not named.
     on_incoming(connection, peer, path): gets the connections of other peers, before anything but the peer's
-    key is proved. path: "relay", UDP address of the other end, or "" if not known yet. paths: path to each
-    of the last PATHS_KEPT peers, by its id. sockets: IP:PORT of its UDP sockets, once it has started."""
+    key is proved. path: "relay", UDP address of the other end, or "" if not known yet. paths: path to each of
+    the last PATHS_KEPT peers, by its id; empty again when the process ends. sockets: IP:PORT of its UDP
+    sockets, once it has started."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class IrohEngine:
 
     async def start(self) -> None:
         """Start the process, and accept its local connections; returns when it is ready. Raises ListenError
-        if iroh is missing or unusable."""
+        if iroh is missing or unusable, or not ready within START_S; the process is then tried again all the
+        same, until `close`."""
         if not installed():
             raise ListenError("iroh is not installed: pip install 'anabranch[iroh]'")
         self._listener = socket.socket()

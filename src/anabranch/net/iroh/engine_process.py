@@ -212,8 +212,8 @@ class EngineProcess:
 
     async def _open(self, peer: str, command: dict[str, Any]) -> Any:
         """New stream to a peer, over the connection to it. If there is none, one is made, through the relay
-        or to the addresses that `command` names, within DIAL_S; dials of the same peer at one time share
-        it."""
+        or to the addresses that `command` names, within DIAL_S; dials of the same peer, relay and addresses
+        at one time share it."""
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()

@@ -53,14 +53,16 @@ class Dialer:
         self._end = end
         self._links = links
         self._only_engine = only_engine
-        #: Credential that this side showed last to each peer that it dialled directly.
+        #: Credential that this side showed last to each peer that it dialled without a carrier.
         self._shown: dict[str, Credential] = {}
 
     async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
         """Make a link to the peer `peer_id`, which reads nothing until its `start`, at the first of its
         addresses that answers; later ones are tried while earlier ones are silent or after they failed. With
-        `only_engine` others than those through iroh are left out. credential: shown to the peer. Raises
-        DialError if no address leads to the peer, or none is left, and Refused by either side."""
+        `only_engine` others than those through iroh are left out. credential: shown to the peer. An error
+        after an address has answered ends the dial; only at a carrier, unless it is a refusal, the other
+        addresses are tried. Raises DialError if no address leads to the peer, or none is left, and Refused by
+        either side."""
         connect = lambda address: self.reach(peer_id, address, credential)  # noqa: E731
         left = [address for address in addresses if address.kind or not self._only_engine]
         while True:
@@ -142,7 +144,8 @@ class Dialer:
         self, address: Address, work: Callable[..., Coroutine[Any, Any, _T]], *given: object
     ) -> _T:
         """Do a part of a dial, `work(*given, progress)`, in the time for a handshake; returns its result.
-        Raises DialError, with the step, for a timeout, a wrong TLS version and errors of the network."""
+        Raises DialError, with the step, for a timeout, a wrong TLS version and errors of the network; Refused
+        passes through."""
         timeout_s, what, at = self._end.limits.handshake_timeout_s, _named(address), Progress()
         try:
             return await asyncio.wait_for(work(*given, at), timeout_s)

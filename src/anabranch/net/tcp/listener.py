@@ -92,7 +92,8 @@ class Listener:
 
     def take_iroh(self, connection: socket.socket, peer: str, path: str) -> None:
         """Accept a connection of another peer that came through iroh. Limits by address count it under the IP
-        address in `path`; connections through an iroh relay share one name."""
+        address in `path`; connections through an iroh relay, or whose path is not known yet, share one name.
+        peer: not used, as the handshake proves the caller's key."""
         host = path.rpartition(":")[0].strip("[]") or "iroh relay"
         self._take(connection, _Caller(host, iroh=True))
 

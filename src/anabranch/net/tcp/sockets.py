@@ -1,4 +1,4 @@
-"""Options of TCP sockets, and listening ones. Not here: TLS (`tls`)."""
+"""TCP sockets: listening, connecting, and their options. Not here: TLS (`tls`)."""
 
 from __future__ import annotations
 
@@ -68,9 +68,11 @@ async def bind(host: str, port: int) -> socket.socket:
 
 
 async def connect(host: str, port: int) -> socket.socket:
-    """Socket that is connected to the first address of a host that answers. A name may have several: those of
-    the two IP versions take turns (RFC 8305, 4), so that a machine whose IPv6 leads nowhere is not held up.
-    Raises OSError if the only address fails, or the name has none, and DialError about several."""
+    """Non-blocking socket that is connected to the first address of a host that answers. A name may have
+    several: MOST_ADDRESSES of them at most are tried, each a little after the one before (`first_of`). Those
+    of the two IP versions take turns (RFC 8305, 4), so that a machine whose IPv6 leads nowhere is not held
+    up. Raises OSError if the only address fails, or the name has none, and DialError, which is no OSError,
+    about several."""
     found = await resolved(host, port, socket.SOCK_STREAM)
     version = found[0][0]
     turns = itertools.zip_longest(

@@ -40,8 +40,8 @@ def client_context() -> ssl.SSLContext:
 
 
 def tls_timeouts(limits: Limits) -> dict[str, Any]:
-    """Keyword arguments of asyncio for the timeouts of TLS, from `limits`; on Python before 3.11 without the
-    one of its shutdown."""
+    """Keyword arguments of asyncio for the timeouts of TLS, from `limits` (that of the handshake a second
+    longer, as the caller's own has to end it); on Python before 3.11 without the one of its shutdown."""
     # The timeout around the whole handshake ends it; this one must not be shorter.
     timeouts = {"ssl_handshake_timeout": limits.handshake_timeout_s + 1}
     if sys.version_info >= (3, 11):
@@ -50,7 +50,8 @@ def tls_timeouts(limits: Limits) -> dict[str, Any]:
 
 
 def proved_key(lane: Lane) -> str | None:
-    """Id of the peer whose key the accepting side of a connection proved; None if it showed none."""
+    """Id of the peer whose key the accepting side of a connection proved; None if it showed none, or one of
+    another type than Ed25519."""
     return peer_id_of_certificate(_ssl_object(lane).getpeercert(True))
 
 

@@ -43,10 +43,10 @@ class TcpTransport:
     ) -> None:
         """identity, incarnation: of this peer. gate: whom it admits. `on_link` receives each link that
         another peer dialled, and must call `start` on it. unix_time_s(): Unix time, for the expiry of
-        credentials. carry: limits of the circuits that this process forwards for others. engine: iroh
-        endpoint of this peer, which `close` ends; None: addresses through iroh are not used. only_engine:
-        True if only those are. caps: of this machine's line. Raises ListenError where TLS lacks channel
-        bindings."""
+        credentials. carry: limits of the circuits that this process forwards for others; None: the default
+        ones, with which it carries. engine: iroh endpoint of this peer, which `close` ends; None: addresses
+        through iroh are not used. only_engine: True if only those are dialled. caps: of this machine's line.
+        Raises ListenError where TLS lacks channel bindings."""
         caps = caps or LineCaps()
         line = LineBuckets(_bucket(caps.up_bytes_per_s), _bucket(caps.down_bytes_per_s))
         self.engine = engine
@@ -66,7 +66,8 @@ class TcpTransport:
 
     def use_limits(self, limits: Limits) -> None:
         """Replace the limits, once the sizes of the run are known. For links that are open already only the
-        largest payload and the budgets change."""
+        largest payload and the budgets change. The caps of connection attempts (`attempts_per_s`,
+        `attempts_burst`) stay as they were."""
         self.end.limits = limits
         self.end.resources.use_budgets(limits.budgets())
         self.links.limit_payloads(limits.max_payload_bytes)

@@ -88,7 +88,8 @@ class EmulatedNetwork:
         return self._addresses[host]
 
     def namespace(self, host: str) -> str:
-        """Name of a host's network namespace, for `namespaces.enter` and `ip netns exec`."""
+        """Name of a host's network namespace, for `namespaces.enter` and `ip netns exec`; also for a host
+        that the network does not have, which is not checked."""
         return self._claim.name(host)
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
@@ -97,7 +98,8 @@ class EmulatedNetwork:
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def close(self) -> None:
-        """End the router and remove the namespaces. Processes in them continue, without a network."""
+        """End the router, wait for its end, and remove the namespaces. Processes in them continue, without a
+        network."""
         self._router.terminate()
         try:
             self._router.wait(_END_S)

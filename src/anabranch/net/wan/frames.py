@@ -31,7 +31,7 @@ class Segmentation:
     """Packets into which the kernel would cut `frame`, which it left whole (TCP segmentation offload).
 
     packets: their number. header: bytes of IP and TCP headers in each. payload: bytes of payload in each but
-    the last. header and payload are 0 for a frame that is no TCP and stays a single packet.
+    the last. header and payload are 0 for a frame that the kernel would not cut.
     """
 
     __slots__ = ("header", "packets", "payload")

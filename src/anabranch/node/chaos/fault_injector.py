@@ -56,7 +56,8 @@ class Seat:
 
 class ChaosSwarm(LocalSwarm):
     """Local swarm that outlives the end of its founding process, for faults that kill and restart that
-    process: with fewer than three voters, the end of the founding process ends the swarm's run."""
+    process: only after `stop`, with exit status 0 or with fewer than three voters does its end end the
+    swarm's run."""
 
     def over(self) -> bool:
         ended = super().over()
@@ -70,8 +71,9 @@ class ChaosSwarm(LocalSwarm):
 class FaultInjector:
     """Injects the faults of `schedule` into a running swarm and keeps the number of its processes constant.
 
-    `on_event` must get the swarm's events. `poll` must be called about ten times a second; it delivers
-    faults, wakes frozen processes and starts replacements that are due. say: prints a sentence for the user.
+    `on_event` must get the swarm's events. After `begin`, `poll` must be called about ten times a second; it
+    delivers faults, wakes frozen processes and starts replacements that are due. say: prints a sentence for
+    the user.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ class PlannedFault:
 
 
 def draw_schedule(seed: int, length_s: float, per_minute: float, freeze: float) -> list[PlannedFault]:
-    """Draw round(per_minute * length_s / 60) faults, uniform in time and sorted; a share `freeze` of them are
-    SIGSTOP, the others SIGKILL. The same arguments give the same faults.
+    """Draw round(per_minute * length_s / 60) faults, uniform in time and sorted; a share `freeze` of them
+    (never the one at a whole stage) are SIGSTOP, the others SIGKILL. The same arguments give the same faults.
 
     From MIN_FOR_RARE faults on, the one nearest to the middle kills a whole stage, and one in RARE_EVERY is
     aimed at a data node and as many at a voter, at least one each. All others are aimed at relays.

@@ -75,8 +75,8 @@ class GuestHost:
 
     def poll(self) -> None:
         """Read the guests' output. Kill each guest whose deed has not begun ARRIVES_S seconds after its
-        start, and each whose deed began STAYS_S seconds ago. A guest that ends before its deed began is
-        recorded as undelivered."""
+        start, and each whose deed began STAYS_S seconds ago. A guest that ends, or is killed, before its deed
+        began is recorded as undelivered."""
         now = time.time()
         for guest in list(self._running):
             ended = not guest.process.running

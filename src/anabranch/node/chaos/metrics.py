@@ -39,8 +39,9 @@ class Spread(msgspec.Struct):
 
 
 class Recovery(msgspec.Struct):
-    """Seconds from a fault until a microbatch of its victim was sent to another replica (`next_hop`), until
-    the next step was committed (`commit`), and until the victim's replacement was active (`replaced`)."""
+    """Seconds from a fault until each microbatch that was repaired because of it was sent to another replica
+    (`next_hop`), until the next step was committed (`commit`), and until the victim's replacement was active
+    (`replaced`)."""
 
     next_hop: Spread
     commit: Spread
@@ -67,7 +68,7 @@ class Metrics(msgspec.Struct):
     another replica. removed: removals of honest peers, moves to another stage included. falsely_suspected,
     falsely_removed: numbers of such events for honest peers that no fault had hit. peer_hours: processes
     times hours. recovery: by "killed" (SIGKILL, which resets connections) and "frozen" (SIGSTOP, which is
-    silent). compute: wasted compute. hostile: figures of the guests.
+    silent). compute: wasted compute, of the whole run. hostile: figures of the guests.
     """
 
     faults: Faults

@@ -37,8 +37,9 @@ class _GivenUp(Exception):
 
 class _Timer:
     """Clock of a run with faults: starts the injector's clock once all peers are active and WARM_UP_STEPS
-    steps are committed, stops it after `length_s` seconds, and ends the run once STEPS_AFTER further steps
-    are committed. `poll`, which does so, must be called about ten times a second."""
+    steps are committed, stops it after `length_s` seconds, and ends the run once STEPS_AFTER steps are
+    committed since the last fault, the leader serves and the seats are taken again (`_stop_when_settled`).
+    `poll`, which does so, must be called about ten times a second."""
 
     def __init__(self, swarm: ChaosSwarm, injector: FaultInjector, length_s: float) -> None:
         self._swarm, self._injector, self._length_s = swarm, injector, length_s

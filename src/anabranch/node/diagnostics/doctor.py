@@ -228,7 +228,8 @@ def _advertised(advertise: str, host: str) -> CheckResult | None:
 
 def _own_address(host: str, port: int, advertise: str, leader_host: str) -> tuple[int, str]:
     """Port to listen on (a free one for port 0), and addresses at which the leader is to dial this machine:
-    `advertise`, else `host` and the port; "" where others cannot dial these. leader_host: host of the leader.
+    `advertise`, else `host` and the port; "" where others cannot dial these, or without `advertise` at a
+    wildcard host, or if the host is none of this machine's. leader_host: host of the leader.
     """
     with contextlib.suppress(OSError, OverflowError):  # such a host is reported by `_listening`
         listens = bind_port(host, port)

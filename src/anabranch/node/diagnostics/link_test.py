@@ -1,8 +1,8 @@
 """Link test between two machines: round trip, clock offset, bandwidth, observed address, and dialling back.
 
 One machine answers (`anabranch doctor --answer`), the other asks. Each question is a connection: one line
-with the code and the question, then the data of the test, then one line of JSON. Bytes and seconds are
-bounded, and without the code nothing is answered."""
+with the code and the question, then the data of the test, if it has any, and, but for the bandwidth
+downwards, one line of JSON. Bytes and seconds are bounded, and without the code nothing is answered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class LinkTestServer:
-    """Answers link tests of machines that know `code`."""
+    """Answers link tests of machines that know `code`, at most MAX_QUESTIONS at a time; the connections of
+    others are closed without an answer."""
 
     def __init__(self, code: str) -> None:
         self._code = code

@@ -24,9 +24,11 @@ def remote_checks(
     peers: list[str], listens: str, port: int, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[CheckResult]:
     """Make all checks that need another machine, which runs `anabranch doctor --answer`. peers: such
-    machines, all as HOST:PORT/CODE; one that fails is RED. Clock, NAT and dialling back are checked if one
-    answered, dialling back by the first of them. listens, port: address of this machine that others would
-    dial. tell: gets a sentence before each measurement."""
+    machines, all as HOST:PORT/CODE (another text fails an assertion); one that fails is RED. Clock, NAT and
+    dialling back are checked if one answered, dialling back by the first of them. listens, port: address of
+    its own at which this machine listens meanwhile, for the dialling back (port 0: any free one); not a
+    public address that a router forwards. tell: gets a sentence before each measurement. Raises OSError where
+    `own_address` does so for the first that answered."""
     seen: list[tuple[LinkTestClient, Greeting]] = []
     for text in peers:
         tell(f"measuring the link to {text.partition('/')[0]}")
@@ -93,7 +95,8 @@ def _nat(seen: list[tuple[LinkTestClient, Greeting]]) -> CheckResult:
 
 
 def own_address(host: str, port: int) -> str:
-    """Address of this machine on packets to host:port. Sends nothing. Raises OSError if there is no route."""
+    """Address of this machine on packets to host:port; no packet goes there. A name is looked up, for IPv4
+    only. Raises OSError if it has no such address, or there is no route."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

@@ -27,8 +27,10 @@ _FORWARD = "forward the port on the router and name the public address: --advert
 
 def ways_of_run(ticket: Ticket, host: str, port: int, own: str) -> list[CheckResult]:
     """Try each address of each peer and carrier that a ticket names; ask the run's leader for further peers,
-    and try these; have the leader dial this machine back. Nothing is joined, and no quota used. A check is
-    RED if no way leads to a peer that the ticket names.
+    and try these; have the leader dial this machine back. With a ticket to watch the leader is not asked.
+    Nothing is joined, and no quota used. A check is RED if no way leads to a peer that the ticket names, if
+    the run cannot be asked or is of another protocol version, or if this machine cannot listen. Blocks, and
+    runs an event loop of its own.
 
     host, port: where this machine listens meanwhile. own: addresses at which the leader is to dial it, with
     commas between; "" for none.

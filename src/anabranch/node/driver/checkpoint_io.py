@@ -68,7 +68,8 @@ class CheckpointIo:
         return ev.CheckpointRead(0, 0, number, self._frozen[stage], tuple(pieces), piece_hashes(pieces))
 
     def write(self, t: int, base: str, stages: Mapping[int, StageCopy]) -> Path:
-        """Write the checkpoint after step t, and delete all but the `keep` newest; returns its path.
+        """Write the checkpoint after step t, and delete all but the `keep` newest of steps up to t; returns
+        its path.
 
         base: hash of the log entry that committed step t. stages: pieces and fingerprint of every stage's
         state. Raises UserError if the disk has too little room or the checkpoint cannot be written.

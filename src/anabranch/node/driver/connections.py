@@ -85,7 +85,8 @@ class Connections:
     dials. offload(work, done): runs the packing and unpacking of payloads, which takes too long for an event
     loop, and hands the result to `done` on it. seated(peer): True if the peer is a member, whose payloads are
     unpacked before those of strangers. sent_bytes: payload bytes sent, by message type. refusals: by peer,
-    the refusal of the last dial of it, if that was refused.
+    the refusal of the last dial of it that failed, if that was refused; dials beside a carried link do not
+    count.
     """
 
     def __init__(
@@ -196,8 +197,9 @@ class Connections:
 
     def _unpack_next(self) -> None:
         """Unpack one payload, if none is being unpacked: of a member, before those of strangers; links take
-        turns. A payload of few bytes may take a second, and a stranger's is refused only afterwards, so a
-        flood would hold up the parts of a reduce. Those of links that are gone are dropped."""
+        turns. The next one follows by itself. A payload of few bytes may take a second, and a stranger's is
+        refused only afterwards, so a flood would hold up the parts of a reduce. Those of links that are gone
+        are dropped."""
         for gone in [link for link in self._to_unpack if not self._is_current(link)]:
             for _, drop in self._to_unpack.pop(gone):
                 drop(None)

@@ -37,8 +37,8 @@ class CrashReport:
 
     def write(self, text: str) -> str:
         """Write the report of a failure, cut to RESERVE_BYTES, and keep the one before it as FORMER_REPORT;
-        returns where it is, for a sentence: "traceback in crash.txt". It raises nothing. What cannot be
-        written, such as a second report, is printed on stderr."""
+        returns where it is, or that it could not be written, for a sentence: "traceback in crash.txt". It
+        raises nothing. What cannot be written, such as a second report, is printed on stderr."""
         text = plain_lines(text)  # an exception may quote bytes of another peer
         data = f"{time.ctime()}\n{text}\n".encode(errors="replace")[:RESERVE_BYTES]
         try:

@@ -135,7 +135,8 @@ class EventWriter:
 
     def _left_out(self) -> bool:
         """True while events of other peers are not written, as the disk is nearly full or they have taken
-        MAX_OTHERS_BYTES; a note tells each new reason."""
+        MAX_OTHERS_BYTES; looked at once in FREE_CHECK_S, between which the last answer holds. A note in this
+        log tells each new reason."""
         now = time.monotonic()
         if now < self._free_checked_at + FREE_CHECK_S:
             return bool(self._left_out_because)

@@ -175,8 +175,9 @@ class InitialDial:
             self._loop.call_later(wait_s, self._dial)
 
     def _refused_for_good(self) -> bool:
-        """Stop the peer (`LivePeer.finish`) if its last dial of the data node was refused and no further dial
-        can succeed; returns True if that is so."""
+        """Stop the peer (`LivePeer.finish`) if its last dial of the data node was refused for good; returns
+        True if that is so. Before the data node was first reached any refusal but the TRANSIENT ones is for
+        good, later the LASTING ones alone."""
         refusal = self._live.links.refusals.get(self._leader)
         if refusal is None or refusal.kind in TRANSIENT:
             return False

@@ -144,9 +144,11 @@ class LivePeer:
     # --- running -------------------------------------------------------------------------------
 
     async def run(self, dial: tuple[str, str] | None = None) -> Outcome:
-        """Run until this peer ends, by its protocol, by `finish` or by a failure; then close its links,
-        threads and files, and keep its state (`_keep_state`). To be called once. dial: (peer id, addresses)
-        to dial first, or None."""
+        """Run until this peer ends, by its protocol, by `finish` or by a failure, which is an Outcome, too,
+        and not raised; then close its links, threads and files. The stage's state is written to the cache,
+        but not after a failure or an abort; once the run is over the cache is emptied instead
+        (`_keep_state`). Meanwhile the loop's exception handler is this peer's. To be called once. dial: (peer
+        id, addresses) to dial first, or None."""
         settle()
         self._loop.set_exception_handler(self._loop_failed)
         self.handle(ev.Started())
@@ -266,7 +268,8 @@ class LivePeer:
 
     async def _keep_state(self) -> None:
         """Write the stage's state to the cache, for this machine's next process, within KEEP_S; empty the
-        cache if the run is over. Neither if this peer failed, may not join again, or has to end at once."""
+        cache if the run is over. Neither if this peer failed, has to end at once, ended otherwise than
+        planned and may not join again, or has applied no step."""
         cache, peer = self._cache, self.peer
         if cache is None or not cache.most_bytes or not self._outcome.done() or self._hurry.is_set():
             return

@@ -40,8 +40,8 @@ class _Vote(msgspec.Struct):
 
 class RaftStorage:
     """Files of a voter: its copy of the commit log (one entry per line), and the vote file, a JSON object
-    with term, vote and a random name of the disk (`nonce`). Raises UserError if the vote file cannot be
-    read."""
+    with term, vote and a random name of the disk (`nonce`). Raises UserError if the vote file is damaged or
+    of another version, OSError if it cannot be read."""
 
     def __init__(self, log: Path, vote: Path) -> None:
         self.log = log
@@ -51,8 +51,9 @@ class RaftStorage:
         self._ends = [0]
 
     def load(self) -> SavedVoterState:
-        """Read term, vote and log. A last line that a crash cut off is removed: it was never acknowledged.
-        Raises UserError if the log is damaged. To be called before `do`."""
+        """Read term, vote and log. A last line that a crash cut off is removed, if there is a whole one
+        before it: it was never acknowledged. Raises UserError if the log is damaged. To be called before
+        `do`."""
         lines = self._read_log()
         if self._state is None:
             # A log without a vote file belongs to a single voter, whose id has no nonce.

@@ -33,7 +33,7 @@ class VitalsMonitor:
 
     def watch(self, event: ev.Event) -> None:
         """Take in an event of the peer for the figures of `end_iteration`: add up the estimated transfer
-        times of received microbatches, and note the time at which a reduce begins."""
+        times of received microbatches, and note the time at which a reduce of the peer's stage begins."""
         if not isinstance(event, ev.Received):
             return
         match event.message:
@@ -44,9 +44,9 @@ class VitalsMonitor:
                 self._attempt_at = time.monotonic()
 
     def end_iteration(self, timing: Mapping[str, Any]) -> dict[str, float]:
-        """Seconds of the iteration that ends now: in all (span_s), in the reduce (reducing_s), without
-        compute (idle_s), and of the idle ones in transfers of microbatches, as estimated (transfer_s); all 0
-        for the first. timing: the protocol's note with seconds by task."""
+        """Seconds of the iteration that ends now, and begin the next: in all (span_s), in the reduce
+        (reducing_s), without compute (idle_s), and of the idle ones in transfers of microbatches, as
+        estimated (transfer_s); all 0 for the first. timing: the protocol's note with seconds by task."""
         now = time.monotonic()
         span = now - self._stepped_at if self._stepped_at is not None else 0.0
         reducing = min(span, now - self._attempt_at) if self._attempt_at is not None else 0.0

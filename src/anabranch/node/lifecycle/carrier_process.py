@@ -57,8 +57,9 @@ class CarrierProcess:
         self._reminder = Reminder()
 
     async def run(self) -> str:
-        """Carry until the run is over, the user ends it, or the run refuses this process; returns why. Raises
-        UserError if it cannot listen there, IdentityError if its key cannot be used."""
+        """Carry until the run is over, the user ends it, the run's data node refuses a dial for good
+        (LASTING), or the leader the offer; returns why. Raises UserError if it cannot listen there,
+        IdentityError if its key cannot be used."""
         options, grant = self._options, self._options.ticket.grant
         identity = Identity.load_or_create(options.home / "key")
         gate = Gate(grant.run, grant.owner, lambda hello: None)
@@ -128,8 +129,8 @@ class CarrierProcess:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _note(self, event: ev.Event) -> None:
-        """Tell the user when the link to the run's leader changes; end with the run, or if the run refuses
-        this process."""
+        """Tell the user when the link to the run's data node changes; end with the run, or if the data node
+        refuses this process for good."""
         leader, now = self._options.ticket.first_peer, self._loop.time()
         match event:
             case ev.LinkUp(peer) if peer == leader.peer_id:

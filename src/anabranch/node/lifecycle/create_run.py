@@ -82,7 +82,8 @@ def create_run(
     """Make a run directory with its corpus and run file. Values that the corpus and imported weights
     determine are added to the run file. progress(label, done, total): called while the corpus is made, with
     bytes. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path` is in
-    use. Whatever the error, nothing that was made is left behind."""
+    use. If the corpus or the run file cannot be made, for whatever reason, the directory is removed again, an
+    empty folder that was at `path` before with it."""
     from anabranch.train.model.rounds import steps_on_corpus
     from anabranch.train.numerics.numerics_class import configure
 
@@ -123,10 +124,10 @@ def create_run(
 
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
     """Set up the leading peer of a run directory, to found the run (if the log is empty) or to resume it.
-    Opens the corpus, measures this machine, and counts a start of the peer's process; nothing is sent, and no
-    log entry is written yet. address: host:port that peers dial. Raises UserError if the log, the corpus or
-    the checkpoints are damaged, or the run is of another protocol version, IdentityError if its key cannot be
-    used."""
+    Opens the corpus, measures this machine, counts a start of the peer's process, and writes imported weights
+    of a new run as checkpoint 0; nothing is sent, and no log entry is written yet. address: host:port that
+    peers dial. Raises UserError if the log, the corpus or the checkpoints are damaged, or the run is of
+    another protocol version, IdentityError if its key cannot be used."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()

@@ -106,7 +106,8 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(run_dir: Path) -> GateRecord:
-    """Gate's record of a run directory; empty without a file. Raises UserError for a damaged one."""
+    """Gate's record of a run directory; empty without a file. Raises UserError for one that is damaged or of
+    another version."""
     path = run_dir / FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=GateRecord)

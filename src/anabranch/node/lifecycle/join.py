@@ -1,7 +1,8 @@
 """Joining a run by ticket: a volunteer's machine, from its first dial to the end of its last part.
 
-A part ends when the peer is removed, when the run's owner stops the run, or when the peer fails. The machine
-then joins again by itself, as the protocol's `Return` decides."""
+A part ends when the peer is removed or fails, when the run's owner stops the run, and when the machine's
+hours end or a pause begins. The machine then joins again by itself, as the protocol's `Return` decides, or
+once it is lent again."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ async def join(
     `once`, until its first part in the run ends. say: prints a sentence for the user. driver, transport:
     classes of the peer's driver and of its connections.
 
-    Raises UserError if the ticket or the address cannot be used.
+    Raises UserError if the address or an option cannot be used in the first part, TicketError if the ticket
+    names no peer, IdentityError if the key in `home` cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
     words = f"leaving the run; others take over first, within {LEAVE_S:.0f} s (Ctrl+C again leaves at once)"

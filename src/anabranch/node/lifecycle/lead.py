@@ -48,8 +48,8 @@ async def lead(
     the run was founded; the port is remembered for the next process. on_event: called for each event, the
     beginning and end of leading among them. on_ready: gets the tickets by role. say: prints a sentence for
     the user. new_tickets: True to issue tickets even where former ones still work. carry: limits of what this
-    process carries for others. caps: of its line. Raises UserError if the address cannot be used or iroh
-    cannot start."""
+    process carries for others (None: the default ones). caps: of its line (None: none). Raises UserError if
+    the address cannot be used or iroh cannot start."""
     engine = None
     if network.transport != "tcp":
         relay, must = relay_address(network.iroh_relay), network.transport == "iroh"

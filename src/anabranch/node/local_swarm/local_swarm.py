@@ -54,7 +54,7 @@ def create_local(
 ) -> RunDirectory:
     """Make the run directory of a local swarm; arguments and errors as of `create_run`. private: folders of
     text, or prepared corpora, of the relays, in a run on private data: one for each relay, or a single one,
-    of which each relay gets a part. [] for other runs."""
+    of which each relay gets a part. [] for other runs. Raises UserError if they do not fit the run, too."""
     from anabranch.node.lifecycle.create_run import create_run
 
     check_private(run, private)
@@ -115,8 +115,9 @@ class LocalSwarm:
 
     def start(self) -> None:
         """Start the leader, wait for its tickets, then start the other processes. Raises LeaderFailed if the
-        leader fails, UserError if it refuses its input or issues no tickets within START_S, and Interrupted
-        if `stop` was called meanwhile."""
+        leader fails, UserError if it refuses its input or issues no tickets within START_S or a process
+        cannot be started, and Interrupted if `stop` was called meanwhile. Processes that were started then
+        still run."""
         corpus = str(self.directory.corpus)
         try:
             texts = self.start_leader()

@@ -81,8 +81,8 @@ def _main_module_hidden() -> Iterator[None]:
 class Supervisor:
     """Starts the processes of peers, and kills those that still run when the supervisor is closed.
 
-    threads: of torch, in each process. The fork server starts at once, imports in the background, and lasts
-    as long as this process.
+    threads: of torch, in each process; set in this process's environment. On Linux the fork server starts at
+    once, imports in the background, and lasts as long as this process.
     """
 
     def __init__(self, threads: int) -> None:

@@ -21,8 +21,9 @@ from anabranch.protocol.observers.event_log_client import EventLogClient
 
 
 class RemoteWatch:
-    """Copies the event log of the run that a ticket names into home/events.jsonl until the run ends; started
-    again, it continues where the file ends.
+    """Copies the event log of the run that a ticket names into home/events.jsonl until the run's data node
+    refuses this machine, or its log does not continue the file; started again, it continues where the file
+    ends. The end of the run does not end it: it goes on dialling.
 
     Driver of one `EventLogClient`, which decides what to fetch. say: prints a sentence for the user. Raises
     UserError if another process has locked the file.
@@ -42,8 +43,9 @@ class RemoteWatch:
             raise UserError(f"another process watches this run already, and holds {self.events}") from None
 
     async def run(self) -> str:
-        """Copy events until the run ends or refuses this watcher; returns the reason. To be called once: it
-        closes the file. Raises IdentityError if its key cannot be used."""
+        """Copy events until the run's data node refuses this machine (other than for the moment), or answers
+        what cannot continue the file; returns the reason. To be called once: it closes the file. Raises
+        IdentityError if its key cannot be used."""
         identity = Identity.load_or_create(self._home / "key")
         incarnation = next_incarnation(self._home / "incarnation")
         grant, founder = self._ticket.grant, self._founder
@@ -87,7 +89,8 @@ class RemoteWatch:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _report(self, event: ev.Event) -> None:
-        """Tell the user of a lost connection; end if the run's data node refuses this machine for good."""
+        """Tell the user of a lost connection, once until it is back; end if the run's data node refuses this
+        machine for another than the TRANSIENT reasons."""
         match event:
             case ev.LinkUp():
                 self._outage_reported = False

@@ -71,13 +71,14 @@ class OwnedData:
         self._written = self._writer.submit(self._write, about, change)
 
     def wait(self) -> None:
-        """Wait until the last contribution given to `keep` is written; nothing without one."""
+        """Wait until the last contribution given to `keep` is written or left out; nothing without one."""
         if self._written is not None:
             self._written.result()
 
     def _write(self, about: Kept, change: Tensor) -> None:
         """Write the contribution `change` with its description `about`. If the disk refuses it, the user is
-        told, the first time only: the run goes on, and `verify` cannot check the round."""
+        told, the first time only: the run goes on, and `verify` cannot check the round. One that is too large
+        for the folder is left out, and nobody is told."""
         try:
             self._kept.keep(about, change)
         except OSError as error:

@@ -2,7 +2,7 @@
 or a stranger without a peer. Only the chaos test starts it; no command of volunteers leads here.
 
 It prints `id PEER`, `begun` when its deed begins, `piece STAGE` when it got a piece of a state of a stage
-that is not its own, `closed REASON` and `ended REASON`.
+that is not its own, or of any while it is no member, `closed REASON` and `ended REASON`.
 """
 
 from __future__ import annotations
