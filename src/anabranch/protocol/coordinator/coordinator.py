@@ -194,7 +194,8 @@ class Coordinator:
 
     def removed(self, peer: str) -> None:
         """Drop what is known of a peer that was removed or left its stage, its claims of the open iteration
-        included. If it took part in a reduce that is not PREPARED yet, that is ordered anew."""
+        included. If it took part in a reduce that is not PREPARED yet, that is ordered anew as soon as one
+        without it can be, unless it ends before (`Round.torn`)."""
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
@@ -615,9 +616,9 @@ class Coordinator:
     def _lone_finder(self) -> str | None:
         """Relay that alone reported the overflows of the last SKIPS_IN_A_ROW steps, as no other replica of
         its stage served in all of them. The caller checks that these steps were all skipped. None if several
-        reported or the reporter is unknown, is this peer or a data node; if nobody can serve in its place; or
-        if a relay of that stage was replaced for such overflows before: then the word of the next one is
-        taken."""
+        reported or the reporter is unknown, is this peer or a data node; if it is a member without whom the
+        stage could not be restored (`RelayMoves.replaceable`); or if a relay of that stage was replaced for
+        such overflows before: then the word of the next one is taken."""
         if len(self._overflows.finders) != 1:
             return None
         [(stage, peer)] = self._overflows.finders
