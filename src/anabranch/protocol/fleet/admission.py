@@ -116,7 +116,7 @@ class Admission:
     ) -> None:
         """welcome: sends a member its Welcome. credentials: by peer, the credential (ticket) that it showed
         when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default
-        none is open."""
+        no member has the last step's state, and every stage is waited for."""
         step = self._step = step or StepQueries()
         self.has_last, self.fetching = step.has_last, step.fetching
         self.ctx, self._connections = ctx, connections
@@ -126,7 +126,7 @@ class Admission:
         self._ready_t: dict[str, int] = {}
         """Ready member -> last iteration of the state that it has."""
         self.anywhere: set[str] = set()
-        """Peers that asked for any stage, but walk-ins and auditors."""
+        """Peers that asked for any stage, without walk-ins and auditors."""
         self.ways = LinkMeasurements(lambda peer: peer in ctx.run.membership.members)
         self.speeds = ProvenSpeeds()
         self.parted = UnreachablePairs(ctx)
