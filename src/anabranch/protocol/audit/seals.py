@@ -79,7 +79,8 @@ class Seals:
 
     def made(self, kind: str, index: int, payload_hash: str) -> None:
         """Note the hash of a payload of this kind (`ACTIVATION` or `GRADIENT`) that this peer computed for
-        microbatch `index`: its seal signs it, and the receipt states it."""
+        microbatch `index`: its seal signs it, and the receipt states it. Called only in runs with audits; at
+        a relay the input must have come (KeyError else)."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
         if self._ctx.run.stage:
