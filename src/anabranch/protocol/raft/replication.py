@@ -32,8 +32,8 @@ class Replication:
         self._step_down = step_down
 
     def begin(self) -> None:
-        """Start to lead: track the logs of all other voters, append a NoOp record (unless the log is empty),
-        and send the first broadcast."""
+        """Start to lead: track the logs of all other voters and learners, append a NoOp record (unless the
+        log is empty), and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
         self.progress = {voter: Progress(state.log.length, state.now) for voter in sorted(others)}
@@ -105,8 +105,8 @@ class Replication:
                 del self.progress[voter]
 
     def add_learner(self, learner: str) -> None:
-        """Begin to replicate the log to `learner`, which is to become a voter. Nothing if that began
-        already."""
+        """Begin to replicate the log to `learner`, which is to become a voter; on a voter that does not lead,
+        once it leads. Nothing if it is a learner already."""
         state = self._state
         if learner not in state.learners:
             state.learners.add(learner)
