@@ -208,7 +208,8 @@ class Voter(Timer):
             self.ctx.dialer.reach(peer_of(voter))
 
     def leads_well(self) -> bool:
-        """True if this peer should lead if elected: it is able to, and no other voter should rather."""
+        """True if this peer should lead if elected: it is able to, and no other voter should rather, or all
+        others within reach that could were offered leadership in vain."""
         if not self._may_lead():
             return False
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())
@@ -279,6 +280,7 @@ class Voter(Timer):
 
 
 def _addresses(lines: Iterable[bytes]) -> dict[str, str]:
-    """Address of every peer that was ever a member, by peer id, from the log's lines."""
+    """Newest address of every peer that a Members record in `lines` admits, by peer id ("": it cannot be
+    dialled)."""
     records = (decode_entry(line).record for line in lines)
     return {m.id: m.address for record in records if isinstance(record, Members) for m in record.joined}
