@@ -60,9 +60,9 @@ class Seals:
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
         """Check the seal of the payload that arrived last for this microbatch, whose hash is `payload_hash`.
-        Returns the reason if the seal is not valid, else None; then the sender is marked as a forger, which
-        gets no more work from this peer. A further input of a microbatch with STATED_MAX results is refused,
-        too. None also if nothing arrived, and in a run without audits."""
+        Returns None if the seal is valid; else the reason, and the sender is marked as a forger, which gets
+        no more work from this peer. A further input of a microbatch with STATED_MAX results is refused, too.
+        None also if nothing arrived, and in a run without audits."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None

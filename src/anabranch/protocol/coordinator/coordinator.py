@@ -557,9 +557,10 @@ class Coordinator:
 
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
         """Note peers that begin to serve. active_from: peer -> iteration from which it serves. If a stage's
-        reduce in the open iteration was ordered without a peer that serves in it, the reduce is ordered anew,
-        as it needs that peer's word, too. The time without progress begins anew (no stall so far) if the peer
-        is the second replica of its stage, or this leader moved it there because the step stalled."""
+        reduce in the open iteration was ordered without a peer that serves in it, the reduce is to be ordered
+        anew (`Round.torn`), as it needs that peer's word, too. The time without progress begins anew (no
+        stall so far) if the peer is the second replica of its stage, or this leader moved it there because
+        the step stalled."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0

@@ -416,7 +416,7 @@ class Admission:
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
         """(Joiner, its report) for each joiner that reported a state of `stage` after iteration t for which
-        no replica has reported a proof to compare with yet."""
+        no replica has reported a proof to compare with yet; each is to be judged again once one has."""
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:

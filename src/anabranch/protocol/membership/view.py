@@ -344,7 +344,8 @@ class Membership:
         return peer in self.members or peer in self.gone
 
     def gone_from(self, stage: int) -> list[str]:
-        """Peers removed from a stage since the open iteration began, the latest first."""
+        """Peers removed from a stage since the open iteration began, the latest first; those that moved to
+        another stage or came back included."""
         return [peer for peer, (former_stage, _) in reversed(self.gone.items()) if former_stage == stage]
 
     # --- duties --------------------------------------------------------------------------------

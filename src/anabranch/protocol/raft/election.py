@@ -37,8 +37,8 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer with a random delay, from a range that doubles after each vain
-        election."""
+        """Restart the election timer with a random delay, from a range that doubles after each vain election
+        (DOUBLINGS times at most), and is longer if the owner could not lead."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
