@@ -86,7 +86,8 @@ class Voter(Timer):
 
     @property
     def busy(self) -> bool:
-        """True if no record can be proposed now: one is not committed yet, or this peer does not lead."""
+        """True if no record can be proposed now: one is not committed yet, this peer does not lead, or it is
+        transferring leadership."""
         return self.raft.busy or self.raft.role is not Role.LEADER
 
     @property
@@ -175,7 +176,8 @@ class Voter(Timer):
         return None
 
     def persisted(self, number: int) -> None:
-        """Note that the write `number` is on disk, and send what waited for it."""
+        """Note that the write `number` and all before it are on disk: send, and commit, what waited for
+        them."""
         self._look()
         self.raft.persisted(number, self.ctx.clock.now)
         self._settle()

@@ -589,7 +589,7 @@ class Admission:
 
     def _waits_for(self, overdue: Overdue) -> bool:
         """True, with a note, if a member with the verdict GONE stays for now, because it is the last replica
-        of its stage."""
+        of its stage: for the longer of LAST times its silence timeout and `StepQueries.worth_s`."""
         peer = overdue.peer
         if not self._last_of_its_stage(peer):
             return False

@@ -340,7 +340,7 @@ class Membership:
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
     def followed(self, peer: str) -> bool:
-        """True if `peer` is a member, or was one when the open iteration was opened."""
+        """True if `peer` is a member, or was removed since the open iteration was opened (`gone`)."""
         return peer in self.members or peer in self.gone
 
     def gone_from(self, stage: int) -> list[str]:

@@ -401,8 +401,8 @@ class CostModel:
 def cost_model_of(
     members: Sequence[Member], settings: Settings, ways: LinkMeasurements, spares: bool
 ) -> CostModel | None:
-    """Cost model for the members of a run; None while no link is measured. ways: link measurements that
-    members reported. spares: True if replicas may be standbys."""
+    """Cost model for the members of a run; None while no latency or no bandwidth between them is measured.
+    ways: link measurements that members reported. spares: True if replicas may be standbys."""
     link = ways.between({member.id: member.region for member in members})
     if link is None:
         return None

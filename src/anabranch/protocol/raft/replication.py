@@ -63,7 +63,8 @@ class Replication:
         return self._state.has_quorum({v for v in self._state.log.voters if self.heard_at(v) >= since})
 
     def heard_at(self, voter: str) -> float:
-        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither."""
+        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither; now for
+        this leader itself."""
         if voter == self._state.me:
             return self._state.now
         known = self.progress.get(voter)

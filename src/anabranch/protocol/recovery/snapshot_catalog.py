@@ -115,7 +115,8 @@ class SnapshotCatalog:
         self._changed = True
 
     def inherit(self, points: Mapping[int, RestorePoint], first: RestorePoint) -> None:
-        """Adopt the restore points that a new coordinator knows from the log. first: the initial state."""
+        """Take the restore points that a new coordinator knows from the log in place of those known here.
+        first: the initial state."""
         self.points = {**points, 0: first}
         self._logged = set(self.points)
         self._changed = True
