@@ -109,11 +109,12 @@ class _Job:
     """Audit in progress, whose inputs ("pieces") are fetched one by one from peers ("sources"). sources:
     peers that may have the pieces, besides those that sent them to the subject. parties: accusers and
     subject, if a difference is to be checked: they are asked at once. left: sources of the present piece that
-    were not asked yet. asked: those that are asked now. silent: sources that did not answer. broke: sources
-    whose link broke while they were asked. apart: True if a source was out of reach. data: the signed
-    receipt. checks: computations to come. got: all pieces so far. gave: source of each piece. false: pieces
-    that were not those of the receipt, with the source that gave them. wanted: pieces of the present
-    computation that are still missing."""
+    were not asked yet. asked: those that are asked now, or are dialled to be asked. For the whole audit,
+    silent: sources that did not answer, which are asked for no further piece; broke: sources whose link broke
+    once while they were asked, after which it gets no second try; apart: True if a source was out of reach.
+    data: the signed receipt. checks: computations to come. got: all pieces so far. gave: source of each
+    piece. false: pieces that were not those of the receipt, with the source that gave them. wanted: pieces of
+    the present computation that are still missing."""
 
     drawn: Drawn
     sources: tuple[str, ...]

@@ -51,9 +51,9 @@ _NOBODY: Mapping[str, Member] = MappingProxyType({})
 class Drawn:
     """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. base: hash of the
     step's log entry. position: rank of the subject among the members of the reduce. receipt: hash of its
-    receipt. auditors: the other members, in the order in which they are asked to audit. trusted: auditor of
-    the stage and of the subject's numerics class, which is asked before them ("": there is none). disputed:
-    its results that another receipt contradicts."""
+    receipt. auditors: the other members, in the order in which they are asked to audit; () in a round.
+    trusted: auditor of the stage and of the subject's numerics class, which is asked before them ("": there
+    is none). disputed: its results that another receipt contradicts."""
 
     t: int
     base: str
@@ -79,7 +79,8 @@ class Drawn:
     @property
     def jury(self) -> tuple[str, ...]:
         """Replicas that may be asked to audit, and keep the weights for it, in order: the first audits, the
-        others if it finds a difference or cannot tell. () if no other replica took part in the reduce."""
+        others if it finds a difference or cannot tell. () in a round, and if no other replica took part in
+        the reduce."""
         return self.auditors[: 2 * self.convicts - 2]
 
 

@@ -56,8 +56,8 @@ class KeptWork:
         """Send `peer` the piece of a contribution that it requests, or the answer that this peer does not
         have it. A request about a step that is not committed here yet waits for its commit; only the newest
         one of a peer is kept. Returns the reason if the request is refused (work of another stage), else
-        None. known: receipt of the contribution, if the leader has it. A requester that took RECEIPT_BYTES is
-        told that there is no receipt."""
+        None. known: receipt of the contribution, if this peer leads and has it (b"": not). A requester that
+        took its budget of receipts (RECEIPT_BYTES) for now is told that there is none."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"

@@ -60,9 +60,9 @@ class Seals:
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
         """Check the seal of the payload that arrived last for this microbatch, whose hash is `payload_hash`.
-        Returns the reason if the seal is not valid, else None; then the sender is marked as a forger, which
-        gets no more work from this peer. A further input of a microbatch with STATED_MAX results is refused,
-        too. None also if nothing arrived, and in a run without audits."""
+        Returns None if the seal is valid; else the reason, and the sender is marked as a forger, which gets
+        no more work from this peer. A further input of a microbatch with STATED_MAX results is refused, too.
+        None also if nothing arrived, and in a run without audits."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None
@@ -79,7 +79,8 @@ class Seals:
 
     def made(self, kind: str, index: int, payload_hash: str) -> None:
         """Note the hash of a payload of this kind (`ACTIVATION` or `GRADIENT`) that this peer computed for
-        microbatch `index`: its seal signs it, and the receipt states it."""
+        microbatch `index`: its seal signs it, and the receipt states it. Called only in runs with audits; at
+        a relay the input must have come (KeyError else)."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
         if self._ctx.run.stage:

@@ -120,8 +120,9 @@ class _Tracer:
         """Compare the payloads of data nodes that the sender and the owner say they received, and that
         differ. Data nodes sign what they got, not what they sent, so only their seals tell. Whose receipt
         shows a false seal is a liar. A data node that signed two embeddings of one microbatch is a liar. Two
-        gradients may be right if the relays sent two activations: then these are computed again, if they are
-        from one input. Else the pair is entered in `apart`."""
+        gradients may both be right if the relays sent two activations: then the activations are computed
+        again if they are from one input, and nothing is entered if they are not. Any other pair is entered in
+        `apart`."""
         name = f"{kind} of microbatch {wrong.index}"
         ends = [(sender, unit), (wrong.owner, wrong.unit)]
         came = [each.activation_in if kind == ACTIVATION else each.gradient_in for _, each in ends]

@@ -54,7 +54,7 @@ class LeadOffers:
         """Begin to transfer leadership to the founder, which has the run's directory, once it serves and
         votes again; at most once in OFFER_AGAIN_S, and not soon after the founder itself gave the lead to
         this peer, unless the run is over. True if a transfer was begun. t: last committed step. over: True if
-        that is the run's last."""
+        no further step follows it (`LogTip.over`)."""
         ctx, founder = self._ctx, self._ctx.run.founder
         begins = ctx.run.membership.active_from.get(founder)
         if begins is None or ctx.clock.now < self._offer_at:

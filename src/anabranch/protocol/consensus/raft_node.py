@@ -86,7 +86,8 @@ class Voter(Timer):
 
     @property
     def busy(self) -> bool:
-        """True if no record can be proposed now: one is not committed yet, or this peer does not lead."""
+        """True if no record can be proposed now: one is not committed yet, this peer does not lead, or it is
+        transferring leadership."""
         return self.raft.busy or self.raft.role is not Role.LEADER
 
     @property
@@ -175,7 +176,8 @@ class Voter(Timer):
         return None
 
     def persisted(self, number: int) -> None:
-        """Note that the write `number` is on disk, and send what waited for it."""
+        """Note that the write `number` and all before it are on disk: send, and commit, what waited for
+        them."""
         self._look()
         self.raft.persisted(number, self.ctx.clock.now)
         self._settle()
@@ -208,7 +210,8 @@ class Voter(Timer):
             self.ctx.dialer.reach(peer_of(voter))
 
     def leads_well(self) -> bool:
-        """True if this peer should lead if elected: it is able to, and no other voter should rather."""
+        """True if this peer should lead if elected: it is able to, and no other voter should rather, or all
+        others within reach that could were offered leadership in vain."""
         if not self._may_lead():
             return False
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())
@@ -279,6 +282,7 @@ class Voter(Timer):
 
 
 def _addresses(lines: Iterable[bytes]) -> dict[str, str]:
-    """Address of every peer that was ever a member, by peer id, from the log's lines."""
+    """Newest address of every peer that a Members record in `lines` admits, by peer id ("": it cannot be
+    dialled)."""
     records = (decode_entry(line).record for line in lines)
     return {m.id: m.address for record in records if isinstance(record, Members) for m in record.joined}

@@ -82,7 +82,8 @@ def heard(ctx: PeerContext, voter: Voter) -> set[str]:
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
     """Voter ids that the log should have, the leader's first: the present ones that are still members with
     the same disk and can catch up, and new ones among the active members within reach that have an address
-    and a disk. leaving: members that want to leave the run and should vote no longer.
+    and a disk. leaving: members that want to leave the run and should vote no longer; while one of them is
+    still a voter, voters out of reach are left out, too.
 
     An even number of voters tolerates no more losses than the odd number below it. So a founder that leads
     does without a second voter, and of four or more voters one is left out. (Of two whose leader is not the

@@ -68,10 +68,10 @@ class Case:
     receipt: of the audited peer, as it came with PREPARED (b"": not known here). since: time (s) at which the
     step was committed, or this leader took over. over: True once no more reports are awaited. incarnation:
     process number of the audited peer when the step was committed (-1: no member then). verdicts: auditor ->
-    its word, of VERDICTS. asked: replicas that this leader ordered to audit beside the first, which begins by
-    itself. gone: True once the audited peer left its stage. replaced: True once replicas were asked in place
-    of the trusted auditor. inherited: True if another leader opened the case, and may have asked replicas
-    that are not in `asked`."""
+    its word, of VERDICTS. asked: jurors that this leader ordered to audit, without the first of the jury,
+    which begins by itself, or by an order in place of the trusted auditor. gone: True once the audited peer
+    left its stage. replaced: True once replicas were asked in place of the trusted auditor. inherited: True
+    if another leader opened the case, and may have asked replicas that are not in `asked`."""
 
     drawn: Drawn
     receipt: bytes
@@ -104,7 +104,7 @@ class AuditCases:
     _tickets: dict[str, set[str]] = field(default_factory=dict)
     """Ticket -> its convicted peers."""
     _ends: dict[str, set[str]] = field(default_factory=dict)
-    """Data node whose gradients differed from others' -> relays that took part each time."""
+    """Data node whose activation or gradient differed from this peer's -> relays that took part each time."""
     _unaudited: set[int] = field(default_factory=set)
     """Stages whose last drawn contribution nobody could audit."""
     _checked: tuple[object, ...] = ()
@@ -564,9 +564,9 @@ class AuditCases:
             case.over = True
 
     def _by_trusted(self, case: Case, message: Audited) -> None:
-        """End an audit with the report of the trusted auditor: a difference convicts the audited peer; who
-        withheld inputs from it, and is still there, loses its seat, and the step is void; a replica that
-        found a difference where it found none loses its seat. If it cannot tell, replicas audit."""
+        """End an audit with the report of the trusted auditor: a difference convicts the audited peer; if the
+        audited peer withheld inputs, and is still there, it loses its seat, and the step is void; a replica
+        that found a difference where it found none loses its seat. If it cannot tell, replicas audit."""
         each, peer = case.drawn, case.drawn.trusted
         about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
         if message.verdict == "unable":
@@ -606,7 +606,9 @@ class AuditCases:
         )
 
     def repeat(self, peer: str) -> None:
-        """Send `peer`, whose link came up, orders on which it has not reported: steps may wait for it."""
+        """Send `peer`, whose link came up, the orders of open audits on which it has not reported, as steps
+        may wait for it: those that `Case.asked` has, so none to the first of a jury or of an earlier
+        leader."""
         for case in self._cases.values():
             if not case.over and peer in case.asked and peer not in case.verdicts:
                 self._order(case, peer)
@@ -616,8 +618,8 @@ class AuditCases:
         found a difference, the audited peer is convicted. If as many found none (the audited peer's own work
         counts as one), those that found a difference lose their seats. If that many were denied the inputs by
         the audited peer, and it is still there, it is removed, and the step is void. If one juror found no
-        difference and nobody found any, the audit ends. what: words for the difference that was found
-        last."""
+        difference and nobody found any, the audit ends (of a case that another leader opened, once the first
+        juror has reported). what: words for the difference that was found last."""
         each, verdicts = case.drawn, case.verdicts
         about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
         heard = [peer for peer in each.jury if peer in verdicts]

@@ -36,8 +36,8 @@ class Collection:
 class Checkpoints:
     """Schedule of checkpoints and the one in progress. t: last step that has a checkpoint, or whose
     checkpoint was given up. has_directory: True if checkpoints can be written on this machine.
-    withholds(peer): called when the only replica of a stage did not give its state to anybody for
-    WITHHELD_MOST checkpoints running."""
+    withholds(peer): called when the state of a stage could not be downloaded from its only replica, though
+    that is within reach, for WITHHELD_MOST checkpoints running."""
 
     def __init__(
         self,

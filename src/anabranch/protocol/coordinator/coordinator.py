@@ -201,7 +201,8 @@ class Coordinator:
 
     def removed(self, peer: str) -> None:
         """Drop what is known of a peer that was removed or left its stage, its claims of the open iteration
-        included. If it took part in a reduce that is not PREPARED yet, that is ordered anew."""
+        included. If it took part in a reduce that is not PREPARED yet, that is ordered anew as soon as one
+        without it can be, unless it ends before (`Round.torn`)."""
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
@@ -596,10 +597,10 @@ class Coordinator:
 
     def _serves(self, current: Round, active_from: Mapping[str, int]) -> None:
         """Note peers that begin to serve. active_from: peer -> iteration from which it serves. If a stage's
-        reduce in the open iteration was ordered without a peer that serves in it, the reduce is ordered anew,
-        as it needs that peer's word, too (one of the reduce's members may be the peer's former process). The
-        time without progress begins anew (no stall so far) if the peer is the second replica of its stage, or
-        this leader moved it there because the step stalled."""
+        reduce in the open iteration was ordered without a peer that serves in it, the reduce is to be ordered
+        anew (`Round.torn`), as it needs that peer's word, too (one of the reduce's members may be the peer's
+        former process). The time without progress begins anew (no stall so far) if the peer is the second
+        replica of its stage, or this leader moved it there because the step stalled."""
         membership = self.ctx.run.membership
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
@@ -656,9 +657,9 @@ class Coordinator:
     def _lone_finder(self) -> str | None:
         """Relay that alone reported the overflows of the last SKIPS_IN_A_ROW steps, as no other replica of
         its stage served in all of them. The caller checks that these steps were all skipped. None if several
-        reported or the reporter is unknown, is this peer or a data node; if nobody can serve in its place; or
-        if a relay of that stage was replaced for such overflows before: then the word of the next one is
-        taken."""
+        reported or the reporter is unknown, is this peer or a data node; if it is a member without whom the
+        stage could not be restored (`RelayMoves.replaceable`); or if a relay of that stage was replaced for
+        such overflows before: then the word of the next one is taken."""
         if len(self._overflows.finders) != 1:
             return None
         [(stage, peer)] = self._overflows.finders

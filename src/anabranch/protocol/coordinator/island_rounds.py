@@ -64,12 +64,13 @@ class IslandRounds:
         self._late = LateMachines()
         self._crews = CrewPlanning(ctx, admission, self._rate, self._late)
         self._rates: dict[str, float] = {}
-        """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        """Peer, former members included -> microbatches per second, as measured in its last iteration with
+        counted work, within its limit; lowered if a slot of it was late or overflowed since."""
         self._limits: dict[str, float] = {}
-        """Machine that was late with a slot -> its rate since, up to twice which the next measured one
-        counts."""
+        """Machine that was late with a slot, or measured quicker than was believed -> rate (microbatches per
+        second) up to twice which the next measured one counts."""
         self._measured = 0
-        """Number of measurements so far."""
+        """Number of changes of `_rates` so far."""
         self._longest_known: tuple[tuple[int, int, int], float] = (-1, -1, -1), 0.0
         """Inputs of the last `_longest_s`, and its result."""
         self._reached_known: tuple[tuple[int, int], float] = (-1, -1), 1.0
@@ -181,10 +182,11 @@ class IslandRounds:
             self._measured += 1
 
     def _rate(self, peer: str) -> float:
-        """Inner steps per second of a member (KeyError for others): as in its last step with counted work,
-        else by the times that it measured when it joined and what others reach of theirs (`_reached`), else
-        as of one microbatch per second. A newcomer without counted work is no quicker than the median of
-        others: it could take most steps of its first round, leave, and come back."""
+        """Inner steps per second of a machine: by its known rate (`_rates`), else by the times that it
+        measured when it joined and what others reach of theirs (`_reached`), else as of one microbatch per
+        second. A newcomer without known rate is no quicker than the median of measured members: it could take
+        most steps of its first round, leave, and come back. KeyError for one that is no member and has no
+        known rate."""
         rate = self._rates.get(peer)
         if not rate:
             joined = self._joined_rate(peer)

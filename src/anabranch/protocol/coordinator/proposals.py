@@ -155,8 +155,8 @@ def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
 
 
 def _losses(current: Round) -> tuple[float, ...]:
-    """Loss sum (nats) of each microbatch or slot; on private data as the owner of the contribution reported
-    it."""
+    """Loss sum (nats) of each microbatch or slot, 0.0 for a dropped slot; on private data as the owner of the
+    contribution reported it, or if it reported none, the owner of the head."""
     if not current.own:
         return current.counted_losses
     known = (loss for _, loss in _own_work(current, current.attempts[1]))

@@ -99,10 +99,11 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed, unless one is in progress there that can
-        still end; reduces of the stages in `Round.repeat` are given up first. Nothing after the run's last
-        step, or in a round that is skipped. May be called at any time: a stage is looked at again only after
-        news of it."""
+        """Order a reduce at each stage whose units are all claimed (in a round perhaps earlier:
+        `_order_early`), unless one is in progress there that can still end, and have the units of absent
+        members computed again (`_redo`); reduces of the stages in `Round.repeat` are given up first. Nothing
+        after the run's last step, or in a round that is skipped. May be called at any time: a stage is looked
+        at again only after news of it."""
         if current.t > self.ctx.run.steps or (current.slots and current.witness is not None):
             return
         while current.repeat:
@@ -498,8 +499,9 @@ class ReduceAttempts:
     def stalled(self, current: Round) -> None:
         """If no report came for too long (`patience_s`), order stuck reduces again, or count a stall, and
         tell all members which units are missing; without missing units that message has them repeat their
-        reports. Then the wait begins anew. Nothing if it is not that long yet. While this peer hears nobody
-        its own line may be down: the wait begins anew, and that is all."""
+        reports. Then the wait begins anew. Members that block a reduce, and late data nodes, may be removed
+        (`_reduce_again`, `LateSources.stalled`). Nothing if it is not that long yet. While this peer hears
+        nobody its own line may be down: the wait begins anew, and that is all."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)

@@ -61,7 +61,7 @@ class ReduceSchedule:
         self, stage: int, t: int, members: Sequence[str], able: frozenset[str], owners: Collection[int]
     ) -> ReducePlan:
         """Plan the reduce of a stage in the open iteration `t`: even, unless a spread one is estimated to be
-        quicker. Nothing is sent.
+        quicker (`fleet.spread = "always"`: a random one, for tests). Nothing is sent.
 
         members: of the reduce, in its order. able: peers that work in this iteration and are not silent; any
         other may not have opened it, and could not store the parts. owners: position of each unit's owner

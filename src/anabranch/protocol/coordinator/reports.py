@@ -58,9 +58,11 @@ class Reports:
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
         """Enter a replica's cumulative claim (units in its sum); units once claimed stay claimed. New units
-        count as progress of the step. Returns why the claim is refused; None if it is entered, or ignored: it
-        is not about the open round, `peer` does not serve the stage, or it says no more than the batch's hash
-        (which is kept). A peer that claims an impossible loss is expelled."""
+        count as progress of the step, unless this peer's claims put off no stall any more
+        (`ReduceAttempts.claimed`); so do new losses of held-out windows. Returns why the claim is refused;
+        None if it is entered, or ignored: it is not about the open round, `peer` does not serve the stage, or
+        it says no more than the batch's hash (which is kept). A peer that claims an impossible loss is
+        expelled."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -217,8 +219,8 @@ class Reports:
     def _one_source(self, current: Round, stage: int, index: int) -> bool:
         """True if one relay alone may have made up the inputs with which a microbatch overflowed, so that the
         step is not skipped yet: all that report the overflow had their inputs from that relay, or all but so
-        few replicas that they may lie together, and another relay could send inputs. False if this peer
-        itself found the overflow with inputs of another."""
+        few replicas that they may lie together, and another relay could send inputs. False if this peer is
+        that relay, or itself found the overflow with inputs of another."""
         membership, me = self.ctx.run.membership, self.ctx.me
         sources, serving = current.sources.get((stage, index), {}), membership.live(stage, current.t)
         for source in {source for each in sources.values() for source in each if source}:

@@ -56,7 +56,7 @@ class Round:
     repeated: set[int] = field(default_factory=set)
     """Stages for which that was decided before."""
     served: set[tuple[int, str]] = field(default_factory=set)
-    """(stage, peer) of those that served in the iteration, removed ones too."""
+    """(stage, peer) of those that served in the iteration, removed ones too; empty without audits."""
     manifest: str = ""
     witnesses: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     """(stage, microbatch) -> tensor that overflowed there, by the peer that reported it."""
@@ -80,8 +80,8 @@ class Round:
     """True if a claim came after a longer time without news than the last step took."""
     stalls: int = 0
     called_in: int = 0
-    """Stalls and repeated reduces (`waits`) after which newcomers to come were asked to serve in this
-    iteration."""
+    """Number of stalls and repeated reduces (`waits`) at the last look whether newcomers should serve in this
+    iteration at once."""
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
     slots: Plan = ()
@@ -118,7 +118,8 @@ class Round:
     redone: dict[int, set[str]] = field(default_factory=dict)
     """Stage -> members that this step goes on without; other replicas repeat their units."""
     reported: dict[int, int] = field(default_factory=dict)
-    """Stage -> number of reports of new units so far."""
+    """Stage -> number of reports so far that may change the decision on its reduce: of new units, and for a
+    doubted stage of who sent or gave back units."""
     looked: dict[int, Look] = field(default_factory=dict)
     """Stage -> inputs of the last decision on its reduce, if that decided nothing."""
     agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
@@ -209,8 +210,9 @@ class Round:
 class LogTip:
     """Last step in the log, and the round of the open iteration. t, base: last committed iteration and hash
     of its log entry. adam_step: Adam's counter after it (skipped steps and rounds are not counted).
-    fingerprints: agreed state hashes of all stages after it, once it is released; () before. round: open
-    iteration, None between two. stop_reason: why no further iteration is opened, or None."""
+    fingerprints: agreed state hashes of all stages after the last *released* step, which may be the one
+    before it; () if this leader has seen none. round: open iteration, None between two. stop_reason: why no
+    further iteration is opened, or None."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -228,8 +230,8 @@ class LogTip:
 
     @property
     def over(self) -> bool:
-        """True if no further iteration will be opened, as the run stops or all steps are committed, and none
-        is open."""
+        """True if no iteration is open and no further step will be taken, as the run stops or all steps are
+        committed. The iteration of the last evaluation may be yet to open."""
         if self.round is not None:
             return False
         return self.stop_reason is not None or self.t >= self.ctx.run.steps

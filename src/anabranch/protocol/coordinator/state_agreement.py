@@ -90,8 +90,9 @@ class StateAgreement:
             self.stage_recovery.forget(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` certainly has the state after the last step: it reported it, or a claim of the open
-        iteration. False for one that is no member."""
+        """True if `peer` has the state after the last step, as it reported that, or made a claim of the open
+        iteration. (In a delayed iteration a claim does not show it, and is counted all the same.) False for
+        one that is no member."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False

@@ -27,8 +27,9 @@ SEATED_S = 86400.0
 
 
 class Vouchers:
-    """Proofs of the stages' states after the last iterations, from each replica that reported one.
-    log_length: function that returns the number of entries in this peer's log.
+    """Proofs of the stages' states after the last iterations, from each replica that reported one, and
+    joiners that have not shown one yet, with how long they have had for it. log_length: function that returns
+    the number of entries in this peer's log.
 
     `Ready` does not name the log entry that keys its proof. A joiner that has not followed a return of the
     log yet uses the former entry; how far it has followed the log is known from its heartbeats.

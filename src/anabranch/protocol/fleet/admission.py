@@ -119,7 +119,7 @@ class Admission:
     ) -> None:
         """welcome: sends a member its Welcome. credentials: by peer, the credential (ticket) that it showed
         when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default
-        none is open."""
+        no member has the last step's state, and every stage is waited for."""
         step = self._step = step or StepQueries()
         self.has_last, self.fetching = step.has_last, step.fetching
         self.ctx, self._connections = ctx, connections
@@ -129,7 +129,7 @@ class Admission:
         self._ready_t: dict[str, int] = {}
         """Ready member -> last iteration of the state that it has."""
         self.anywhere: set[str] = set()
-        """Peers that asked for any stage, but walk-ins and auditors."""
+        """Peers that asked for any stage, without walk-ins and auditors."""
         self.ways = LinkMeasurements(lambda peer: peer in ctx.run.membership.members)
         self.speeds = ProvenSpeeds()
         self.parted = UnreachablePairs(ctx)
@@ -419,7 +419,7 @@ class Admission:
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
         """(Joiner, its report) for each joiner that reported a state of `stage` after iteration t for which
-        no replica has reported a proof to compare with yet."""
+        no replica has reported a proof to compare with yet; each is to be judged again once one has."""
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def serve_at_once(self, stage: int, t: int) -> None:
@@ -603,7 +603,7 @@ class Admission:
 
     def _waits_for(self, overdue: Overdue) -> bool:
         """True, with a note, if a member with the verdict GONE stays for now, because it is the last replica
-        of its stage."""
+        of its stage: for the longer of LAST times its silence timeout and `StepQueries.worth_s`."""
         peer = overdue.peer
         if not self._last_of_its_stage(peer):
             return False

@@ -53,7 +53,8 @@ class InitialAssignment:
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
         """Enter a member's report of its links (receiver -> (round trip in s, bits per second to it)) in
-        place of its last one; ignored if it is empty, of a stranger, or once the run has begun."""
+        place of its last one; ignored if it is empty, of a stranger, or the run does not await such reports,
+        as it has begun or deals no stages by links (`RunView.deals`)."""
         if self.ctx.run.deals and links and peer in self.ctx.run.membership.members:
             self.admission.ways.told(peer, links)
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))

@@ -84,7 +84,7 @@ class Withholders:
         were heard and owned nothing of the last IDLE_STEPS steps are taken to have held it up: they get no
         microbatches for a while (`waits`). waited_s: seconds for which the step was waited for; 0 if it was
         not late. silent: members that are not heard. Nothing for a skipped step. Not to be called for rounds
-        of islands, which do not wait for late slots."""
+        of islands, which have their own rules for late machines."""
         if record.verdict != "step":
             return
         membership, former, self._idle = self.ctx.run.membership, self._idle, {}
@@ -187,9 +187,10 @@ class Standbys:
 
     def _by_links(self) -> Mapping[str, float]:
         """Standbys with which an iteration is shortest by measured links (replicas with slow lines) ->
-        seconds that a sender waits for another replica before it uses this one. Empty in large swarms. The
-        standbys stay as they are unless a change clearly pays, and while no link is measured or a stage has
-        no replica; so do those of a stage with a replica that has not reported its links."""
+        seconds that a sender waits for another replica before it uses this one. Empty in large swarms, and if
+        the size of activations is not known. The standbys stay as they are unless a change clearly pays, and
+        while no link is measured or a stage has no replica; so do those of a stage with a replica that has
+        not reported its links."""
         ctx, settings = self.ctx, self.ctx.run.settings
         t, members = ctx.run.membership.opening.t, ctx.run.membership.members
         live = [

@@ -46,8 +46,10 @@ class Stragglers:
     def __init__(self, ctx: PeerContext, indirect_probes: IndirectProbes, lost: Mapping[str, LostMember],
         going: Callable[[], Collection[str]] = tuple, waits_for: Callable[[int], bool] = lambda stage: True,
     ) -> None:
-        """lost: members whose link is down. going: members whose removal is planned or logged.
-        waits_for(stage): True if the open step still waits for something from the stage."""
+        """lost: members whose link is down, with since when; after BACK_S they are silent, unless a member
+        hears them. going(): members whose removal is planned or logged; they are left out like silent ones.
+        waits_for(stage): True if the open step still waits for something from the stage; only `needed` asks
+        that."""
         self.ctx = ctx
         self._indirect_probes = indirect_probes
         self._lost = lost

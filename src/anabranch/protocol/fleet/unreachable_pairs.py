@@ -60,7 +60,8 @@ class UnreachablePairs:
 
     def unconfirmed(self, members: Collection[str]) -> frozenset[str]:
         """Those of `members` that report others of them as unreachable, while none of these others says so of
-        them. Two that have lost each other both say so, sooner or later."""
+        them. Two that have lost each other both say so, sooner or later; so those that say it alone get no
+        more time in a repeated reduce (`WitnessedReduces.at_fault`)."""
         told = {peer: self._apart.get(peer, frozenset()).intersection(members) for peer in members}
         alone = (p for p, others in told.items() if others and not any(p in told[other] for other in others))
         return frozenset(alone)

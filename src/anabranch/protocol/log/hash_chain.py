@@ -9,7 +9,8 @@ from anabranch.protocol.log.records import LINES_CACHED, NO_ENTRY, Entry, decode
 
 
 class LogError(ValueError):
-    """Raised for a log entry that does not follow the one before, or a record that may not be proposed."""
+    """Raised for a log entry that cannot be read or does not follow the one before, or a record that may not
+    be proposed."""
 
 
 class AlreadyApplied(LogError):

@@ -23,11 +23,12 @@ class Member(msgspec.Struct, frozen=True):
 
     stage: 0 for a data node. incarnation: number of its process, which rises with each start. capacity:
     microbatches whose activations it can hold at a time; 0 for an auditor (`protocol.fleet.auditors`), which
-    takes none. name, region: as it states them ("": not stated). address: host:port, or several with commas
-    between ("": it cannot be dialled). disk: name of the disk on which it can keep the log ("": it cannot).
-    forward_s, backward_s: measured seconds per block and microbatch (0: not measured). ticket: key of the
-    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release). walk_in:
-    True if that is an open ticket, which is no secret; else unset.
+    takes none. name, region: as it states them ("": not stated). address: its addresses, commas between, in
+    the forms of `anabranch.addresses`: its own, at carriers, or through iroh ("": it cannot be dialled).
+    disk: name of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured
+    seconds per block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by
+    the leader ("": the owner's own, or of an earlier release). walk_in: True if that is an open ticket, which
+    is no secret; else unset.
     """
 
     id: str
@@ -76,7 +77,8 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
         return (self.peer, *self.others) if self.peer else ()
 
     def seats(self) -> list[tuple[int, str]]:
-        """(stage, machine) of each machine of the crew; of one machine with the whole model, stage 1."""
+        """(stage, machine) of each machine of the crew; of one machine with the whole model, stage 1; [] if
+        anybody may fill the slot."""
         crew = self.crew
         return [((place + 1) % max(2, len(crew)), peer) for place, peer in enumerate(crew)]
 
@@ -183,10 +185,11 @@ class Witness(msgspec.Struct, frozen=True):
 
 class Commit(Record, frozen=True, tag="commit"):
     """Commit of iteration t. previous_base: base of the state before. manifest: hash of the batch. verdict:
-    "step", or "skip" with empty `stages` and a `witness`. tokens: target tokens that count. loss_sums: summed
-    loss of each microbatch (nats), or of each slot in a round. norm: 2-norm of the whole gradient, before it
-    is clipped. adam_step: Adam's counter after it (skipped iterations and rounds are not counted).
-    evaluation: of the state before. slots: plan of the next iteration, if that is a round."""
+    "step", or "skip" with empty `stages` and a `witness`. tokens: target tokens of the batch (of a skipped
+    step, too), in a round those of the slots that count. loss_sums: summed loss of each microbatch (nats), or
+    of each slot in a round; () if skipped. norm: 2-norm of the whole gradient, before it is clipped.
+    adam_step: Adam's counter after it (skipped iterations and rounds are not counted). evaluation: of the
+    state before. slots: plan of the next iteration, if that is a round."""
 
     run: str
     epoch: int

@@ -24,7 +24,8 @@ class Schedule:
     manifest(t): hash of the iteration's batch; None on peers without the corpus. step(t, adam_step, norm):
     parameters of the step; adam_step counts the steps taken, including this one. tokens: target tokens per
     iteration. window_tokens: target tokens per held-out window. outer(steps): parameters of the outer step of
-    a round, from the inner steps of all slots that count. inner_tokens: target tokens of an inner step.
+    a round, from the inner steps of all slots that count; used, and needed, in rounds only. inner_tokens:
+    target tokens of an inner step.
     """
 
     manifest: Callable[[int], str] | None

@@ -31,8 +31,9 @@ class Opening:
     handed_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def without(self, peer: str) -> Opening:
-        """This opening after the removal of `peer`, whose microbatches go to the data nodes left; the same
-        object if `peer` is none of its data nodes, or was removed before."""
+        """This opening after the removal of `peer`, whose microbatches go to the data nodes left; if there
+        are none, the new opening `is_lost`. The same object if `peer` is none of its data nodes, or was
+        removed before."""
         gone = {former for former, _ in self.handed_on}
         if peer not in self.data_nodes or peer in gone:
             return self
@@ -59,11 +60,11 @@ class Membership:
     number: number of the latest Members record. members: by id, in the order of joining. active_from: peer ->
     iteration from which it serves. order: peer -> rank in the order of joining. begun: True once every stage
     has had an active member. opening: open iteration, with the data nodes over which its microbatches are
-    split (`NOT_OPEN`: none). reopened_t: iteration that lost all data nodes that it was opened with. former:
-    opening of the iteration before, if both are in flight because `opening` is delayed. gone: peers removed
-    since the iteration was opened -> their stage and region. walk_ins: peers that came with an open ticket,
-    removed ones too -> iteration from which they serve or served. auditors: members that only audit, of all
-    stages. version: changes with every change. widest:
+    split (`NOT_OPEN`: none). reopened_t: last iteration that lost all data nodes that it was opened with (0:
+    none). former: opening of the iteration before, if both are in flight because `opening` is delayed. gone:
+    peers removed since the open iteration (`former`, if two are in flight) was opened -> their stage and
+    region. walk_ins: peers that came with an open ticket, removed ones too -> iteration from which they serve
+    or served. auditors: members that only audit, of all stages. version: changes with every change. widest:
     number of members of the stage with most members.
     """
 
@@ -300,7 +301,7 @@ class Membership:
 
     def serving(self, stage: int) -> list[str]:
         """Active members of `stage` in the open iteration. If none is open (after a rollback, or the loss of
-        all data nodes), members that become active later are included."""
+        all data nodes), members that become active later are included. [] before the run has begun."""
         return self.live(stage, self.opening.t if self.opening.t or not self.begun else 1 << 40)
 
     def of(self, stage: int) -> Collection[str]:
@@ -339,11 +340,12 @@ class Membership:
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
     def followed(self, peer: str) -> bool:
-        """True if `peer` is a member, or was one when the open iteration was opened."""
+        """True if `peer` is a member, or was removed since the open iteration was opened (`gone`)."""
         return peer in self.members or peer in self.gone
 
     def gone_from(self, stage: int) -> list[str]:
-        """Peers removed from a stage since the open iteration began, the latest first."""
+        """Peers removed from a stage since the open iteration began, the latest first; those that moved to
+        another stage or came back included."""
         return [peer for peer, (former_stage, _) in reversed(self.gone.items()) if former_stage == stage]
 
     # --- duties --------------------------------------------------------------------------------
@@ -379,8 +381,7 @@ class Membership:
 
     def dials(self, me: str, other: str) -> bool:
         """True if `me` has to dial `other` to make the link between them. The member that is harder to reach
-        (no address; then, carriers' addresses only) dials the other; of two alike, the one that joined
-        later."""
+        (`_reach`) dials the other; of two alike, the one that joined later."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and mine.address != theirs.address:
             own, others = _reach(mine.address), _reach(theirs.address)
@@ -390,7 +391,8 @@ class Membership:
 
 
 def _reach(addresses: str) -> int:
-    """Rank of a member's addresses: 0 if there is none, 1 if all lead through others, 2 with a direct one."""
+    """Rank of a member's addresses, by which `dials` decides who of two dials: 0 if there is none; 1 if none
+    is a plain host:port, so that all need a carrier or iroh; 2 with a plain one."""
     if "/" not in addresses:
         return 2 if addresses else 0
     return 2 if direct_addresses(addresses) else 1

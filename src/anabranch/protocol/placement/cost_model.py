@@ -11,8 +11,8 @@ parts; or, where that is quicker, the sums travel over several links at once thr
 all replicas of the stage (`coordinator.reduce_schedule`). With `fleet.spread = "program"` it is that of the
 shares of the averaging program (`averaging_program`).
 
-In a run with standbys (`fleet.standbys`) replicas may get no share of the batch: those whose access lines
-lengthen the reduce by more than they help. A standby receives the reduced gradient after the commit.
+In a run with standbys (`protocol.fleet.standbys`) replicas may get no share of the batch: those whose access
+lines lengthen the reduce by more than they help. A standby receives the reduced gradient after the commit.
 
 Not here: the search for a better assignment (`local_search`).
 """
@@ -401,8 +401,8 @@ class CostModel:
 def cost_model_of(
     members: Sequence[Member], settings: Settings, ways: LinkMeasurements, spares: bool
 ) -> CostModel | None:
-    """Cost model for the members of a run; None while no link is measured. ways: link measurements that
-    members reported. spares: True if replicas may be standbys."""
+    """Cost model for the members of a run; None while no latency or no bandwidth between them is measured.
+    ways: link measurements that members reported. spares: True if replicas may be standbys."""
     link = ways.between({member.id: member.region for member in members})
     if link is None:
         return None

@@ -35,9 +35,9 @@ class ProvenSpeeds:
         """Relay -> blocks a second through which it passed microbatches, in the last steps."""
 
     def committed(self, record: Commit, worked_s: float, blocks: Sequence[int]) -> None:
-        """Note who owns what of a synchronous step. worked_s: seconds in which its microbatches were
-        computed; nothing if that is 0. blocks: of each of the stages 1 to S. A leader's first step does not
-        count: it may have been computed before this peer led."""
+        """Note who owns what of a synchronous step; nothing if that was skipped. worked_s: seconds in which
+        its microbatches were computed; nothing is noted if that is 0. blocks: of each of the stages 1 to S. A
+        leader's first step does not count: it may have been computed before this peer led."""
         if record.verdict != "step" or worked_s <= 0.0:
             return
         self._steps += 1

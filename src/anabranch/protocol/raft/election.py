@@ -37,8 +37,8 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer with a random delay, from a range that doubles after each vain
-        election."""
+        """Restart the election timer with a random delay, from a range that doubles after each vain election
+        (DOUBLINGS times at most), and is longer if the owner could not lead."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
@@ -129,8 +129,9 @@ class Election:
 
     def on_request(self, message: AskVote) -> None:
         """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter. The answer
-        is no as long as this voter leads or hears a leader, unless the request is forced, and if the
-        candidate's log is behind this one."""
+        is no as long as this voter leads or hears a leader, unless the request is forced; if the candidate's
+        log is behind this one; if the term is over (for a pre-vote: is not a later one); and if this voter
+        has voted for another in it."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class Progress:
     """Leader's view of one follower's or learner's log. match_index: number of its entries that agree with
     the leader's log and are durable; while `probing` only a guess, which is lowered by `step_back` entries,
-    twice as many each time. next_index: index of the first entry not sent yet. heard_at: time of its last
-    reply (s). round: latest broadcast that it answered. beyond_reach: True if its log ends before the first
-    entry that the leader still keeps, so that it cannot catch up."""
+    twice as many each time. next_index: index of the first entry not sent yet. heard_at: time (s) of its last
+    reply, or at first when the leader began to send to it. round: latest broadcast that it answered.
+    beyond_reach: True if its log ends before the first entry that the leader still keeps, so that it cannot
+    catch up."""
 
     match_index: int
     heard_at: float

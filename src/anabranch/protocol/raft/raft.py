@@ -252,7 +252,8 @@ class Raft(VoterState):
         return entry
 
     def add_learner(self, learner: str) -> None:
-        """Begin to replicate the log to `learner`, which is to become a voter."""
+        """Begin to replicate the log to `learner`, which is to become a voter; on a voter that does not lead,
+        once it leads."""
         self.replication.add_learner(learner)
         self._flush()
 

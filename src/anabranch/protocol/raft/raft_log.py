@@ -32,7 +32,7 @@ class RaftLog:
         self._hashes: list[str] = []
         self._terms: list[int] = []
         self._voters: list[tuple[int, tuple[str, ...]]] = [(self.start.index - 1, voters)]
-        """Index of each Voters record and its ids, the one before `start` first."""
+        """Index of each Voters or Epoch record and its ids; first the last one before `start`."""
         self._electors: tuple[int, frozenset[str]] | None = None
         for line in lines:
             self.append(line)
@@ -59,8 +59,8 @@ class RaftLog:
 
     @property
     def voters_since(self) -> int:
-        """Index of the latest record in the log that sets the voters (Voters or Epoch); if none is kept, one
-        before `start`."""
+        """Index of the latest record of the log that sets the voters (Voters or Epoch), in memory or not; if
+        there is none since the `start` that the log was made with, one before that."""
         return self._voters[-1][0]
 
     def electors(self, commit_index: int) -> frozenset[str]:

@@ -32,8 +32,8 @@ class Replication:
         self._step_down = step_down
 
     def begin(self) -> None:
-        """Start to lead: track the logs of all other voters, append a NoOp record (unless the log is empty),
-        and send the first broadcast."""
+        """Start to lead: track the logs of all other voters and learners, append a NoOp record (unless the
+        log is empty), and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
         self.progress = {voter: Progress(state.log.length, state.now) for voter in sorted(others)}
@@ -63,7 +63,8 @@ class Replication:
         return self._state.has_quorum({v for v in self._state.log.voters if self.heard_at(v) >= since})
 
     def heard_at(self, voter: str) -> float:
-        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither."""
+        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither; now for
+        this leader itself."""
         if voter == self._state.me:
             return self._state.now
         known = self.progress.get(voter)
@@ -105,8 +106,8 @@ class Replication:
                 del self.progress[voter]
 
     def add_learner(self, learner: str) -> None:
-        """Begin to replicate the log to `learner`, which is to become a voter. Nothing if that began
-        already."""
+        """Begin to replicate the log to `learner`, which is to become a voter; on a voter that does not lead,
+        once it leads. Nothing if it is a learner already."""
         state = self._state
         if learner not in state.learners:
             state.learners.add(learner)

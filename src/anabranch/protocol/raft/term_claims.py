@@ -1,4 +1,5 @@
-"""Later terms that other voters name while this one has a leader: each voter is heard less and less often.
+"""Later terms that other voters name while this one has a leader: after a few without a wait (FREE) each
+voter is heard less and less often, until it has named none for long.
 
 A leader steps down, and a follower leaves its leader, for any later term. Pre-votes keep honest voters from
 raising the term while there is a leader (thesis §9.6); they keep no liar from it. A message with a later term

@@ -63,9 +63,9 @@ class RelayMoves:
         but not the last one that has applied step t. (0, []) if nobody can be moved, or the stage has fewer
         than `least`.
 
-        For a lost stage (`least` 2) replicas that do not serve yet count. With a greater `least` only
-        reachable ones that serve count: what killed the other replicas of the stage in need may have killed
-        more.
+        With `least` 2 all members of the stage that have or once had its state count, out of reach or not yet
+        serving too. With a greater `least` only reachable ones that serve count: what killed the other
+        replicas of the stage in need may have killed more.
         """
         membership = self.ctx.run.membership
         if least > 2:
@@ -93,7 +93,8 @@ class RelayMoves:
 
     def _point_without(self, peers: Collection[str], t: int) -> RestorePoint | None:
         """Newest restore point for which others than `peers`, of one stage, have all states, if one of them
-        could serve that stage; None: there is none."""
+        could serve that stage; None: there is none, as in runs without snapshots, or if no member is among
+        `peers`."""
 
         def in_reach(other: str) -> bool:
             return other not in peers and self.ctx.reachable(other)

@@ -115,7 +115,8 @@ class SnapshotCatalog:
         self._changed = True
 
     def inherit(self, points: Mapping[int, RestorePoint], first: RestorePoint) -> None:
-        """Adopt the restore points that a new coordinator knows from the log. first: the initial state."""
+        """Take the restore points that a new coordinator knows from the log in place of those known here.
+        first: the initial state."""
         self.points = {**points, 0: first}
         self._logged = set(self.points)
         self._changed = True
@@ -130,8 +131,8 @@ class SnapshotCatalog:
             self._changed = True
 
     def begun_as_seeded(self) -> None:
-        """Note that the run's initial states can be made by every peer from the seed; nothing if iteration 0
-        is no restore point any more."""
+        """Note that the run's initial states can be made by every peer from the seed, and that no checkpoint
+        has them; nothing if iteration 0 is no restore point any more."""
         if 0 in self.points:
             self.points[0].initial, self.points[0].on_disk = True, False
 
@@ -147,8 +148,8 @@ class SnapshotCatalog:
             self._changed = True
 
     def leaves_sound_checkpoint(self) -> bool:
-        """True if a state before all doubtful steps stays on disk when the next checkpoint is written: the
-        leader's newest checkpoint, as all older ones are deleted then."""
+        """True if the leader's newest checkpoint, which alone stays on disk when the next one is written, is
+        of a state before all doubtful steps; also if there is none."""
         newest_t = max((t for t, point in self.points.items() if point.on_disk), default=-1)
         return newest_t < self._doubtful_from()
 
@@ -224,9 +225,9 @@ class SnapshotCatalog:
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
-        """Members that hold the stage's state after iteration t, sorted: its replicas, peers with a copy, and
-        this leader if it has a checkpoint. Those whose copy proved false are left out. [] if t is no restore
-        point."""
+        """Members that hold the stage's state after iteration t, sorted: its replicas and peers with a copy,
+        by their own reports (`on_holds`), and this leader if it has a checkpoint. Those whose copy proved
+        false are left out. [] if t is no restore point."""
         point = self.points.get(t)
         if point is None or stage >= len(point.fingerprints):
             return []

@@ -206,10 +206,11 @@ def next_plan(
     crew has no contribution to it, not even a late one. sends_s: crew -> seconds that it needs to send a
     contribution (absent: 0).
 
-    Every crew gets one slot, the quickest first if there are more crews than slots; a crew keeps its slot. On
-    average a slot takes `rounds.length(t + 1)` steps, by its crew's speed, so that all have computed and sent
-    their contributions at the same time. What a crew carries of its slot is dropped if the slot goes to
-    another crew, or did not count and is not merged, as one that is lost.
+    Every crew gets one slot, the quickest first if there are more crews than slots; a crew keeps its slot. A
+    slot without a crew takes no part (0 steps). On average a slot takes `rounds.length(t + 1)` steps, by its
+    crew's speed, so that all have computed and sent their contributions at the same time. What a crew carries
+    of its slot is dropped if the slot goes to another crew, or did not count and is not merged, as one that
+    is lost.
     """
     inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
