@@ -144,7 +144,7 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least at which
     snapshots (weights, two moments, with a delay predicted weights) send at most a quarter of the bytes of
-    activations and gradients."""
+    activations and gradients (of the reduce, where relays hold the whole model)."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]
