@@ -34,7 +34,7 @@ class Fleet:
     """Peers of a run that a scheduler or container engine starts. name: name of the run, part of the names of
     jobs. gpus, cpus, memory_gib: those of each machine; with 0 GPUs it computes on its CPU. grace_s: seconds
     in which a peer that is told to stop may leave. image: container image with anabranch. port: port on which
-    a peer listens."""
+    a peer listens; with Slurm and Ray, where several share a machine, each has a free one instead."""
 
     name: str
     groups: tuple[Group, ...]
