@@ -57,7 +57,7 @@ class Codec(Protocol):
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Decoded tensor, of `shape` and `dtype`, of what `encode` returned; always finite. Raises BadPayload
-        if the payload has another size, or holds a value or a scale that no tensor has."""
+        if the payload has another size, a value that is not finite, or a scale out of range."""
         ...
 
 

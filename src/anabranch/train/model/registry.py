@@ -65,7 +65,8 @@ class Counts:
 def register_model(name: str, where: str) -> None:
     """Register a model for this process and those that it starts, in the environment variable VARIABLE. name:
     value of `model.architecture`. where: "module:function", a function that takes the run's `ModelConfig` and
-    returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where` is ill-formed."""
+    returns a `CausalModel`. It is not imported here. The name of a built-in architecture has no effect.
+    Raises ConfigError if name or `where` is ill-formed."""
     if not _NAME.fullmatch(name) or not _WHERE.fullmatch(where):
         raise ConfigError(f'{name} = "{where}": write a name of small letters and "module:function"')
     models = {**_of_environment(), name: where}

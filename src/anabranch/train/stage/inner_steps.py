@@ -87,8 +87,9 @@ def private_tokens(step_rows: Callable[[int, int], Ids], slot: int, first: int, 
 
 
 class Contribution(NamedTuple):
-    """Contribution of a slot to a round: flat, in the state's layout; loss sum of its inner steps (nats);
-    state that its machine carries to the next round, if the run carries any."""
+    """Contribution of a slot to a round: flat, in the state's layout; loss sum of its inner steps (nats; 0 at
+    a stage that computes no loss); state that its machine carries to the next round, if the run carries any.
+    """
 
     change: Tensor
     loss: float
