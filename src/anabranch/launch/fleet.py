@@ -86,7 +86,7 @@ def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Gro
 def planned(text: str, where: str) -> tuple[Group, ...]:
     """Groups of the first plan in the output of `anabranch plan --json`, without its data nodes, which need
     the corpus. where: name of the text in messages. Raises UserError if the text is no such output, or the
-    plan has GPUs that hold a stage together, no relays or too many."""
+    plan has GPUs that hold a stage together, no relays or too many, and as `checked_region` does."""
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [

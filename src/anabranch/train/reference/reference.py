@@ -210,7 +210,8 @@ class Reference:
         return tuple(state.fingerprint() for state in self.states)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights and moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" (views)."""
+        """All trained weights and their moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", and
+        predicted weights by "ahead/NAME" before a delayed iteration (views)."""
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
     def is_round(self, t: int) -> bool:

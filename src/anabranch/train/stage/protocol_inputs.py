@@ -109,7 +109,8 @@ def trained_parameters(run: RunConfig, model: ModelConfig) -> Trained:
 
 
 def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of a microbatch between two stages: its activation, or its token ids for a whole model."""
+    """Bytes of a microbatch between two stages: its activation or input gradient, whichever has more, or its
+    token ids for a whole model."""
     batch = run.batch
     if run.pipeline.whole:
         return batch.rows * (batch.sequence + 1) * token_bytes(model.vocab_size)
