@@ -126,11 +126,11 @@ def stage_layout(model: Model, spec: StageSpec) -> Layout:
 def initial_tensor(
     model: Model, name: str, shape: Sequence[int], seed: int, std: float = INITIAL_STD
 ) -> Tensor:
-    """Initial value (fp32, CPU) of one tensor: a pure function of (seed, name, shape). Norm gains are 1
-    (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation `std`, over
-    sqrt(2·blocks) where the result enters the residual stream (GPT-2). Of adapters A is uniform in
-    ±1/sqrt(in) and B is 0. Each tensor has its own counter-based generator, keyed by a hash of (seed, name),
-    so the partition does not matter."""
+    """Initial value (fp32, CPU) of one tensor: a pure function of the arguments. Norm gains are 1 (Gemma's,
+    which are relative to 1, are 0), biases (vectors with names in .bias) 0, other vectors as norm gains, all
+    else normal with deviation `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2).
+    Of adapters A is uniform in ±1/sqrt(in) and B is 0. Each tensor has its own counter-based generator, keyed
+    by a hash of (seed, name), so the partition does not matter."""
     if name.endswith(LORA_B):
         return torch.zeros(*shape)
     if len(shape) == 1:
