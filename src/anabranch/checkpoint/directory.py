@@ -8,6 +8,7 @@
       log.jsonl                   commit log, kept by the voters
       checkpoints/step-000400/    state after step 400: one file per stage, and manifest.json
       peers/NAME/                 key and incarnation of each peer on this machine
+      frozen/                     frozen weights by hash, of a run that trains adapters
 
 A checkpoint is written under a temporary name, flushed to the disk, then renamed: a folder named `step-...`
 is complete. `docs/reference/run-directory.md` documents the files.
@@ -158,8 +159,8 @@ class RunDirectory:
             yield
 
     def peer(self, name: str) -> Path:
-        """Folder of a peer on this machine (its key and incarnation), created if missing. It is readable by
-        its owner only: it holds a private key."""
+        """Folder of a peer on this machine (its key and incarnation). If missing it is created, readable by
+        its owner only, as it holds a private key."""
         path = self.peers_path / name
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return path
@@ -169,14 +170,15 @@ class RunDirectory:
         return self.checkpoints_path / f"step-{t:06}"
 
     def checkpoints(self) -> list[int]:
-        """Numbers of the steps with a checkpoint on disk, ascending."""
+        """Numbers of the steps with a checkpoint on disk, ascending; by the folders' names, whose contents
+        are not checked."""
         if not self.checkpoints_path.is_dir():
             return []
         found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints_path.iterdir())
         return sorted(int(match.group(1)) for match in found if match)
 
     def latest_checkpoint(self) -> int:
-        """Number of the step of the newest checkpoint. Raises UserError if there is none."""
+        """Number of the step of the last of `checkpoints`. Raises UserError if there is none."""
         steps = self.checkpoints()
         if not steps:
             raise UserError(
@@ -219,8 +221,8 @@ class RunDirectory:
         return final
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
-        """Delete unfinished checkpoints, and all but the last `keep` (0: all) of the checkpoints of steps up
-        to `newest` (None: of every step); returns the steps whose checkpoint was deleted, ascending. Later
+        """Delete unfinished checkpoints, and of those of steps up to `newest` (None: of every step) all but
+        the last `keep`, which may be 0; returns the steps whose checkpoint was deleted, ascending. Later
         checkpoints, which may be damaged or rolled back, stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)

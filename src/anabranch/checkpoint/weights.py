@@ -14,8 +14,9 @@ _WEIGHTS = "weights/"
 
 
 def load_weights(directory: RunDirectory, t: int) -> dict[str, Tensor]:
-    """All weights of the model after step t, by name, in the master dtype, on the CPU. Raises UserError
-    naming the file if one is missing, damaged, or repeats a tensor of another stage."""
+    """All trained weights of the model after step t (of a run with adapters only these), by name, in the
+    master dtype, on the CPU. Raises UserError naming the file if one is missing, damaged, or repeats a tensor
+    of another stage."""
     merged: dict[str, Tensor] = {}
     for stage, file in sorted(directory.manifest(t).stages.items()):
         path = directory.checkpoint_path(t) / file.name

@@ -158,8 +158,9 @@ def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Part of the training sequences: all, or a source of a mixture. weight: its samples in a cycle of the
-    mixture. first: number of its first window among those of all sources."""
+    """Part of the training sequences: all, or a source of a mixture. name: part of the key of its
+    permutations. weight: its samples in a cycle of the mixture. first: number of its first window among those
+    of all sources."""
 
     name: str
     weight: int
@@ -182,7 +183,8 @@ class Batches:
         held_out = corpus.held_out_tokens, corpus.held_out_mask, corpus.held_out_ends
         self._held_out = Windows(*held_out, batch.sequence, corpus.separator)
         self.windows = sum(source.windows.count for source in self._sources)
-        """Windows of the training part; an epoch has as many rows."""
+        """Windows of the training part; an epoch has as many rows (of a mixture each source has epochs of its
+        own)."""
         self.held_out_windows = self._held_out.count
         self.tokens_per_iteration = self._rows_per_iteration * batch.sequence
         if self.windows < self._rows_per_iteration:

@@ -96,7 +96,8 @@ class Corpus:
     uint16 or uint32; `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for.
     Masks are uint8 (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,),
     the positions behind each document, or None if sequences are cut from the stream of all. `mixture`:
-    sources, if several."""
+    sources, if several. `position`: documents of the source up to the last one read, those that data.skip
+    left out included; 0 for a mixture."""
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
         self.directory = directory
@@ -131,9 +132,10 @@ def materialise(
 ) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
     see `Progress`. tell: gets sentences about files that were left out or are not UTF-8, and about tokens
-    from the cache. cache: of tokenized corpora; None to tokenize in any case. Raises ConfigError if the
-    source cannot be read, has fewer than 20 documents or too little text for the vocabulary, or if the
-    directory holds a damaged corpus or one of other settings."""
+    from the cache. cache: of tokenized corpora, from which a source of LEAST_BYTES or more is taken, or into
+    which it is put; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer
+    than 20 documents or too little text for the vocabulary, or if the directory holds a damaged corpus or one
+    of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -308,7 +310,8 @@ def open_corpus(directory: Path) -> Corpus:
 def write_part(corpus: Corpus, part: int, parts: int, directory: Path) -> Corpus:
     """Write part `part` (0, 1, ...) of `parts` equal ones of a corpus of running text into `directory`, as a
     corpus of its own, and open it: a stretch of its training tokens, and of its held-out ones. Counts of
-    documents and bytes of text are the whole corpus's, divided. Masks and ends are not written."""
+    documents and bytes of text are the whole corpus's, divided. Masks, ends and the sources of a mixture are
+    not written."""
     directory.mkdir(parents=True, exist_ok=True)
     counts = []
     for name, tokens, whole in (
@@ -464,7 +467,7 @@ class _Manifest(msgspec.Struct, kw_only=True):
     fingerprint: str = ""
     mixture: list[Component] = []
     position: int = 0
-    """Documents of the source up to the last one that was read; 0 for a mixture."""
+    """Documents of the source up to the last one that was read, skipped ones included; 0 for a mixture."""
 
     def computed_fingerprint(self) -> str:
         files = [[file.name, file.hash] for file in self.files]

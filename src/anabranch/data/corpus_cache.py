@@ -38,7 +38,7 @@ class CorpusCache:
 
     def take(self, key: str, names: Sequence[str], directory: Path) -> bool:
         """Link or copy the files `names` of a kept corpus into `directory`, and mark it as just used. False
-        if one of them is missing; then none is left in `directory`."""
+        if one of them is missing; then no file of these names is left in `directory`."""
         kept = self.folder / key
         try:
             for name in names:

@@ -77,7 +77,8 @@ def model_folder(initial_weights: str, fetch: bool = True) -> Path:
 
 def _check_room(repository: str, revision: str, initial_weights: str) -> None:
     """Raise ConfigError if the files of a model are larger than what is free in the cache; else print on
-    stderr what will be downloaded. Does nothing if the hub does not tell their sizes."""
+    stderr what will be downloaded. Does nothing if the hub does not answer; a file whose size it does not
+    tell counts as empty."""
     import huggingface_hub
 
     try:

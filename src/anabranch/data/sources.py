@@ -60,10 +60,11 @@ class Document:
 class Documents:
     """Documents of a source, without empty ones; may be iterated over any number of times. The iteration
     raises ConfigError for contents that cannot be used. `size_bytes` is the total of which
-    `Document.position` is the running part (both count records if the source is streamed); `label` is the
-    setting and the path for messages. `files` are all that is read, `left_out` binary files of the folder;
-    `replaced` counts the U+FFFD that stand for undecodable bytes, by file, for the files iterated over so
-    far. `parts` are the sources of a mixture, each with its own `left_out` and `replaced`."""
+    `Document.position` is the running part (both count records if the source is streamed; in tables it grows
+    with each file); `label` is the setting and the path for messages. `files` are all that is read,
+    `left_out` binary files of the folder; `replaced` counts the U+FFFD that stand for undecodable bytes, by
+    file, for the files iterated over so far. `parts` are the sources of a mixture, each with its own
+    `left_out` and `replaced`."""
 
     label: str
     size_bytes: int

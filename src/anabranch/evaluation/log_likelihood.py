@@ -55,8 +55,8 @@ def log_likelihoods(
 
 
 def _padded(length: int, most: int) -> int:
-    """Length (tokens) to which the rows of a batch are padded: `length` or up to a quarter more (16 for short
-    ones), at most `most`. Few lengths occur, as each needs a mask."""
+    """Length (tokens) to which the rows of a batch are padded: `length` or up to a quarter more (up to 15
+    tokens for short ones), at most `most`. Few lengths occur, as each needs a mask."""
     step = max(16, 1 << (length.bit_length() - 3)) if length > 4 else 16
     return min(most, -(-length // step) * step)
 

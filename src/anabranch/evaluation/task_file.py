@@ -57,8 +57,8 @@ class Task:
 
 
 def read_task(path: str | Path, limit: int = 0) -> Task:
-    """Task in the file `path`. limit: most lines to take, from the front; 0: all. Raises UserError naming
-    file and line for what is not a task."""
+    """Task in the file `path`. limit: most lines to take, from the front; 0: all. Lines behind them are not
+    checked, and a plain text is taken whole. Raises UserError naming file and line for what is not a task."""
     path = Path(path)
     try:
         data = path.read_bytes()

@@ -18,7 +18,8 @@ OWN_ADDRESS = "\"$(hostname -i | cut -d' ' -f1)\""
 
 def skypilot(fleet: Fleet) -> str:
     """Task files of SkyPilot's managed jobs as one text, a YAML document for each group of peers; its comment
-    tells how to launch it. A preempted machine is replaced. The ticket is not in it."""
+    tells how to launch it. A preempted machine is replaced. A group with GPUs of no name asks for T4s. The
+    ticket is not in it."""
     return "---\n".join(_sky_task(fleet, group) for group in fleet.groups)
 
 

@@ -34,7 +34,7 @@ class Fleet:
     """Peers of a run that a scheduler or container engine starts. name: name of the run, part of the names of
     jobs. gpus, cpus, memory_gib: those of each machine; with 0 GPUs it computes on its CPU. grace_s: seconds
     in which a peer that is told to stop may leave. image: container image with anabranch. port: port on which
-    a peer listens."""
+    a peer listens; with Slurm and Ray, where several share a machine, each has a free one instead."""
 
     name: str
     groups: tuple[Group, ...]
@@ -86,7 +86,7 @@ def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Gro
 def planned(text: str, where: str) -> tuple[Group, ...]:
     """Groups of the first plan in the output of `anabranch plan --json`, without its data nodes, which need
     the corpus. where: name of the text in messages. Raises UserError if the text is no such output, or the
-    plan has GPUs that hold a stage together, no relays or too many."""
+    plan has GPUs that hold a stage together, no relays or too many, and as `checked_region` does."""
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [

@@ -171,7 +171,8 @@ class Agent(Protocol):
     def price(self) -> float:
         """Estimated cost (s) of one more microbatch from this node to the end of the pipeline. The price of
         this node's own scarce capacity is not included: dispatch sees its queue. math.inf if no cost is
-        known, or if one more microbatch would have to be refused."""
+        known, and in the auction if one more microbatch would have to be refused. The agents of `gwtf` answer
+        0 at a data node, those of `flow.policies.wiring` the least link cost alone."""
         ...
 
     def quiet(self) -> bool:

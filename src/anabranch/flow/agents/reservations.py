@@ -208,12 +208,13 @@ class Reservations:
     # -- confirmation ------------------------------------------------------------------------------------
 
     def towards(self, peer: str) -> tuple[UnitId, ...]:
-        """Units whose path goes from this node to `peer` of the next stage."""
+        """Units, confirmed or not, whose reserved path goes from this node to `peer` of the next stage."""
         tables = (self._through, self._departing, self._standing)
         return tuple(unit for table in tables for unit, place in table.items() if place.next == peer)
 
     def coming_from(self, peer: str) -> tuple[UnitId, ...]:
-        """Units whose path comes to this node from `peer` of the previous stage."""
+        """Units, confirmed or not, whose reserved path comes to this node from `peer` of the previous stage.
+        """
         return tuple(unit for unit, place in self._through.items() if place.previous == peer)
 
     def confirm(self, peer: str, side: Side, units: Iterable[UnitId]) -> list[Send]:

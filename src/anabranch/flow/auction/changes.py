@@ -9,7 +9,7 @@ from anabranch.flow.auction.timing import QUIET_S
 
 class Changes:
     """Count of external changes (nodes, costs, capacities, demands) anywhere in the swarm, as one node knows
-    it. last_at: time (s) of the newest, at first that of the start of bidding; infinite before the start."""
+    it. last_at: time (s) of the newest, or of the start of bidding; infinite before both."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,5 +28,5 @@ class Changes:
     @property
     def unceasing(self) -> bool:
         """True if the newest series of changes, each less than `QUIET_S` (s) after the one before, lasted for
-        `QUIET_S` or longer (churn). Also true before the start."""
+        `QUIET_S` or longer (churn). Also true before the start, until a change is noted."""
         return self.last_at >= self._series_at + QUIET_S

@@ -110,12 +110,13 @@ class Link:
 class OutLink(Link):
     """Link to a next hop, at this node's end.
 
-    price: last price from the next hop, a lower bound: only falls are sent. fresh: True if the price was
-    confirmed in the current repair. to_data: True if the next hop is a data node. level: `cost` + `price`,
-    set by the market. pushed, returned: numbers of units handed over and handed back so far. recalled: number
-    that `returned` must reach at least. units: units placed at the next hop, recalled ones not counted. bid:
-    see `Offer`. wants: standing unit -> version of this end's state that first wanted it. whole, stale: units
-    of `wants` that, by the next hop's answer, are reserved to the end of the path, or cannot be kept.
+    price: last price from the next hop, a lower bound: it announces only falls, and tells a rise in its next
+    letter. fresh: True if the price was confirmed in the current repair. to_data: True if the next hop is a
+    data node. level: `cost` + `price`, set by the market. pushed, returned: numbers of units handed over and
+    handed back so far. recalled: number that `returned` must reach at least. units: units placed at the next
+    hop, recalled ones not counted. bid: see `Offer`. wants: standing unit -> version of this end's state that
+    first wanted it. whole, stale: units of `wants` that, by the next hop's answer, are reserved to the end of
+    the path, or cannot be kept.
     """
 
     __slots__ = (

@@ -81,8 +81,9 @@ class Market:
     of its path, with the price of this node's capacity; level: the same without. capacity: most units at a
     relay; demand: units of a source. epsilon: least raise of a bid (s). limit: price above which a source
     refuses a unit; bypass: greatest value of `limit`, above the cost of every path. ready: True once bidding
-    has begun. moved: True if a unit was received, handed back or placed; the agent clears it. stirred: True
-    if there was an external change at any node since the start.
+    has begun. moved: True if a unit was received, handed back or placed, or this node's bids and prices may
+    be too high (a price fell, a cost, the capacity or a link changed); the agent clears it. stirred: True if
+    there was an external change at any node since the start.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -296,8 +297,9 @@ class Market:
         return any(bid < link.bid - least for link, bid in self._current_bids(best, level, second))
 
     def repair(self) -> None:
-        """Repair: lower prices and bids that are too high, and move units to cheaper next hops; changed links
-        are marked as dirty. Nothing before the start. Call it only after a time in which no unit moved:
+        """Repair: lower prices and bids that are too high, and take units back from dear next hops, a few at
+        a time, for `act` to place anew; a relay also hands back units that cost more than their bids. Changed
+        links are marked as dirty. Nothing before the start. Call it only after a time in which no unit moved:
         prices raised and lowered at once chase each other."""
         if not self.ready:
             return

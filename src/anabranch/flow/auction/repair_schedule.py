@@ -15,7 +15,8 @@ from anabranch.flow.auction.market import Market
 
 class RepairSchedule:
     """Times of one node's repairs (lowering of prices and bids, moves of units). at: time (s) of the next
-    repair. surveying: True if a repair waits until a next hop confirms its price."""
+    repair; infinite if none is due, and while `surveying`. surveying: True if a repair waits until a next hop
+    confirms its price."""
 
     def __init__(self, market: Market, changes: Changes) -> None:
         self.at = math.inf

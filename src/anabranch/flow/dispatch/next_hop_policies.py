@@ -1,10 +1,10 @@
 """Policies that choose the next hop (a replica of the next stage) of a microbatch when it is sent.
 
 A policy decides from what the sender knows of each replica (`Candidate`). `Greedy`: the replica with the
-least link time plus compute time of this sender's microbatches. `Static`: microbatch index modulo replicas.
-`Dispatch` (policy `auction`): the least link time + queueing time + price. `Planned` (policy `gwtf`): the one
-that is furthest below its planned share. Not in it: SWARM's queue (`swarm_queue.py`), and which replicas are
-eligible (`protocol.pipeline.hop_candidates`).
+least link time plus compute time of this sender's microbatches. `Static`: microbatch index modulo replicas
+that are eligible. `Dispatch` (policy `auction`): the least link time + half a pass + queueing time + price.
+`Planned` (policy `gwtf`): the one that is furthest below its planned share. Not in it: SWARM's queue
+(`swarm_queue.py`), and which replicas are eligible (`protocol.pipeline.hop_candidates`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Decision about one microbatch: its next hop. hold_s: 0 to send at once; else nothing is sent yet, and
-    this is the longest time (s) to wait until that peer grants a slot, after which the policy is asked again.
-    """
+    """Decision about one microbatch: its next hop. hold_s: 0 to send at once. Else nothing is sent yet: the
+    caller requests a slot of that peer, and asks the policy again whenever it passes over its waiting
+    microbatches (as when a slot is granted), at the latest after this time (s)."""
 
     peer: str
     hold_s: float = 0.0
@@ -63,7 +63,7 @@ class Policy:
     ) -> Choice | None:
         """Peer for microbatch `index`, to which the caller sends at once if `hold_s` is 0 (the peer has a
         free slot then); None if no peer that the policy would take has one. candidates: sorted by id.
-        waited_s: seconds since the microbatch was ready to be sent."""
+        waited_s: seconds since some candidate first had a free slot for the microbatch; 0 before."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
@@ -81,7 +81,8 @@ class Policy:
 
 
 class Greedy(Policy):
-    """Policy `greedy`: the least link time plus compute time of this sender's microbatches at the peer."""
+    """Policy `greedy`: of the peers with a free slot the one with the least link time plus compute time of
+    this sender's microbatches there, this one included."""
 
     def _cost(self, candidate: Candidate) -> tuple[float, int, str]:
         waiting_s = candidate.outstanding * max(candidate.compute_s, 1e-6)
@@ -99,10 +100,12 @@ class Greedy(Policy):
 
 
 class Dispatch(Policy):
-    """Policy `auction`: the least link time + queueing time + price. Queueing is at the peer or on the link,
-    whichever is slower. If the best peer has no free slot, the microbatch is held back for as long as waiting
-    costs less than the best peer with a free slot. load, price, hold: switches for benchmarks; False ignores
-    load or prices, or never holds back."""
+    """Policy `auction`: the least link time + half a pass + queueing time + price; no choice (None) if no
+    peer has a free slot. Queueing is at the peer or on the link, whichever is slower. If the best peer has no
+    free slot, the microbatch is held back for as long as waiting costs less than the best peer with a free
+    slot, and no longer than the peer's link time + HOLD_PASSES times what it needs for all its microbatches.
+    load, price, hold: switches for benchmarks. load = False ignores other senders' microbatches at a peer
+    (this sender's own still queue), price = False the prices; hold = False never holds back."""
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:
         self._load, self._price, self._hold = load, price, hold
@@ -152,8 +155,8 @@ def _rank(pair: tuple[float, Candidate]) -> tuple[float, int, str]:
 
 
 class Static(Policy):
-    """Policy `static`: microbatch index modulo the number of replicas, sorted by id; it waits for a free slot
-    of that replica, with no other choice."""
+    """Policy `static`: microbatch index modulo the number of candidates, sorted by id; it waits for a free
+    slot of that one, with no other choice while the candidates stay the same."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

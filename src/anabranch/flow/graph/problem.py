@@ -120,9 +120,9 @@ def link_cost(
     bandwidth_bps: tuple[float, float],
     size_bytes: float,
 ) -> float:
-    """Link cost `d_ij` of GWTF in seconds: half of the compute times, mean latency, mean transfer time.
-    compute_s: of nodes i and j. latency_s, bandwidth_bps: from i to j and from j to i. size_bytes: of one
-    activation."""
+    """Link cost `d_ij` of GWTF in seconds: half of the compute times, mean latency, transfer time at the mean
+    bandwidth. compute_s: of nodes i and j. latency_s, bandwidth_bps: from i to j and from j to i. size_bytes:
+    of one activation."""
     transfer = 2 * size_bytes / (sum(bandwidth_bps) / 8)
     return sum(compute_s) / 2 + sum(latency_s) / 2 + transfer
 

@@ -97,7 +97,7 @@ class CostNow(Message, frozen=True):
 
 class Confirm(Message, frozen=True):
     """Periodic list of the working units (`links`) and reservations (`units`) shared with the receiver.
-    version, costs: the sender's newest offer, as in `Advertise`."""
+    version, costs: to a previous node the sender's newest offer, as in `Advertise`; to a next node none."""
 
     confirms: ClassVar[bool] = True
     links: tuple[UnitId, ...]

@@ -224,9 +224,9 @@ class WiringAgent:
         return [Send(peer, Side.NEXT, Try(unit, walk.out_step))]
 
     def _give_back(self, unit: UnitId) -> list[Send]:
-        """Remove a unit, notify its next hop, and refuse it, now and later, to the previous node, which tries
-        another. At its data node none starts until next hops or demand change, unless this one was whole
-        before. Returns the messages."""
+        """Remove a unit, notify its next hop (if it has one that is still linked), and refuse it, now and
+        later, to the previous node, which tries another. At its data node none starts until next hops or
+        demand change, unless this one was whole before. Returns the messages."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:
@@ -238,8 +238,8 @@ class WiringAgent:
         return [*sends, Send(walk.previous, Side.PREVIOUS, Refused(unit, walk.step, walk.used))]
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
-        """Remove a unit that is given up from `table`, and notify the next node; returns the message. If it
-        comes here again, it is refused."""
+        """Remove a unit that is given up from `table`; returns the message to its next node, [] if it has
+        none. If it comes here again, it is refused. Raises KeyError if it is not in `table`."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

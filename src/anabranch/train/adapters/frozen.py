@@ -80,8 +80,8 @@ class FrozenWeights:
 
 
 class FrozenStore:
-    """Folder of frozen weights, a file for each hash. Methods raise OSError, and ValueError for bytes that
-    do not have the hash of their name."""
+    """Folder of frozen weights, a file for each hash. Methods raise OSError, and FrozenError (a ValueError)
+    for a name that is no hash."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,9 +93,9 @@ class FrozenStore:
         return self.folder / f"{wanted}.bin"
 
     def put(self, weights: FrozenWeights) -> str:
-        """Write weights that are not there yet; returns their hash; "", and nothing is written, for a stage
-        without weights. Raises OSError if the disk would keep less than LEFT_BYTES free, or writing fails;
-        then no part stays."""
+        """Write weights unless there is a file of their hash, whatever it contains; returns their hash; "",
+        and nothing is written, for a stage without weights. Raises OSError if the disk would keep less than
+        LEFT_BYTES free, or writing fails; then no part stays."""
         found = weights.hash()
         if not found or self.path(found).exists():
             return found
@@ -121,8 +121,8 @@ class FrozenStore:
 
     def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
         """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`. Raises FrozenError if the
-        contents do not have that hash, OSError if the file is missing. For hash "" and an empty layout no
-        file is read, and the weights are empty."""
+        contents do not have that hash or size, ValueError for an empty file, OSError if the file is missing.
+        For hash "" and an empty layout no file is read, and the weights are empty."""
         if not layout.elements and not wanted:
             return FrozenWeights(layout, torch.empty(0, dtype=dtype))
         weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)
@@ -154,7 +154,8 @@ class FrozenLoader:
 
     def at_hand(self, stage: int) -> FrozenWeights | None:
         """Weights of a stage from the store, with the hash that the run file names; None if they are missing
-        or damaged there, or there is no store. Raises FrozenError if the run file names no hashes."""
+        or damaged there, or there is no store. A stage without frozen weights has empty ones, even without a
+        store. Raises FrozenError if the run file names no hashes."""
         layout, wanted = self.layout(stage), self.wanted(stage)
         if self._store is None and wanted:
             return None

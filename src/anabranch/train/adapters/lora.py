@@ -39,7 +39,8 @@ class LoraModel:
     initial_gain: float = 1.0
 
     def __init__(self, base: Model, lora: LoraSection) -> None:
-        """base: the plain model. Raises ConfigError for an unknown target, or no adapters for it."""
+        """base: the plain model. Raises ConfigError for an unknown target, and for a model of an architecture
+        that gets no adapters."""
         self.base, self.config = base, base.config
         self.rank, self.alpha = lora.rank, lora.alpha
         self.scale = lora.alpha / lora.rank

@@ -57,7 +57,7 @@ class Codec(Protocol):
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Decoded tensor, of `shape` and `dtype`, of what `encode` returned; always finite. Raises BadPayload
-        if the payload has another size, or holds a value or a scale that no tensor has."""
+        if the payload has another size, a value that is not finite, or a scale out of range."""
         ...
 
 
@@ -97,8 +97,9 @@ class CastCodec:
 class BlockCodec:
     """Integers of 8 or 4 bits, with a scale for each block of `block` elements in order. scale: the smallest
     bf16 number at which the block's largest magnitude fits 127 (or 7) steps; a value is its nearest multiple
-    of the scale, or 0 if the scale would be below SMALLEST_SCALE. Two values of 4 bits share a byte: element
-    j of a block has the low half, element j + block/2 the high half. block: an even number."""
+    of the scale (with a key: one of the two next to it), or 0 if the scale would be below SMALLEST_SCALE. Two
+    values of 4 bits share a byte: element j of a block has the low half, element j + block/2 the high half.
+    block: an even number. Raises ValueError for other numbers of bits or an odd block."""
 
     def __init__(self, bits: int, block: int) -> None:
         if bits not in (4, 8) or block < 2 or block % 2:
@@ -202,7 +203,8 @@ def checked(payload: Tensor, size_bytes: int) -> Tensor:
 
 
 def codec_named(name: str, block: int) -> Codec | None:
-    """Codec by its name in a run file; None for "none". block: elements of a block (int8 and int4)."""
+    """Codec by its name in a run file; None for "none". block: elements of a block (int8 and int4). Raises
+    KeyError for an unknown name."""
     if name == "none":
         return None
     if name in ("bf16", "fp16"):

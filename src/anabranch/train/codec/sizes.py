@@ -35,5 +35,5 @@ def coarse_digits(microbatches: int) -> int:
 
 def coarse_bytes(microbatches: int) -> tuple[float, float]:
     """Bytes per parameter that a coarse reduce of a batch of `microbatches` sends: (sum of gradients, reduced
-    gradient)."""
+    gradient). More digits than COARSE_BYTES has count as its last."""
     return COARSE_BYTES[min(coarse_digits(microbatches), max(COARSE_BYTES))]

@@ -95,8 +95,9 @@ def normalise(
     decay: float,
 ) -> None:
     """Move the weights `local` of an island, after steps of the course `own`, to where the round's course
-    with the same mean gradient ends, in place. All vectors are flat, of the same elements. weights, first,
-    second: those of the run, before the round. decay: weight decay; 0: these elements have none."""
+    with the same mean gradient ends, in place; nothing if the courses are equal, or all learning rates of
+    `own` are zero. All vectors are flat, of the same elements. weights, first, second: those of the run,
+    before the round. decay: weight decay; 0: these elements have none."""
     whole = scalars.course
     if own == whole or not own.gradient:
         return

@@ -32,7 +32,8 @@ def selected(
 
 def largest(change: Tensor, share: float) -> Tensor:
     """Mask (flat, bool) of a change's values of greatest magnitude: `share` of each CHUNK adjacent values, at
-    least one (Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706)."""
+    least one; of a shorter last chunk as many (Sarfi et al., "Communication Efficient LLM Pre-training with
+    SparseLoCo", arXiv 2508.15706)."""
     missing = -len(change) % CHUNK
     padded = torch.cat((change.abs(), change.new_full((missing,), -1.0)))
     table = padded.view(-1, CHUNK)

@@ -43,7 +43,7 @@ class SlotState:
 
 
 class SlotStates:
-    """States of slots by slot and round, the last `KEPT` rounds of each."""
+    """Kept states of slots, by slot and round: of each slot the `KEPT` newest."""
 
     def __init__(self) -> None:
         self._states: dict[int, dict[int, SlotState]] = {}

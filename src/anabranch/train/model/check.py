@@ -30,7 +30,8 @@ class Finding:
 
 def check_model(config: ModelConfig, seed: int = 1) -> list[Finding]:
     """Check the model of `config` on this machine's CPU; one finding for each check, with the first problem
-    that it meets. seed: of the weights and tokens. Raises ConfigError if the model cannot be built."""
+    that it meets, or the exception that the model's code raised. seed: of the weights and tokens. Raises
+    ConfigError if the model cannot be built, and what the head raises of a model with a loss of its own."""
     checker = _Checker(config, seed)
     checks: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("blocks keep the shape of x, the head gives logits", checker.shapes),

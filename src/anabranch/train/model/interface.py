@@ -53,7 +53,8 @@ class Model(Protocol):
         ...
 
     def end_shapes(self) -> dict[str, Shape]:
-        """Names and shapes of embedding, free block of a subspace model, final norm and head."""
+        """Names and shapes of embedding (and learned positions), free block of a subspace model, final norm
+        and untied head."""
         ...
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
@@ -66,8 +67,9 @@ class Model(Protocol):
         ...
 
     def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
-        """x -> logits (rows, sequence, vocabulary): free block of a subspace model, final norm and head. at:
-        the only position whose logits are wanted; the sequence of the result is then 1."""
+        """x -> logits (rows, sequence, vocabulary): free block of a subspace model, final norm and head. The
+        head of a model with a loss of its own may give another width. at: the only position whose logits are
+        wanted; the sequence of the result is then 1."""
         ...
 
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:
@@ -76,13 +78,15 @@ class Model(Protocol):
         ...
 
     def is_residual_output(self, name: str) -> bool:
-        """True if the weight writes into the residual stream (initialised smaller by sqrt(2·blocks))."""
+        """True if the weight writes into the residual stream (initialised smaller by sqrt(2·blocks)). False
+        for other and unknown names, and for every name of a user's own model or of adapters."""
         ...
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
     """Model of `config` with constants on `device`, computing in `dtype`; its functions get the weights.
-    Raises ConfigError if the architecture is neither built in nor registered on this machine."""
+    Raises ConfigError if the architecture is neither built in nor registered on this machine, or its function
+    cannot be used."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
@@ -122,11 +126,11 @@ def stage_layout(model: Model, spec: StageSpec) -> Layout:
 def initial_tensor(
     model: Model, name: str, shape: Sequence[int], seed: int, std: float = INITIAL_STD
 ) -> Tensor:
-    """Initial value (fp32, CPU) of one tensor: a pure function of (seed, name, shape). Norm gains are 1
-    (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation `std`, over
-    sqrt(2·blocks) where the result enters the residual stream (GPT-2). Of adapters A is uniform in
-    ±1/sqrt(in) and B is 0. Each tensor has its own counter-based generator, keyed by a hash of (seed, name),
-    so the partition does not matter."""
+    """Initial value (fp32, CPU) of one tensor: a pure function of the arguments. Norm gains are 1 (Gemma's,
+    which are relative to 1, are 0), biases (vectors with names in .bias) 0, other vectors as norm gains, all
+    else normal with deviation `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2).
+    Of adapters A is uniform in ±1/sqrt(in) and B is 0. Each tensor has its own counter-based generator, keyed
+    by a hash of (seed, name), so the partition does not matter."""
     if name.endswith(LORA_B):
         return torch.zeros(*shape)
     if len(shape) == 1:

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Bytes of a contiguous fp32, fp64, int64 or uint8 tensor; no copy where it is on the CPU."""
+    """Bytes of a contiguous tensor, of a dtype that numpy has (not bf16); no copy where it is on the CPU."""
     if tensor.numel() == 0:
         return memoryview(b"")  # an empty view cannot be cast
     return memoryview(cast(Any, tensor.cpu().numpy())).cast("B")

@@ -26,7 +26,7 @@ class Weights(Protocol):
         ...
 
     def small(self, name: str) -> Tensor:
-        """A parameter used as a tensor: a norm gain or bias."""
+        """A parameter used as a tensor: a norm gain or bias; in a user's own module any but the lookups."""
         ...
 
     def table(self, name: str) -> Tensor:

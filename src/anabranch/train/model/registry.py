@@ -65,7 +65,8 @@ class Counts:
 def register_model(name: str, where: str) -> None:
     """Register a model for this process and those that it starts, in the environment variable VARIABLE. name:
     value of `model.architecture`. where: "module:function", a function that takes the run's `ModelConfig` and
-    returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where` is ill-formed."""
+    returns a `CausalModel`. It is not imported here. The name of a built-in architecture has no effect.
+    Raises ConfigError if name or `where` is ill-formed."""
     if not _NAME.fullmatch(name) or not _WHERE.fullmatch(where):
         raise ConfigError(f'{name} = "{where}": write a name of small letters and "module:function"')
     models = {**_of_environment(), name: where}
@@ -85,8 +86,9 @@ def _of_environment() -> dict[str, str]:
 
 
 def parts_of(config: Any) -> CausalModel:
-    """Parts of the model that a `ModelConfig` names: imports its user's function and calls it. Raises
-    ConfigError if it is not registered here, or its function cannot be used."""
+    """Parts of the model that a `ModelConfig` names: imports its user's function and calls it. The current
+    folder becomes part of the module search path. Raises ConfigError if it is not registered here, or its
+    function fails or returns no CausalModel of config.blocks blocks."""
     name = config.architecture
     where = registered().get(name)
     if where is None:

@@ -37,7 +37,8 @@ def delay_of(run: RunConfig) -> Delay:
 
 def iterations(run: RunConfig) -> int:
     """Number of iterations in which a run takes its run.steps optimizer steps: one for each synchronous step,
-    and one for each round of islands, which counts as round.steps steps."""
+    and one for each round of islands, which counts as round.steps steps (the first rounds as fewer, if
+    round.first_steps is set)."""
     return rounds_of(run).iterations(run.run.steps)
 
 
@@ -52,5 +53,6 @@ def steps_on_corpus(run: RunConfig) -> int:
 
 
 def inner_microbatches(run: RunConfig) -> int:
-    """Microbatches of one inner step of one island: those of a batch, divided by the number of slots."""
+    """Microbatches of one inner step of one island: those of a batch, divided by the number of slots; all of
+    them in a run without rounds."""
     return run.batch.microbatches // max(1, run.round.slots)

@@ -119,8 +119,9 @@ def named_size(name: str) -> ModelConfig:
 
 def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
     """Shape that a run file asks for, with a tokenizer of `vocab_size` ids. Fields set in `section` override
-    the named size. The vocabulary is the tokenizer's unless the section sets a larger one. Raises ConfigError
-    (a ValueError) that names the key."""
+    the named size. If not set: the vocabulary is the tokenizer's (a smaller one is refused), a subspace model
+    has an untied head, and kv_heads follows `heads` where the size has as many of both. Raises ConfigError (a
+    ValueError) that names the key."""
     base = named_size(section.size)
     overrides = {
         field.name: value
@@ -284,7 +285,8 @@ def total_parameters(config: ModelConfig) -> int:
 
 
 def block_flops(config: ModelConfig, sequence: int) -> int:
-    """Floating-point operations of one block's forward per token, at `sequence` tokens (a product = 2)."""
+    """Floating-point operations of one block's forward per token, at `sequence` tokens; a multiplication with
+    its addition counts as two."""
     dim, stream = config.dim, config.stream
     projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
     feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn

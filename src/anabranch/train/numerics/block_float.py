@@ -28,7 +28,7 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     (half to even).
 
     The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
-    exact sums. bits = 0: `values` itself; 16: each value rounded to fp16.
+    exact sums. bits = 0: `values` itself; 16: each value rounded to fp16, infinite beyond its range.
     """
     if not bits or not len(values):
         return values

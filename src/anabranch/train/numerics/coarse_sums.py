@@ -84,7 +84,8 @@ def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int,
     """Rounding unit of each segment (up to 64 adjacent parameters) for the next step's contributions, as an
     int32 exponent e: the unit is 2^(e - 48). It lies `digits` binary digits below the root mean square of the
     segment's gradient, estimated from Adam's second moment `exp_avg_sq` (flat, of decay rate `beta2`) after
-    `steps` steps; e = 0 where Adam has seen no gradient."""
+    `steps` steps, but 0 <= e <= MOST_DROPPED. e = 0 where Adam has seen no gradient, or the moment is not
+    finite."""
     if isinstance(exp_avg_sq, SplitVector):
         exp_avg_sq = exp_avg_sq.cpu()
     found = segments(layout, exp_avg_sq.device)
@@ -98,7 +99,8 @@ def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int,
 
 
 def _seen(beta2: float, steps: int) -> float:
-    """1 - beta2^steps, the share of a second moment that is of gradients and not of its initial zero."""
+    """1 - beta2^steps, the share of a second moment that is of gradients and not of its initial zero. More
+    than 10,000 steps count as 10,000."""
     left = 1.0
     for _ in range(min(steps, 10_000)):  # not a power, which differs between libraries
         left *= beta2

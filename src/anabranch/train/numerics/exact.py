@@ -75,8 +75,10 @@ class Accumulator(Protocol):
 
 class ExactAccumulator:
     """Exact gradient sums: int64 in units of 2⁻⁴⁸, on `device`. `contributions[name]` is how many may be
-    added to a tensor in one iteration. Each must be at most 2⁶²/contributions units, so that no sum can leave
-    int64 even if every contribution is added twice. dtype: type in which contributions are scaled."""
+    added to a tensor in one iteration; they are not counted. A contribution with a value beyond
+    2⁶²/contributions units (in a round, beyond 2⁶²/`most`), or one that is not finite, raises Overflow and
+    adds nothing. So no sum can leave int64 even if every contribution is added twice. dtype: type in which
+    contributions are scaled."""
 
     def __init__(
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: Where
@@ -118,7 +120,8 @@ class ExactAccumulator:
         """Do nothing: the unit is the same for every state."""
 
     def _round(self, values: Tensor) -> Tensor:
-        """values · 2⁴⁸ to the nearest integers. The product is exact: a power of two, in range."""
+        """values · 2⁴⁸ to the nearest integers. The product is exact: a power of two, in range. The result of
+        up to BLOCK values is memory that the next call for the device overwrites."""
         count = values.numel()
         if count > BLOCK:  # a single row that is wider
             return torch.mul(values, 2.0**UNIT_EXPONENT).round_().to(torch.int64)
@@ -134,8 +137,9 @@ class ExactAccumulator:
 class FastAccumulator:
     """Floating-point sums in the master dtype. `contributions` is the most that may be added to any tensor in
     one iteration. Each must be small enough that their sum is at most `float_limit`, so that neither that
-    of all replicas nor its square can leave the range of floats. So here, too, an overflow is a property of a
-    single contribution, found by the peer that computes it."""
+    of all replicas nor its square can leave the range of floats; else Overflow is raised. `most` does not
+    change that bound. So here, too, an overflow is a property of a single contribution, found by the peer
+    that computes it."""
 
     def __init__(
         self, layout: Layout, dtype: torch.dtype, device: Where, contributions: int = 1
@@ -192,9 +196,9 @@ def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
 
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums. Integer
-    parts (units of 2⁻⁴⁸) are added exactly, and rounded once to a float `dtype`, or kept as the exact sum in
-    an integer one. Float parts are added in their order and rounded after each addition. Raises ValueError
-    unless all parts are vectors of one length and type."""
+    parts (units of 2⁻⁴⁸) are added exactly; a float `dtype` gets the sum, rounded through fp64, an integer
+    one the exact sum. Float parts are added in their order and rounded after each addition. Raises ValueError
+    if the parts differ in length or type."""
     first = parts[0]
     if any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
         raise ValueError("the members' parts differ in length or type")
@@ -217,7 +221,7 @@ def reduced(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _in_full(total: Tensor) -> Tensor:
-    """Value of a finished sum before it is rounded to the master dtype."""
+    """Value of a finished sum before it is rounded to the master dtype; that of integers in fp64."""
     return total.double().mul_(2.0**-UNIT_EXPONENT) if total.dtype == torch.int64 else total
 
 
@@ -230,8 +234,8 @@ def digest(layout: Layout, gradient: Tensor) -> str:
 
 def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
     """Name -> sum of squares of each tensor of a flat gradient, correctly rounded from fp64 sums over fixed
-    blocks. It depends on the values alone, not on the number of threads (as a plain sum would) or the
-    partition. Infinite if it overflows."""
+    blocks. Within a numerics class it depends on the values alone, not on the number of threads (as a plain
+    sum would) or the partition. Infinite if it overflows."""
     return {name: sum_of_squares(layout.flat(gradient, name)) for name in layout.names}
 
 

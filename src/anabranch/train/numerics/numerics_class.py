@@ -121,8 +121,10 @@ def _description(device: torch.device, compute: ComputeSection, rows: int, seque
 
 
 def _maker() -> str:
-    """Maker of the processor. MKL has other kernels for AMD's than for Intel's of the same instruction sets,
-    whose bits differ in some shapes only, so that a short probe cannot tell them apart."""
+    """Maker of the processor: the `vendor_id` of /proc/cpuinfo; where there is none (ARM, other systems than
+    Linux) the end of `platform.processor()`, which may be "". MKL has other kernels for AMD's than for
+    Intel's of the same instruction sets, whose bits differ in some shapes only, so that a short probe cannot
+    tell them apart."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:

@@ -16,8 +16,8 @@ CLIP_EPSILON = 1e-6
 
 def learning_rate(config: RunConfig, t: int) -> float:
     """Learning rate of optimizer step t = 1, 2, ... (in a synchronous run, of iteration t): linear warm-up,
-    then the run file's schedule (cosine, linear or wsd) down to lr · min_lr_ratio, where it stays. Skipped
-    steps count in t; Adam's counter leaves them out."""
+    then the run file's schedule (cosine, linear or wsd) down to lr · min_lr_ratio at step decay_steps (0: the
+    run's last), where it stays. Skipped steps count in t; Adam's counter leaves them out."""
     o = config.optimizer
     if t <= o.warmup_steps:
         return o.lr * t / o.warmup_steps

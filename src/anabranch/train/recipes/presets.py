@@ -192,8 +192,9 @@ PRESETS = {
 
 def with_preset(config: RunConfig, name: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
     """Configuration with a preset's settings and then `changes`, by dotted key. With islands, the
-    microbatches of a batch are rounded up to a multiple of their number, and a local swarm gets machines for
-    each: a relay, or one of each stage and a data node. Raises KeyError for an unknown preset."""
+    microbatches of a batch are rounded up to a multiple of the preset's number of slots, and a local swarm
+    gets machines for each: a relay, or one of each stage and a data node; `changes` override that. Raises
+    KeyError for an unknown preset, ConfigError for settings that do not fit."""
     changes = changes or {}
     settings = {**PRESETS[name].settings, **changes}
     slots = PRESETS[name].settings.get("round.slots", 0)

@@ -100,8 +100,9 @@ def recipe_of(size: str) -> Recipe:
 
 def recipe_values(size: str, batch: BatchSection | None = None, steps: int = 0) -> dict[str, object]:
     """Values of a named size's recipe by dotted key of the run file. batch: the batch if it is chosen already
-    (by a plan), to which steps and warm-up are fitted; steps: length of the run, 0 for the recipe's. Raises
-    ConfigError for an unknown size."""
+    (by a plan), in place of the recipe's. steps: length of the run; 0: the recipe's, or where it names none
+    TOKENS_PER_PARAMETER tokens for each parameter. Warm-up is the recipe's, or where it names none takes
+    WARMUP_TOKENS, but at most WARMUP_SHARE of the steps. Raises ConfigError for an unknown size."""
     recipe = recipe_of(size)
     if batch is None:
         microbatches = max(1, recipe.batch_tokens // (recipe.rows * recipe.sequence))

@@ -44,7 +44,8 @@ class _Leaves(PlainWeights):
 
 
 class Alone:
-    """Training of a whole model in this process by autograd and torch's AdamW: `step(t)` for t = 1, 2, ..."""
+    """Training of a whole model in this process by autograd and torch's AdamW: `step(t)` for t = 1, 2, ... No
+    step is skipped: a gradient that is not finite spoils the weights."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Alone:
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         """initial: tensors to start from instead of the seed's. frozen: those that a run of adapters leaves
-        as they are. Raises ConfigError for another optimizer than AdamW, and for sequences that are too long.
-        """
+        as they are. Raises ConfigError for another optimizer than AdamW and for sequences that are too long,
+        ValueError for missing or misshapen tensors."""
         check_shape(run, model)
         if run.optimizer.kind != "adamw":
             raise ConfigError(
@@ -86,7 +87,7 @@ class Alone:
 
     def restore(self, snapshots: Sequence[bytes]) -> int:
         """Continue from the snapshots of all stages, in order; returns the step after which they were taken.
-        Raises SnapshotError if one is damaged or of another model."""
+        Raises SnapshotError if one is damaged or of another model, ValueError for another number of them."""
         for data, state in zip(snapshots, self.states, strict=True):
             kept = parse_snapshot(data, state.layout, state.weights.dtype, self._device)
             state.weights.copy_(kept.weights)

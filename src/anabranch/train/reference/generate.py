@@ -27,7 +27,8 @@ def generate(
 
     `weights` are all tensors of the model by name, of one dtype on one device. Temperature 0 takes the most
     likely id. Otherwise ids are drawn from softmax(logits / temperature), of the `top_k` most likely ones if
-    that is not 0. The id `stop` is yielded and ends the text. The draws are a pure function of `seed`.
+    that is not 0. The id `stop` is yielded and ends the text. For equal logits the draws are a pure function
+    of `seed`.
 
     Raises ValueError for an empty prompt, an id outside the vocabulary, or a negative setting, when the first
     id is asked for.

@@ -1,9 +1,10 @@
 """Independent implementation: the model as an ordinary torch module, trained by torch's own AdamW.
 
-It shares only the shape, the schedule and the draws of stochastic rounding with the rest of this package, and
-is given the initial weights. Codecs at the cuts are written a second time. All else is torch's: layers, fused
-attention, rotary embeddings as complex rotations, one backward through everything, `clip_grad_norm_`,
-`torch.optim.AdamW`. In fp64 its steps agree with a run's up to rounding (`verify --independent`).
+It shares only the batches, the shape and its partition, the constants of a subspace model, the schedule, the
+delay, and the draws of stochastic rounding with the rest of this package, and is given the initial weights.
+Codecs at the cuts are written a second time. All else is torch's: layers, fused attention, rotary embeddings
+as complex rotations, one backward through everything, `clip_grad_norm_`, `torch.optim.AdamW`. In fp64 its
+steps agree with a run's up to rounding (`verify --independent`).
 """
 
 from __future__ import annotations
@@ -258,9 +259,9 @@ class IndependentReference:
     def __init__(
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
-        """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for what
-        is lacking here: models but llama and gpt, optimizers but AdamW, adapters, codecs in a subspace,
-        rounds of islands."""
+        """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for
+        sequences that are too long, and for what is lacking here: models but llama and gpt, optimizers but
+        AdamW, adapters, codecs in a subspace, rounds of islands."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(

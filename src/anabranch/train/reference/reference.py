@@ -69,7 +69,8 @@ Witness = tuple[int, str]
 
 @dataclass
 class Share:
-    """Contribution of some microbatches of iteration t. Shares of disjoint microbatches can be merged."""
+    """Contribution of some microbatches of iteration t, in a round of some slots. Shares of disjoint
+    microbatches can be merged."""
 
     t: int
     sums: list[Tensor]
@@ -188,8 +189,9 @@ class Reference:
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
-        """Continue from the snapshots of stages 0 to S, one of each, in order. Raises SnapshotError if one is
-        damaged or of another run's shape, and ValueError for another number of them."""
+        """Continue from the snapshots of stages 0 to S, one of each, in order; what slots carry is not in
+        them. Raises SnapshotError if one is damaged or of another run's shape, and ValueError for another
+        number of them."""
         self.states[:] = [
             parse_snapshot(
                 data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
@@ -208,7 +210,8 @@ class Reference:
         return tuple(state.fingerprint() for state in self.states)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights and moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" (views)."""
+        """All trained weights and their moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME", and
+        predicted weights by "ahead/NAME" before a delayed iteration (views)."""
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
     def is_round(self, t: int) -> bool:
@@ -260,7 +263,8 @@ class Reference:
     def step(self, share: Share) -> StepRecord:
         """Take the optimizer step (in a round the outer step) of iteration share.t with the gradient sums of
         `share`, which must hold the whole batch; skip the step if a contribution overflowed. Returns the
-        step's record, as in the log. Raises ValueError if a microbatch is missing or t is not next."""
+        step's record, as in the log. Raises ValueError if a microbatch is missing or too many, or t is not
+        next."""
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
@@ -417,8 +421,8 @@ class Reference:
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add a slot's contributions to the sums of round t; returns its loss sum (nats; 0 with an overflow)
-        and its overflows."""
+        """Add a slot's contributions to the sums of round t; returns its loss sum (nats; 0 if its inner steps
+        overflow, NaN if its private data are not here) and its overflows."""
         found: set[Witness] = set()
         if self._private is not None:
             return self._contribute_privately(self._private, t, slot, found), frozenset(found)

@@ -52,7 +52,7 @@ def advance_state(
 
 def predicted(state: StageState, optimizer: OptimizerSection) -> Tensor:
     """Weights after a repetition of the last update: w·(1 − lr·decay) − (lr/c₁)·m / (√v/√c₂ + ε). Flat, in
-    the master dtype; equal to the state's weights if no step was taken."""
+    the master dtype; equal to the state's weights if no step was taken, or the run has no delay."""
     step_size, root2 = state.rate / state.corrections[0], state.corrections[1] ** 0.5
     shrink = 1.0 - state.rate * optimizer.weight_decay
     weights = state.weights.clone()

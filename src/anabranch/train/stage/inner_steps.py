@@ -3,9 +3,9 @@
 A contribution is a pure function of the run file, the state at the beginning of the round, the round, the
 slot, the slot's counters, and what the slot carries from the round before, which is such a function, too
 (`train.islands.slot_state`): whoever computes it finds the same bits (within a numerics class). The inner
-optimizer is AdamW. Unless the run carries moments or agrees on them (`train.islands.agreed_moments`), it
-begins each round without a first moment, and with the second moment that the synchronous steps left in the
-state.
+optimizer is AdamW. It begins each round with the second moment that the synchronous steps left in the state,
+and without a first one, unless the run carries moments, agrees on them (`train.islands.agreed_moments`) or
+estimates the first one (`round.first_moment`).
 
 Not here: the outer step, by which the contributions change the state (`outer_step`).
 """
@@ -87,8 +87,9 @@ def private_tokens(step_rows: Callable[[int, int], Ids], slot: int, first: int, 
 
 
 class Contribution(NamedTuple):
-    """Contribution of a slot to a round: flat, in the state's layout; loss sum of its inner steps (nats);
-    state that its machine carries to the next round, if the run carries any."""
+    """Contribution of a slot to a round: flat, in the state's layout; loss sum of its inner steps (nats; 0 at
+    a stage that computes no loss); state that its machine carries to the next round, if the run carries any.
+    """
 
     change: Tensor
     loss: float
@@ -109,7 +110,8 @@ def contribution(
     `steps_with_tokens(run, steps)` steps). It is steps · (weights before - weights after), of which some
     values are sent, rounded as the run file says. carried: state of the slot after the round before; None if
     it begins anew. late: True if the contribution to that round was late; what was sent of it is added to
-    this one. `state` stays as it is. Raises Overflow if a loss, a gradient or the change is not finite."""
+    this one. `state` stays as it is. Raises Overflow if a loss, a gradient or the change is not finite, or
+    `carried` notes an overflow."""
     return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
 
 
@@ -156,7 +158,7 @@ class Island:
     """Weights, moments and gradient of a slot in round t, of a whole model or of one stage of it: begun from
     the state and from what the slot carries, changed by inner steps, closed to a contribution. Who computes
     the gradient adds it to `gradient` (flat) before each `step`. taken: inner steps of this round that were
-    taken, those taken in advance included."""
+    taken, those taken in advance included; steps ahead of the next round count on from there."""
 
     def __init__(
         self,

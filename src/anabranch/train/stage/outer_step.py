@@ -62,8 +62,9 @@ def adam_scale(run: RunConfig, state: StageState) -> Tensor:
 
 
 def outer_scale(run: RunConfig, t: int) -> float:
-    """Ratio by which `begin_rounds` and `end_rounds` convert a step's direction to outer momentum before
-    round t: the sum of a round's learning rates / (1 - outer momentum), as of a constant direction."""
+    """Ratio by which `begin_rounds` and `end_rounds` (and islands that estimate their first moment) convert a
+    step's direction to outer momentum before round t: the sum of a round's learning rates / (1 - outer
+    momentum), as of a constant direction."""
     rounds = rounds_of(run)
     last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
     rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))
@@ -74,9 +75,9 @@ def outer_step(
     run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int = 0
 ) -> None:
     """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
-    μb). With fragments only the one whose turn it is moves. total: summed contributions (flat). factor: 1 /
-    all inner steps. b is kept in place of the first moment. Where moments are agreed on, w = w -
-    learning_rate · g, and both moments are brought past the round."""
+    μb). With fragments only the one whose turn it is moves. total: summed contributions (flat).
+    learning_rate: of the outer step. factor: 1 / all inner steps. b is kept in place of the first moment.
+    Where moments are agreed on, w = w - learning_rate · g, and both moments are brought past the round."""
     if run.round.first_moment == "agree":
         _agreed_step(run, state, total, learning_rate, factor, t)
         return

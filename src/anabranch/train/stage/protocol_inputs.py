@@ -118,7 +118,8 @@ def frozen_bytes(run: RunConfig, model: ModelConfig) -> tuple[int, ...]:
 
 
 def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of a microbatch between two stages: its activation, or its token ids for a whole model."""
+    """Bytes of a microbatch between two stages: its activation or input gradient, whichever has more, or its
+    token ids for a whole model."""
     batch = run.batch
     if run.pipeline.whole:
         return batch.rows * (batch.sequence + 1) * token_bytes(model.vocab_size)
@@ -153,7 +154,7 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least at which
     snapshots (weights, two moments, with a delay predicted weights) send at most a quarter of the bytes of
-    activations and gradients."""
+    activations and gradients (of the reduce, where relays hold the whole model)."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]

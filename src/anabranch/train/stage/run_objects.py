@@ -84,7 +84,7 @@ def check_shape(run: RunConfig, model: ModelConfig) -> None:
 
 def check_devices(run: RunConfig, specs: Sequence[StageSpec], devices: int) -> None:
     """Raise ConfigError if several devices are too many: more than a relay's stage has blocks, or in a run
-    with rounds of islands. specs: stages of the run. devices: their number."""
+    with rounds of islands. One device always fits. specs: stages of the run. devices: their number."""
     if devices == 1:
         return
     least = min(specs[1:], key=lambda spec: len(spec.blocks))

@@ -24,7 +24,9 @@ from anabranch.train.stage.activation_offload import OffloadedActivations
 
 @dataclass(frozen=True)
 class _Forward:
-    """Forward pass whose output gradient has not arrived: input x, output y with its graph, store to fill."""
+    """Forward pass whose output gradient has not arrived: input x, output y with its graph. weights:
+    parameters of this pass; the gradients of its `smalls` come with the input gradient. store: filled by the
+    backward with what the weight gradients need."""
 
     x: Tensor
     y: Tensor

@@ -78,7 +78,8 @@ class StageState:
 
     def fingerprint(self, key: str = "") -> str:
         """BLAKE3 of names, shapes, Adam's counter, weights and moments in name order, and what is kept for
-        delayed iterations. key: text hashed before them; another key's hash needs the whole state."""
+        delayed iterations; t is not in it. key: text hashed before them; another key's hash needs the whole
+        state."""
         hasher = blake3.blake3(key.encode() + self.layout.header())
         hasher.update(f"{self.weights.dtype} {self.adam_step}".encode())
         for kind in _KINDS:
@@ -154,9 +155,10 @@ def _longest_header(layout: Layout) -> int:
 
 
 def _counters(data: bytes, longest_header: int) -> tuple[int, int, tuple[float, ...]]:
-    """(t, Adam's counter, scalars of the last step if they are kept) from the metadata in a snapshot's JSON
-    header. Raises SnapshotError if the header is longer than `longest_header` bytes, damaged, or of another
-    format, or its numbers make no sense."""
+    """(t, Adam's counter, scalars of the last step) from the metadata in a snapshot's JSON header. The
+    scalars are the learning rate and two bias corrections; () if they are not kept. Raises SnapshotError if
+    the header is longer than `longest_header` bytes, damaged, or of another format, or its numbers make no
+    sense."""
     try:
         size = int.from_bytes(data[:8], "little")
         if not 0 < size <= len(data) - 8:

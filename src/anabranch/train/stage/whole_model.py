@@ -21,7 +21,8 @@ from anabranch.train.stage.stage import Stage, model_loss
 
 @dataclass(frozen=True)
 class _Pass:
-    """Forward pass of a microbatch whose gradients are not computed yet."""
+    """Forward pass of a microbatch whose gradients are not computed yet. x: output of the embedding. loss:
+    with its graph, which begins at x. weights, store: as in `stage._Forward`."""
 
     ids: Tensor
     x: Tensor
@@ -65,7 +66,8 @@ class WholeModel(Stage):
         self._add_whole(*self._inputs.pop(unit), self._stores.pop(unit), 1)
 
     def recount_tokens(self, ids: Tensor, targets: Tensor, scale: float, sign: int) -> None:
-        """Recompute a microbatch's weight gradients of scale · loss, and add them `sign` times (±1)."""
+        """Recompute a microbatch's weight gradients of scale · loss, the embedding's included, and add them
+        `sign` times (±1). Nothing is kept. On Overflow nothing was added."""
         forward = self._whole_pass(ids, targets)
         self._add_whole(ids, self._whole_gradient(forward, scale), forward.store, sign)
 

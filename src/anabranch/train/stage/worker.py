@@ -77,7 +77,8 @@ class Refused(Exception):
 
 class Worker:
     """Executor of the tasks of one stage on one peer. Without `batches` (a relay) it serves stages 1..S only.
-    A task that cannot be done gives Result.error, an overflow Result.overflow; exhausted memory raises."""
+    A task that cannot be done gives Result.error, an overflow Result.overflow. Exhausted memory raises, and a
+    task of a kind that the class does not know."""
 
     def __init__(
         self,
@@ -508,7 +509,8 @@ class Worker:
 
     def _received(self, kind: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
         """First of at least `expected` inputs (exactly one, if that is 1), decoded on the device. Raises
-        Refused if their number is wrong or the payload is no finite tensor of the run's shape."""
+        Refused if their number is wrong or the payload is no finite tensor of the run's shape, or has invalid
+        token ids."""
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
         try:

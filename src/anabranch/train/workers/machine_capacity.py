@@ -41,7 +41,7 @@ MAX_CAPACITY = 1024
 def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED_BYTES) -> int:
     """Number of microbatches whose activations fit in MEMORY_SHARE of the free memory of each device; at
     least 1 (also if none fits), at most MAX_CAPACITY. most_bytes: that count as free, of each GPU or of the
-    host. Raises ConfigError if there are more devices than blocks."""
+    host. Raises ConfigError as `check_devices`."""
     fit = [
         int(free * MEMORY_SHARE) // max(1, blocks * _held_bytes(run, model))
         for _, free, blocks in _shares(run, model, most_bytes)
@@ -50,8 +50,8 @@ def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLI
 
 
 def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED_BYTES) -> None:
-    """Raise UserError if a relay's stage cannot lie on this machine's devices: there are more devices than
-    blocks, or a device's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
+    """Raise UserError if a relay's stage cannot lie on this machine's devices: `check_devices` refuses their
+    number, or a device's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
     blocks of the largest stage and one microbatch. Called before anything is fetched."""
     width, each = DTYPES[run.compute.dtype].itemsize, _trained_bytes(run)
     trained = trained_parameters(run, model)
@@ -117,7 +117,7 @@ def _shares(
     run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED_BYTES
 ) -> list[tuple[str, int, int]]:
     """(name, bytes of free memory, most blocks of a relay's stage) of each device. most_bytes: of a GPU, or
-    of the host, that count as free. Raises ConfigError if there are more devices than blocks."""
+    of the host, that count as free. Raises ConfigError as `check_devices`."""
     devices, specs = devices_of(run.compute), partition(model, run.pipeline)
     check_devices(run, specs, len(devices))
     most: dict[torch.device, int] = {}
@@ -134,7 +134,8 @@ def _shares(
 
 def free_bytes(device: torch.device, parts: int = 1) -> int:
     """Free memory (bytes) now of the GPU `device` (`parts` does not matter), or for another device of one of
-    `parts` equal parts of the host."""
+    `parts` equal parts of the host. Memory that torch caches on the GPU counts as used; where the system does
+    not tell what is free (macOS), half of all the host's memory is divided."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes() // parts
 
 
@@ -181,9 +182,9 @@ def measured_pass_s(
     run: RunConfig, model: ModelConfig, stage: int, enough_s: float = math.inf
 ) -> tuple[float, float]:
     """Seconds of a relay stage's forward and of its backward (both parts) for one microbatch on this machine.
-    The minimum of three: the first passes include the time in which torch loads its kernels. enough_s: time
-    after which no further pass begins; beside passes that are so long, the loading is nothing. Raises
-    RuntimeError or MemoryError if memory is too small."""
+    The minimum of up to three passes, which are run now: the first ones include the time in which torch loads
+    its kernels. enough_s: time after which no further pass begins; beside passes that are so long, the
+    loading is nothing. Raises RuntimeError or MemoryError if memory is too small."""
 
 
     worker, cuts = Worker(run, model, stage), Cuts(run, model)

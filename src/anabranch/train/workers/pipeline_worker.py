@@ -90,7 +90,7 @@ class PipelineWorker(RoundsWorker):
     def _begin(self, task: tasks.Embed | tasks.Forward) -> None:
         """Begin the slot task.index at this stage: make its island, before any inner step. A slot that is
         open begins anew. Raises Refused if the state that the slot carries is not here, or its number or
-        number of inner steps is out of range."""
+        number of inner steps is out of range, and Overflow as `Island`."""
         if not (0 <= task.index < self._rounds.slots and 0 < task.steps <= self._rounds.most_steps):
             raise Refused(f"there is no slot {task.index} with {task.steps} inner steps")
         carried = self._carried(task.index, task.carried)

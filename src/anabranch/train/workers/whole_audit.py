@@ -37,9 +37,9 @@ class _Audit:
 
 
 class AuditedWholeSteps(AuditedSteps):
-    """States before the last audited iterations, and the sum of the contributions that an audit computes
-    again. States are kept in host memory: the weights before a synchronous step, the moments too before a
-    round."""
+    """States before the last audited iterations, and the sum of the contributions that the present audit
+    computes again. States are kept in host memory: the weights before a synchronous step, the moments too
+    before a round."""
 
     def __init__(
         self,

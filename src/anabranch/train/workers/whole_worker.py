@@ -55,7 +55,8 @@ class OwnData(Protocol):
 
 
 class TokenSource(SumsOfRounds):
-    """Worker of a data node whose relays hold whole models: sends token ids, takes losses, no parameters."""
+    """Worker of a data node whose relays hold whole models: sends token ids (for slots on private data a
+    byte), takes losses, and has no parameters."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps and self._run.data.private:
