@@ -171,8 +171,7 @@ class Iteration:
 
         A repeated message is ignored. So is one of a peer that sent UNUSABLE_MAX unusable ones of this
         microbatch. If the microbatch is here already, `peer` becomes its upstream peer and gets the gradient,
-        and the credit is freed; but a spoilt one gives way to the input of another peer. An activation of a
-        sender of false inputs is given up (`Lack`).
+        and the credit is freed. An activation of a sender of false inputs is given up (`Lack`).
         """
         if payload is None:
             return "forward without its activation"
