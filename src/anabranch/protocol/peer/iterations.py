@@ -347,8 +347,7 @@ class Iterations(Timer):
             iteration.sender.pump()
 
     def send_changed_claim(self) -> bool:
-        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added. True if it was
-        sent."""
+        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True then."""
         if self.current is None or not self.current.claims.changed or self._ctx.tasks.adding:
             return False
         self.current.claims.send()
