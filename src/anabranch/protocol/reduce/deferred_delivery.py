@@ -23,7 +23,8 @@ PARTS_FACTOR = 3.0
 
 class DeferredDelivery:
     """Timing of one replica's delivery of its reduced parts to standbys. at: latest time (s), also without
-    the commit; infinity if nothing is to be delivered."""
+    the commit; infinity while this replica lacks a part of the reduced gradient, and if nothing is to be
+    delivered."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
