@@ -47,10 +47,10 @@ _FOREIGN = "a letter of another policy than the run's"
 
 
 class FlowAgentDriver(Timer):
-    """Driver of the flow agent and of bandwidth probes at one peer. agent: None before this peer serves, or
-    if the policy has no agents. neighbours: (peer, side) -> cost and counts of units of each flow link that
-    is up. told: number of events given to the agent. A letter is a message between the agents at both ends of
-    a flow link."""
+    """Driver of the flow agent and of bandwidth probes at one peer. agent: None until the flow begins
+    (`measured`), while the next iteration is a round, and if the policy has no agents. neighbours: (peer,
+    side) -> cost and counts of units of each flow link that is up. told: number of events given to the agent.
+    A letter is a message between the agents at both ends of a flow link."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
