@@ -57,9 +57,9 @@ class Claims:
         """True if the task of microbatch `index` found no overflow (non-finite or out-of-range value).
         Otherwise False, and the overflow is kept for the next `send`, in place of an earlier one of this
         microbatch, and noted in the event log; if the last one of this microbatch had the same sender,
-        nothing changes. The leader skips the step once another replica finds an overflow too, and with the
-        input of another sender. sender: peer that sent the last input, and may be the cause ("": nobody
-        did)."""
+        nothing changes. One of another sender is reported too, since the leader skips no step for overflows
+        that all came with the inputs of one relay. sender: peer that sent the last input, and may be the
+        cause ("": nobody did)."""
         if result.overflow and not self.overflowed(index, sender):
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)
