@@ -58,8 +58,9 @@ class RunCourse:
 
 
 class RunView:
-    """A peer's view of the run: settings, members, its own stage, progress, routing policy (`policy`) and
-    overlay graph of neighbours (`near`). memberships: factory of an empty membership."""
+    """A peer's view of the run: settings, members, its own stage, pause and length (`course`), revocations,
+    plans of rounds, routing policy (`policy`) and overlay graph of neighbours (`near`). Which step is
+    committed is not here. memberships: factory of an empty membership."""
 
     policy: Policy
     near: Overlay

@@ -243,7 +243,7 @@ class Showed(Effect, frozen=True):
 
 
 class HangUp(Effect, frozen=True):
-    """Close the link to a peer."""
+    """Close the link to a peer, which is told the reason; no LinkDown is reported here."""
 
     peer: str
     reason: str
