@@ -73,7 +73,8 @@ class Task(_TaskOfIteration, frozen=True, kw_only=True):
 
 
 class MicrobatchTask(Task, frozen=True):
-    """Base of tasks on one microbatch, or on a held-out window (indices from the batch size on)."""
+    """Base of tasks on one microbatch, on a held-out window (indices from the batch size on), or in a round
+    on a slot."""
 
     index: int
 
