@@ -16,7 +16,7 @@ from anabranch.observe.view.recording import Cursor, Recording
 from anabranch.observe.view.run_view import View
 from anabranch.observe.view.tracked_state import Patch, TrackedState, merge
 from anabranch.observe.wording import plain
-from anabranch.protocol.log import records
+from anabranch.protocol.log.records import STRANDED
 from support.run_events import begin, step, view_of
 
 
@@ -55,7 +55,7 @@ def test_audits_are_counted_and_wrong_work_is_told() -> None:
 
 def test_a_round_without_machines_is_not_told_as_an_overflow() -> None:
     view = view_of(step(1))
-    view.take(log.Skip(peer="d0", t=2, stage=1, tensor=records.STRANDED, index=3))
+    view.take(log.Skip(peer="d0", t=2, stage=1, tensor=STRANDED, index=3))
     assert story(view, "trouble")[-1] == "round 2 was skipped: none of its slots had its machines any more"
     view.take(log.Skip(peer="d0", t=3, stage=1, tensor="activation", index=3))
     assert "activation of microbatch 3 at stage 1 was not finite" in story(view, "trouble")[-1]

@@ -216,6 +216,6 @@ def _final(evaluation: log.Evaluation) -> str:
 def _short(count: int) -> str:
     """A count as short text: 1,234,567 -> "1.23M"."""
     for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= 0.9995 * size:  # what rounds to 1000 of a unit is 1 of the next
+        if count >= 0.9995 * size:  # 999.5 k and more round to 1 M
             return f"{count / size:.3g}{unit}"
     return str(count)

@@ -57,13 +57,8 @@ class Story:
             case log.Evaluation():
                 bits = f", {event.bits_per_byte:.3f} bits per byte" if event.bits_per_byte is not None else ""
                 return [("progress", "", f"held out after step {event.t}: loss {number(event.loss)}{bits}")]
-            case log.Skip(tensor=log.STRANDED):
-                text = f"round {event.t} was skipped: none of its slots had its machines any more"
-                return [("trouble", "", text)]
             case log.Skip():
-                tensor = f"{plain(event.tensor)} of microbatch {event.index} at stage {event.stage}"
-                text = f"step {event.t} was skipped: {tensor} was not finite or out of range"
-                return [("trouble", "", text)]
+                return [("trouble", "", _skipped(event))]
             case log.Audit() if event.verdict in ("different", "withheld", "expired"):
                 return [("trouble", event.subject, self._finding(event))]
             case log.Refused() if event.count == 1:
@@ -201,3 +196,11 @@ def _part(event: log.PeerJoined) -> str:
     if event.stage == 0:
         return "a data node"
     return f"{'an auditor' if event.role == AUDITOR else 'a relay'} of stage {event.stage}"
+
+
+def _skipped(event: log.Skip) -> str:
+    """Sentence about a skipped step or round."""
+    if event.tensor == log.STRANDED:
+        return f"round {event.t} was skipped: none of its slots had its machines any more"
+    where = f"{plain(event.tensor)} of microbatch {event.index} at stage {event.stage}"
+    return f"step {event.t} was skipped: {where} was not finite or out of range"

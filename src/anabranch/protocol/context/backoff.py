@@ -13,7 +13,8 @@ DOUBLINGS_MAX = 30
 
 class Backoff:
     """Back-off: a sequence of waits (s) that double from `first_s` to `most_s`, with jitter. Constructor
-    argument `tries`: greatest number of tries (None: no limit); attribute `tries`: number of tries so far."""
+    argument `tries`: greatest number of tries (None: no limit); attribute `tries`: number of tries since the
+    last `reset`."""
 
     def __init__(self, rng: CounterRng, first_s: float, most_s: float, tries: int | None = None) -> None:
         self._rng = rng

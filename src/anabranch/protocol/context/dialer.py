@@ -29,7 +29,7 @@ STAND_BY_S = 8.0
 
 @dataclass(eq=False)
 class Dialer:
-    """Dialer of members and fellow voters: one attempt at a time to each."""
+    """Dialer of members, fellow voters and dedicated carriers: one attempt at a time to each."""
 
     me: str
     clock: Clock
@@ -60,8 +60,8 @@ class Dialer:
         return self._due_at
 
     def reach(self, peer: str) -> None:
-        """Dial a member or fellow voter with a known address, and go on with back-off until it is linked,
-        unless it is linked or being dialled. Nothing for this peer itself, or without an address."""
+        """Dial a member, fellow voter or carrier with a known address, and go on with back-off until it is
+        linked, unless it is linked or being dialled. Nothing for this peer itself, or without an address."""
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return
         if address := self.addresses(peer):

@@ -107,8 +107,9 @@ class EarlyBuffer:
         beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
         One beyond EARLY_AHEAD, a part of an older reduce attempt than is stored, or a part that is stored
         already, is dropped without refusal; a part of a newer attempt replaces those of older ones. member:
-        True if the sender is a member of the run; what others sent makes room for it if they have no more
-        together. share: memory of the payload, in largest ones."""
+        True if the sender is a member of the run; all others together have a budget, too: beyond it all
+        messages of the one with the most are dropped, be it this sender. share: memory of the payload, in
+        largest ones."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:

@@ -37,8 +37,10 @@ class LostLink:
 
 
 class LinkTable:
-    """Table of the connected peers and of what is known about each link. incarnations: last linked process
-    (incarnation) of each peer; outlives the link."""
+    """Table of the connected peers: of each link its silence timeout, the epoch announced on it, its carrier,
+    and whether it loses payloads. Beside it: peers that are suspected or sent something false, and counts of
+    what failed through which carrier. Delays and bandwidths are not here (`PeerCosts`). incarnations: last
+    linked process (incarnation) of each peer; outlives the link."""
 
     def __init__(self) -> None:
         self.up: dict[str, AdaptiveTimeout] = {}
@@ -85,8 +87,9 @@ class LinkTable:
         self.suspects.discard(peer)
 
     def drop(self, peer: str) -> AdaptiveTimeout | None:
-        """Remove the link to `peer` and what is known of it; if a carrier forwarded it, count a broken
-        circuit. Returns the peer's adaptive silence timeout; None if there was no link."""
+        """Remove the link to `peer` and what is known of it, a suspicion of `peer` too; if a carrier
+        forwarded it, count a broken circuit. Returns the peer's adaptive silence timeout; None if there was
+        no link."""
         self.suspects.discard(peer)
         self.lossy.discard(peer)
         self.epochs.pop(peer, None)

@@ -81,8 +81,8 @@ class PeerContext:
         return member is not None and self.links.incarnations.get(peer) == member.incarnation
 
     def reachable(self, peer: str) -> bool:
-        """True if `peer` can be sent work now: it is this peer itself, or is linked, not suspected, and sent
-        no forged payload."""
+        """True if `peer` can be sent work now: it is this peer itself, or is linked, not suspected, and no
+        forger (`LinkTable.forgers`)."""
         links = self.links
         if links.forgers and links.is_forger(peer):
             return False

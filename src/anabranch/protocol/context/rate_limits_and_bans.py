@@ -80,7 +80,7 @@ class _Ban:
 
 
 class RateLimits:
-    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block.
+    """Token buckets and bans by peer, ticket and address block; counts of refused messages by peer alone.
     seated(peer): True if the peer is a member; members are charged alone, strangers together with their
     ticket and block."""
 

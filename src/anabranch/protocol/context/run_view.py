@@ -58,8 +58,9 @@ class RunCourse:
 
 
 class RunView:
-    """A peer's view of the run: settings, members, its own stage, progress, routing policy (`policy`) and
-    overlay graph of neighbours (`near`). memberships: factory of an empty membership."""
+    """A peer's view of the run: settings, members, its own stage, pause and length (`course`), revocations,
+    plans of rounds, routing policy (`policy`) and overlay graph of neighbours (`near`). Which step is
+    committed is not here. memberships: factory of an empty membership."""
 
     policy: Policy
     near: Overlay
@@ -123,9 +124,9 @@ class RunView:
     # --- rounds --------------------------------------------------------------------------------
 
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
-        """Store the plan of iteration t, the next one, from the log (UNSET: it has none) and drop those of
-        later rounds. Returns "", or the reason why no honest leader would log this plan, which is then not
-        stored."""
+        """Store the plan of iteration t, the next one, from the log (UNSET: it has none), in place of one
+        stored for it, and drop those of later rounds and of rounds PLANS_KEPT or more before it. Returns "",
+        or the reason why no honest leader would log this plan, which is then not stored."""
         slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = sets_of(slots).problem(self.settings.rounds, t, self.settings.stages)

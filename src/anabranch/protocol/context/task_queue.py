@@ -50,7 +50,7 @@ class _Job:
 
 class WorkQueue:
     """Queue of the tasks of the peer's worker: the waiting ones and the running one. seconds: kind of task ->
-    compute seconds since the last `take_seconds`."""
+    compute seconds since the last `take_seconds`, without those of tasks that were dropped while they ran."""
 
     def __init__(self) -> None:
         self._by_iteration = False

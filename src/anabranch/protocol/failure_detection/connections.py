@@ -131,7 +131,8 @@ class Connections:
 
     def _listen(self) -> Mapping[str, AdaptiveTimeout]:
         """Choose and store the watched links: all, or in a large swarm those to neighbours, to peers that
-        this peer may wait for, to voters and to peers that are no members. A voter watches all links."""
+        this peer may wait for, to voters and to peers that are no members. A voter watches all links, and so
+        does everybody while stages are to be assigned by links."""
         ctx, before = self.ctx, self._listened
         if ctx.run.near.crowded:
             self._near = self._around()
@@ -222,9 +223,10 @@ class Connections:
         return reason
 
     def stranded(self, peer: str) -> list[tuple[str, str]]:
-        """Suspected peers whose carrier is suspected, too, each with the reason to close the link: `peer`,
-        which is suspected now, or those that it carries. The link may be sound but for the carrier, and
-        nobody dials a peer whose link is up."""
+        """Suspected peers whose carrier is suspected, too, each with the reason to close the link, which the
+        caller does: `peer`, which is suspected now, or those that it carries. Each is noted in the event log
+        as a bad link, again with each call. The link may be sound but for the carrier, and nobody dials a
+        peer whose link is up."""
         links, gone = self.ctx.links, []
         for other, via in sorted(links.carriers.items()):
             if peer in (other, via) and other in links.suspects and via in links.suspects:
@@ -390,9 +392,9 @@ class Connections:
 
     def leave_lossy(self) -> list[tuple[str, str]]:
         """Peers whose carried links lose payloads, each with the reason to close the link, which the caller
-        does; from now on no link counts as `lossy`. A link without another carrier stays: through the same
-        one a slow line would begin its payloads anew for ever. The next carrier gets more time, as it may
-        have been the line."""
+        does and which is noted in the event log; from now on no link counts as `lossy`. A link without
+        another carrier stays: through the same one a slow line would begin its payloads anew for ever. The
+        next carrier gets more time, as it may have been the line."""
         why, leave = "passes heartbeats on, and payloads do not come in time", []
         for peer in sorted(self.ctx.links.lossy):
             if self._another_carrier(peer):
@@ -471,7 +473,8 @@ class Connections:
 
     def trim(self) -> None:
         """Close idle links to members of other stages that are no neighbours and exchange no work with this
-        peer, in a large swarm; called when an iteration begins."""
+        peer, in a large swarm; none if this peer watches all its links, as a voter does. Called when an
+        iteration begins."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         watched = self._listen()
         if watched is ctx.links.up:

@@ -83,9 +83,9 @@ class IndirectProbes:
     # --- asking --------------------------------------------------------------------------------
 
     def ask(self, subject: str, keep_s: float = 0.0, voters: bool = False) -> None:
-        """Ask WITNESSES members whether they hear `subject` (none, if `subject` is no member). Answers of the
-        last `keep_s` seconds count until the witness answers again. voters: True to ask all linked voters as
-        well, any of which could lead in this peer's place."""
+        """Ask at most WITNESSES members whether they hear `subject` (none, if `subject` is no member).
+        Answers of the last `keep_s` seconds count until the witness answers again. voters: True to ask all
+        linked voters as well, any of which could lead in this peer's place."""
         ctx, rng = self.ctx, self.ctx.rng
         member = ctx.run.membership.members.get(subject)
         asked: list[str] = []
@@ -234,7 +234,7 @@ class IndirectProbes:
                 ctx.outbox.send(asker, Probed(number, subject, link is not None, False, silence_s))
 
     def deadline(self) -> float:
-        """Time of the next `tick` (s)."""
+        """Time of the next `tick` (s); infinite without an open question."""
         if not self._questions:
             return math.inf
         asked = self._questions.items()

@@ -182,7 +182,8 @@ class Wake(Event, frozen=True):
 
 
 class Stopping(Event, frozen=True):
-    """Request of the user to stop (Ctrl+C): the leader stops the run, other peers leave it."""
+    """Request of the user to stop (Ctrl+C): the founder stops the run if it leads, any other peer leaves the
+    run."""
 
     reason: str
 
@@ -242,7 +243,7 @@ class Showed(Effect, frozen=True):
 
 
 class HangUp(Effect, frozen=True):
-    """Close the link to a peer."""
+    """Close the link to a peer, which is told the reason; no LinkDown is reported here."""
 
     peer: str
     reason: str

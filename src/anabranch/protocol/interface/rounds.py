@@ -19,16 +19,17 @@ class Rounds:
     """Synchronous iterations 1 to `start`, then rounds of `inner` optimizer steps each; inner = 0: all
     iterations are synchronous.
 
-    slots: most islands at one time. drops: True if a round ends without its late slots, which have `grace`
-    times the time after which three quarters of the slots were ready. carries: True if a machine carries
-    state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
-    next round. overlap: inner steps of the next round that a machine takes after its contribution, before the
-    round's result is applied. proportional: True if it takes fewer or more of them as its slot has fewer or
-    more steps than `inner` in the round. first: optimizer steps of the first round,
-    which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
-    iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled by a crew,
-    one machine of each relay stage and a data node, through which its microbatches pass; False if one machine
-    holds the whole model. private: True if a machine takes the inner steps of a slot on data of its own.
+    slots: most islands at one time. drops: True if a round ends without its late slots: those that are not
+    ready when `grace` times the time that three quarters of the slots took has passed beyond that time.
+    carries: True if a machine carries state of its slot from round to round. merges: True if the contribution
+    of a late slot is merged in the next round. overlap: inner steps of the next round that a machine takes
+    after its contribution, before the round's result is applied. proportional: True if it takes fewer or more
+    of them as its slot has fewer or more steps than `inner` in the round. first: optimizer steps of the first
+    round, which double from round to round up to `inner` (0: all rounds have `inner`). last: last round,
+    after which iterations are synchronous again (0: rounds until the end). pipeline: True if a slot is filled
+    by a crew, one machine of each relay stage and a data node, through which its microbatches pass; False if
+    one machine holds the whole model. private: True if a machine takes the inner steps of a slot on data of
+    its own.
     """
 
     start: int = 0

@@ -3,7 +3,7 @@
 The protocol never touches a tensor. Tensors pass through it as opaque *payloads*: it receives one with a
 message, gives it to a task as an input, gets others back as outputs, keeps references to those that a
 neighbour may need again, and drops them when the step is released. A driver (`node/`, `sim/`) runs each task
-on `train.worker.Worker` (or on a stand-in with the same methods) and returns a `Result`.
+on `train.stage.worker.Worker` (or on a stand-in with the same methods) and returns a `Result`.
 
 A *unit* is one contribution that a stage counts. At a relay stage it is the microbatch index i; at stage 0
 each microbatch has two: `head_unit(i)` and `embed_unit(i)`. Indices from the batch size on are
@@ -73,7 +73,8 @@ class Task(_TaskOfIteration, frozen=True, kw_only=True):
 
 
 class MicrobatchTask(Task, frozen=True):
-    """Base of tasks on one microbatch, or on a held-out window (indices from the batch size on)."""
+    """Base of tasks on one microbatch, on a held-out window (indices from the batch size on), or in a round
+    on a slot."""
 
     index: int
 
@@ -211,8 +212,8 @@ class Freeze(Task, frozen=True):
     """Frozen copy of the accumulator, cut for the reduce.
 
     outputs: `parts` payloads in part order, each a flat integer (exact) or float (fast) vector. The layout is
-    all parameters of the stage in name order, flattened, cut at `part_bounds(elements, parts)`. clear: empty
-    the accumulator.
+    all parameters of the stage in name order, flattened, cut into contiguous ranges of about equal length
+    (`part_bounds`; coarse sums at multiples of their segment). clear: empty the accumulator.
     """
 
     parts: int
@@ -221,9 +222,10 @@ class Freeze(Task, frozen=True):
 
 class SumPart(Task, frozen=True):
     """Sum of one part of a gradient. inputs: that part from every member of a group (the stage or a cell of
-    it) in order, or the sums of all groups -> outputs (reduced part in the master dtype,). whole: False for a
-    group that is not the whole stage, whose sum is not rounded. weighed: True if Result.moments is to have
-    the moments of each input, where the worker's numbers have any."""
+    it) in order, or the sums of all groups -> outputs (reduced part in the master dtype, or as the integers
+    of a coarse sum,). whole: False for a group that is not the whole stage, whose sum is not rounded.
+    weighed: True if Result.moments is to have the moments of each input, where the worker's numbers have
+    any."""
 
     whole: bool = True
     weighed: bool = False
@@ -240,12 +242,13 @@ class Assemble(Task, frozen=True):
 
 class Apply(Task, frozen=True):
     """Optimizer step t with the values in the log, which are never recomputed locally. The worker then drops
-    its gradient sum, graphs and stored values.
+    gradient sum, graphs and stored values of the iteration; those of a delayed iteration that is open, too,
+    stay.
 
     inputs: () for the gradient assembled last, or (whole flat reduced gradient,) fetched from a peer ->
-    Result.fingerprint of the state after it. digest: the assembled gradient must have it ("": any); otherwise
-    Result.error, and nothing changes. keep: keep a copy of the weights before the step, for AuditUnit, until
-    AUDIT_STEPS later steps were applied.
+    Result.fingerprint of the state after it. digest: the gradient must have it ("": any); otherwise
+    Result.error, and the state is unchanged. keep: keep a copy of the weights before the step, for AuditUnit,
+    until AUDIT_STEPS later steps were applied.
     """
 
     learning_rate: float
@@ -303,8 +306,9 @@ class ProveState(Task, frozen=True):
 
 
 class CheckState(Task, frozen=True):
-    """Verification of a snapshot of any stage. inputs: its pieces after step t -> Result.hashes of the
-    pieces, Result.fingerprint of the state, or Result.error if it cannot be read. Nothing is kept."""
+    """Verification of a snapshot of any stage, or of a stage's frozen weights (`Settings.frozen_number`).
+    inputs: its pieces after step t -> Result.hashes of the pieces, Result.fingerprint of the state, or
+    Result.error if it cannot be read. Nothing is kept."""
 
     stage: int
 
@@ -326,9 +330,10 @@ class InitState(Task, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """Result of a task. outputs, digest, squares, fingerprint: as the task says. loss_sum (nats), tokens: of
-    Head. hashes: of a snapshot's pieces, or of the inputs and outputs of a task with `hashed`. overflow:
-    tensor with a non-finite or out-of-range value ("": none; otherwise outputs is ()). error: why the task
-    could not be done ("": it was). seconds: duration of the task. moments: of SumPart."""
+    Head and InnerHead; loss_sum also of WeightGradient. hashes: of a snapshot's pieces, or of the inputs and
+    outputs of a task with `hashed`. overflow: tensor with a non-finite or out-of-range value ("": none;
+    otherwise outputs is ()). error: why the task could not be done ("": it was). seconds: duration of the
+    task. moments: of SumPart."""
 
     outputs: tuple[Payload, ...] = ()
     loss_sum: float = 0.0

@@ -55,8 +55,8 @@ class Bargain(Message, frozen=True, tag=56):
 
 
 class Burst(Message, frozen=True, tag=57):
-    """Bandwidth probe of an idle link, answered at once by GotBurst. padding: bytes without meaning; before a
-    run begins a payload without meaning takes their place."""
+    """Bandwidth probe of an idle link, answered at once by GotBurst. padding: bytes without meaning; in a
+    trial (`routing.bandwidth_probes`) it is empty, and a payload without meaning takes its place."""
 
     number: Count
     padding: Annotated[bytes, msgspec.Meta(max_length=1 << 14)]
@@ -80,7 +80,8 @@ class Probe(Message, frozen=True, tag=80):
 
 class Probed(Message, frozen=True, tag=81):
     """Reply to Probe. heard: True if a message of `subject` came after the question; otherwise `subject` has
-    been silent for `silence_s` seconds. linked: True if the sender has a link to `subject`."""
+    been silent for `silence_s` seconds. linked: True if the sender has a link to `subject`; without one
+    silence_s says nothing."""
 
     number: Count
     subject: Id

@@ -56,12 +56,13 @@ class Return(FencedMessage, frozen=True, tag=3):
 class Forward(FencedMessage, frozen=True, tag=4):
     """Microbatch on its way down the pipeline. Payload: the activation.
 
-    path: peers that the microbatch came through, data node first. repair: True if the receiver must first ask
-    the next stage whether a replica there already has the microbatch (R5). gradient_needed: False if the
-    sender already has the input gradient; an empty Backward then completes the microbatch. way: the sender's
-    running number of this forward in the iteration; a repeated number is a repeated message. lost: with
-    `repair`, relays that had the microbatch before (the last first), whose downstream peers are asked for it.
-    seal: the sender's signature of the activation's hash (`protocol.audit.seals`).
+    path: peers that the microbatch came through, data node first. repair: True if the receiver must ask the
+    next stage whether a replica there already has the microbatch (R5) before it sends the microbatch on; it
+    computes meanwhile. gradient_needed: False if the sender already has the input gradient; an empty Backward
+    then completes the microbatch. way: the sender's running number of this forward in the iteration; a
+    repeated number is a repeated message. lost: with `repair`, relays that had the microbatch before (the
+    last first), whose downstream peers are asked for it. seal: the sender's signature of the activation's
+    hash (`protocol.audit.seals`).
     """
 
     index: Index
@@ -86,7 +87,7 @@ class Want(FencedMessage, frozen=True, tag=6):
     """Question whether the receiver holds microbatch `index`; if so, the sender becomes its upstream peer.
 
     The answer is Have (and Backward when the gradient is ready) or Lack. way: running number of the sender's
-    Forward, repeated in the answer so that a late answer is recognised.
+    Forward or search, repeated in the answer so that a late answer is recognised.
     """
 
     index: Index

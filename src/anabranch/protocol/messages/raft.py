@@ -50,7 +50,8 @@ class Append(Message, frozen=True, tag=62):
 
 class Appended(Message, frozen=True, tag=63):
     """Reply to Append. matches: True if the first `length` entries agree with the leader's log and are
-    durable; otherwise the sender's log has `length` entries, which the sent ones do not follow."""
+    durable; otherwise the sender's log has `length` entries, which the sent ones do not follow, or the
+    leader's term is over."""
 
     sender: Id
     to: Id

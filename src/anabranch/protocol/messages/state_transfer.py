@@ -83,8 +83,9 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Holds(Message, frozen=True, tag=71):
-    """Full list of the snapshots (of any stage) that the sender holds. number: running number of these
-    reports; late ones are ignored. gradients: always empty, formerly kept gradients."""
+    """Full list of the snapshots (of any stage) that the sender holds, and of those for which it has no room.
+    number: running number of these reports; late ones are ignored. gradients: always empty, formerly kept
+    gradients."""
 
     states: tuple[Held, ...]
     number: Count
@@ -98,16 +99,18 @@ class Complete(Message, frozen=True, tag=72):
 
 
 class WhoHas(Message, frozen=True, tag=73):
-    """Request for the holders of the state of `stage` after iteration t (-1: the last one)."""
+    """Request for the holders of the state of `stage` after iteration t (-1: the last committed one);
+    answered by Holders."""
 
     stage: StageNumber
     t: CountOrNone
 
 
 class Holders(Message, frozen=True, tag=74):
-    """Reply to WhoHas. peers: known holders of the state of `stage` after iteration t. Without peers, to a
-    joiner that reported itself ready: the state that it has after t is not the run's. Without peers, to a
-    replica that serves and asked by `Ready`: the fingerprint that is agreed, "" if none is yet."""
+    """Reply to WhoHas. peers: known holders of the state of `stage` after iteration t. fingerprint: of that
+    state; "", without peers, if the run cannot go back to t. Without peers, to a joiner that reported itself
+    ready: the state that it has after t is not the run's. Without peers, to a replica that serves and asked
+    by `Ready`: the fingerprint that is agreed, "" if none is yet."""
 
     stage: StageNumber
     t: Count

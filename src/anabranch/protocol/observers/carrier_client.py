@@ -59,8 +59,9 @@ class CarrierClient:
         return []
 
     def _go_on(self, now: float) -> list[ev.Effect]:
-        """Offer this carrier to the leader; without a link to the leader dial it, and meanwhile send the
-        offer to another linked peer, whose answer names the present leader."""
+        """Offer this carrier to the leader; without a link to the leader dial it, unless its addresses lead
+        through this carrier, and send the offer to another linked peer, whose answer names the present
+        leader."""
         self._at = now + OFFER_S
         offer = Carry(self._own_address)
         if self._leader in self.linked:

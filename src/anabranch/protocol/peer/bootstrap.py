@@ -45,9 +45,9 @@ def lead(
     genesis: first record, if the run is new; else the one in the log counts. kept: the log so far (none: a
     new run). saved: newest checkpoint (none: the initial state). model_hash: of the model that this machine
     trains. certify, unheard, signer: as for `Peer`. If the log has other voters, the founder does not lead at
-    once: it asks at their addresses and joins the leader if there is one. If there is none and a majority of
-    the voters is present, it may be elected, and resumes the run from its checkpoint. Raises ValueError if a
-    log that it resumes at once lacks its genesis record.
+    once: it asks at the addresses of the log's members and joins the leader if there is one. If there is none
+    and a majority of the voters is present, it may be elected, and resumes the run from its checkpoint.
+    Raises ValueError if a log that it resumes at once lacks its genesis record.
     """
     kept = _own(kept or SavedVoterState(), member.id)
     history = fold(kept.lines)

@@ -157,7 +157,7 @@ class CatchUp(Timer):
     def _load_frozen(self, state: State | None = None) -> None:
         """Load the stage's frozen weights: those downloaded, or those of this machine, if it has them; fetch
         them otherwise. Once they are loaded, other peers can have them, and this peer goes on with the
-        stage's state (`begin`). state: pieces that were downloaded; None: none were."""
+        stage's state. state: pieces that were downloaded; None: none were."""
         wanted, stage, self.download = self._frozen, self._ctx.run.stage, None
         self._entry.advance(Step.LOADING)
 

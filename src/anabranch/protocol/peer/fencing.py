@@ -151,7 +151,8 @@ class MessageGate:
 
         The message is handled if it is about the open iteration and its sender serves there, kept if that may
         become so with log entries to come, and dropped if it is about a past iteration. One on an unknown
-        base is kept, and counts as refused all the same. share: as in `receive`.
+        base is kept, and counts as refused, or as one about a past iteration, all the same. share: as in
+        `receive`.
         """
         ctx, fence, row = self._ctx, message.fence, ROW_OF[type(message)]
         member, current = ctx.run.membership.members.get(peer), self.iterations.current

@@ -89,9 +89,9 @@ class MessageHandlers:
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
         """Help to find units whose claims the leader lacks; `message.units` has them by stage. This peer asks
         the peers to which it sent those microbatches whether they have them, and sends the microbatches again
-        if not (R6); credits that are kept unused here go to peers that wait for some. From now on claims name
-        who has the microbatches that were sent on. If no units are lacking, this peer repeats its own
-        reports, as the leader may lack one."""
+        if not (R6); credits of this peer that others were asked to return, and keep unused, go to peers that
+        wait for some. From now on claims name who has the microbatches that were sent on. If no units are
+        lacking, this peer repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.claims.names_holders = True
         repairs = iteration.repairs

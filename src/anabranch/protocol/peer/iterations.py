@@ -34,8 +34,8 @@ class Iterations(Timer):
     ahead: delayed iteration after `current` that is open, too; None if there is none. It is claimed and
     reduced once it is the current one.
 
-    retained: the closed iteration, whose activations and gradients at the stage's ends are kept until its
-    release. applied: report of the last step, repeated until that step is released.
+    retained: the closed iteration alone, whose activations and gradients at the stage's ends are kept until
+    its release; [] after that. applied: report of the last step, repeated until that step is released.
     """
 
     def __init__(
@@ -347,8 +347,7 @@ class Iterations(Timer):
             iteration.sender.pump()
 
     def send_changed_claim(self) -> bool:
-        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added. True if it was
-        sent."""
+        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True then."""
         if self.current is None or not self.current.claims.changed or self._ctx.tasks.adding:
             return False
         self.current.claims.send()

@@ -141,8 +141,8 @@ class LinkEvents(Timer):
         return run.revoked.refusal(peer, shown.ticket if shown is not None else by_log)
 
     def close_revoked(self) -> None:
-        """Close the links to revoked peers that are no members, and send each the reason (`Refused`); members
-        are removed by the log."""
+        """Close the links to revoked peers that showed a credential here and are no members, and send each
+        the reason (`Refused`); members are removed by the log."""
         members = self._ctx.run.membership.members
         for peer in list(self.credentials):
             if peer not in members and (reason := self.revoked(peer)) is not None:

@@ -29,8 +29,8 @@ from anabranch.protocol.rounds.plan import Plan
 
 
 class Removal(NamedTuple):
-    """Removal of a member, or of its former process (`incarnation`). stage: -1 if `peer` was no member.
-    joins_again: True if the same record admits a new process of `peer`."""
+    """Removal of a member, or of its former process. stage, incarnation: those of the member that is removed;
+    -1 and 0 if `peer` was none. joins_again: True if the same record admits a new process of `peer`."""
 
     peer: str
     reason: str

@@ -82,12 +82,12 @@ class Peer:
         signer: Signer | None = None,
         address: str = "",
     ) -> None:
-        """leader: peer that is taken for the log's leader at first. stage_wanted: -1 for any. kept: the log
-        on this peer's disk. founder: True if this machine has the run's directory. doors: addresses by peer
-        at which to ask for the run. certify: issues a member's certificate. unheard: kinds of notes that the
-        driver does not use. memberships: makes an empty membership (simulated peers share their data).
-        signer: signatures of this peer, for runs that are audited. address: addresses at which it can be
-        dialled, which the leader is to try when it joins ("": it tries none)."""
+        """leader: peer that is taken for the log's leader at first. stage_wanted: -1 for any. kept: the
+        voter's state and log on this peer's disk. founder: True if this machine has the run's directory.
+        doors: addresses by peer at which to ask for the run. certify: issues a member's certificate. unheard:
+        kinds of notes that the driver does not use. memberships: makes an empty membership (simulated peers
+        share their data). signer: signatures of this peer, for runs that are audited. address: addresses at
+        which it can be dialled, which the leader is to try when it joins ("": it tries none)."""
         self.ctx = make_context(
             me, incarnation, max(0, stage_wanted), settings, leader, unheard, memberships, signer
         )
@@ -232,7 +232,7 @@ class Peer:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event at the driver's time `now` (s); return the effects that the driver has to carry
         out, in order; none once this peer has stopped. Raises RuntimeError for the end of a task that was not
-        running."""
+        running, and for a defect (`_settle`)."""
         self.ctx.clock.advance(self._time.take(now))
         if self.exit.stopped:
             return []
@@ -290,8 +290,9 @@ class Peer:
 
     def _settle(self) -> bool:
         """Carry out the consequences of an event: messages to this peer itself, the coordinator's decisions,
-        the next task. Return True if there were any. Raises RuntimeError for a defect by which there is no
-        end to them: a process that ends is started again, one that goes round in a circle is not."""
+        the next task. Return True if there were any, and always while this peer leads. Raises RuntimeError
+        for a defect by which there is no end to them: a process that ends is started again, one that goes
+        round in a circle is not."""
         ctx, any_at_all = self.ctx, self.lead is not None
         for _ in range(MOST_TURNS):
             while ctx.outbox.to_self:

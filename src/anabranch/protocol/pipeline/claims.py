@@ -1,5 +1,6 @@
-"""Claims of one iteration: the microbatches whose weight gradient one replica has added, losses, overflow
-(R6).
+"""Claims of one iteration (R6): what one replica tells the leader about its work. Each claim is cumulative:
+all units whose weight gradient is in the replica's sum, with their losses. Overflows, the last one of each
+microbatch, are sent beside them.
 
 A claim lists units: a microbatch at a relay stage; its head, or its embedding, at stage 0.
 """
@@ -15,11 +16,12 @@ from anabranch.protocol.messages import Claim, ContributionDigests, Overflow, Se
 
 
 class Claims:
-    """Results of iteration t at one replica, reported to the leader in cumulative claims. held: units whose
-    weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its losses, in
-    training and in evaluation. overflows: microbatch index -> its last overflow here. changed: True if
-    something is not reported yet. names_holders: True once the leader sent any `Missing`: claims say who
-    has the microbatches that this replica sent on."""
+    """Results of iteration t at one replica, which `send` reports to the leader in cumulative claims. held:
+    units whose weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its
+    losses (nats), in training (entered by the caller, and reported once its head is held) and in evaluation.
+    overflows: microbatch index -> its last overflow here. changed: True if something is not reported yet.
+    names_holders: True once the leader sent any `Missing`: claims say who has the microbatches that this
+    replica sent on."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
         """holders: returns, for `Claim.holders`, who has the microbatches that this replica sent on (peer of
@@ -39,8 +41,9 @@ class Claims:
         self._manifest = ""
 
     def hold(self, unit: int, half: bool = False) -> None:
-        """Add a unit whose weight gradient is now in this replica's sum, to be reported by the next `send`; a
-        second time changes nothing. half: True if it is reported with another unit that will soon follow."""
+        """Add a unit whose weight gradient is now in this replica's sum, to be reported by the next `send`;
+        one that is held already is only reported again. half: True if the report may wait for another unit
+        that will soon follow."""
         self.held.add(unit)
         self.changed = self.changed or not half
 
@@ -52,10 +55,11 @@ class Claims:
 
     def in_range(self, index: int, result: Result, sender: str = "") -> bool:
         """True if the task of microbatch `index` found no overflow (non-finite or out-of-range value).
-        Otherwise False, and the overflow is kept for the next `send`; if the last one of this microbatch had
-        the same sender, nothing changes. The leader skips the step once another replica finds an overflow
-        too, and with the input of another sender. sender: peer that sent the last input, and may be the cause
-        ("": nobody did)."""
+        Otherwise False, and the overflow is kept for the next `send`, in place of an earlier one of this
+        microbatch, and noted in the event log; if the last one of this microbatch had the same sender,
+        nothing changes. One of another sender is reported too, since the leader skips no step for overflows
+        that all came with the inputs of one relay. sender: peer that sent the last input, and may be the
+        cause ("": nobody did)."""
         if result.overflow and not self.overflowed(index, sender):
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)

@@ -87,7 +87,7 @@ class CreditReports:
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
-        """If a peer still waits for its first credit, and none is free, ask peers again to return one."""
+        """If a peer that waits for a credit holds none, and none is free, ask peers again to return one."""
         self.tell(self.ledger.insist())
 
     def lacking(self) -> None:

@@ -2,8 +2,9 @@
 
 The receiver grants cumulative totals per upstream peer, so a repeated message does no harm. When a link
 breaks, activations on their way are lost, and both sides continue from what was received. The capacity is
-granted in advance, by the planned flow or evenly; the remainder is a pool for peers that ask. A single repair
-credit per peer is beyond the capacity and serves repairs only, so that new microbatches cannot starve them.
+granted in advance, by the planned flow or evenly; the remainder is a pool for peers that ask. Each receiver
+has a single repair credit beyond the capacity, which serves repairs only, so that new microbatches cannot
+starve them.
 
 A peer that asks for credits and does not use them must not get them all. A microbatch may arrive long after a
 later request, so recent arrivals say little about a peer. The number of credits that a peer may hold unused
@@ -34,16 +35,17 @@ def fade(uses: dict[str, float]) -> None:
 
 @dataclass
 class Grant:
-    """Credits that the receiver granted to one upstream peer in this iteration. Totals only rise while its
-    link is up.
+    """Credits that the receiver granted to one upstream peer in this iteration. `total` falls when unused
+    credits are withdrawn, or the link breaks; `received`, `released` and `returned` only rise.
 
-    standing: credits that the upstream peer keeps without asking (guaranteed ones). total, received,
-    released, returned: credits granted, microbatches received, credits freed by finished microbatches, and
-    credits handed back so far. own: credits that the upstream peer may hold unused in any case. calls: times
-    that another peer was asked to return a credit for this one. linked: True while its link is up. at_work:
-    its microbatches at this receiver whose gradient is not ready. told_others: microbatches of other upstream
-    peers here, as this peer was last told. withdrawn: unused credits that went to others, although the
-    upstream peer may not know.
+    standing: credits that the upstream peer keeps without asking (guaranteed ones); it may fall. total,
+    received, released, returned: credits granted, microbatches received, credits freed by finished
+    microbatches, and credits handed back so far. own: number of unused credits below which a request of the
+    upstream peer is granted without regard to its use of credits (`SlotLedger._bound`); they may be taken
+    back all the same. calls: times that another peer was asked to return a credit for this one. linked: True
+    while its link is up. at_work: its microbatches at this receiver whose gradient is not ready. told_others:
+    microbatches of other upstream peers here, as this peer was last told. withdrawn: unused credits that went
+    to others, although the upstream peer may not know.
     """
 
     standing: int
@@ -65,7 +67,8 @@ class Grant:
 
     @property
     def granted(self) -> int:
-        """Credits granted so far, withdrawn ones that the upstream peer may count as its own included."""
+        """Credits granted so far, with the withdrawn ones that the upstream peer may still count as its
+        own."""
         return self.total + self.withdrawn
 
     @property
@@ -81,7 +84,7 @@ class Grant:
 
     @property
     def unused(self) -> int:
-        """Granted credits for which no microbatch has arrived."""
+        """Granted credits that were not returned, and for which no microbatch has arrived."""
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
@@ -96,10 +99,10 @@ class SlotLedger:
     """Receiver's side of the credits of one iteration.
 
     capacity: credits in all. pool: free credits. repair_free: True if the repair credit (one beyond the
-    capacity, for microbatches sent again after a loss) is free. uses: credits that each peer has used.
-    grants: upstream peer -> its grant. asks: sorted requests that wait: (False for a repair, microbatch
-    index, peer). once: True if a guaranteed credit serves one microbatch, and goes to the pool after it.
-    _spare: credits of the pool that are guaranteed to no peer.
+    capacity, for microbatches sent again after a loss) is free. uses: credits that each peer has used lately,
+    in earlier iterations too (`fade`); counted up in place. grants: upstream peer -> its grant. asks: sorted
+    requests that wait: (False for a repair, microbatch index, peer). once: True if a guaranteed credit serves
+    one microbatch, and goes to the pool after it. _spare: credits of the pool that are guaranteed to no peer.
 
     Methods that return a list of peers: the peers to report their credits to.
     """
@@ -181,10 +184,10 @@ class SlotLedger:
         """True if a peer with a grant may get no further credit now, as it holds too many unused ones, or one
         was withdrawn from it that it neither used nor returned since.
 
-        Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
-        one for each that it has used, while all peers together hold less than a quarter of the capacity
-        unused beyond their own. So a quarter of the capacity circulates even if peers with advance grants use
-        none.
+        Else a peer with fewer unused credits than its own (`Grant.own`) may always get one. With more it may
+        while it has fewer unused ones, its own included, than one plus those that it has used, and all peers
+        together hold less than a quarter of the capacity unused beyond their own. So a quarter of the
+        capacity circulates even if peers with advance grants use none.
         """
         grant = self.grants[peer]
         if grant.withdrawn:
@@ -276,8 +279,8 @@ class SlotLedger:
         return self._take_back([richest])
 
     def insist(self) -> list[str]:
-        """Ask for credits again if a peer still waits for its first one and the pool is empty; returns the
-        peers to tell, else [].
+        """Ask for credits again if a peer that waits for one holds none (`Grant.held`) and the pool is empty;
+        returns the peers to tell, else [].
 
         Peers that have to return a credit get another report, since a peer that is an iteration behind may
         not know that it holds any. It may stay behind for long, so another peer has to return one too.

@@ -76,8 +76,9 @@ class HopCandidates:
         PREFERRED_S since the first call.
 
         A slot of a round goes to its planned peer, and to others if that one left or refused it, or the slot
-        waited for long (`_of_slot`); from the last stage to the data node that began it, to any other if that
-        one cannot be reached or is not preferred. That of a pipeline island goes to its crew alone.
+        waited for long (`_of_slot`), but one with carried state to that peer alone; from the last stage to
+        the data node that began it, to any other if that one cannot be reached or is not preferred. That of a
+        pipeline island goes to its crew alone.
         """
         plan, stage = self.ctx.run.plan(self.t) if item.train else (), self.ctx.run.stage
         if plan and self.ctx.run.settings.rounds.pipeline:

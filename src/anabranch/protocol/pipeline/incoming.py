@@ -16,7 +16,7 @@ class ReturnedGradient(NamedTuple):
 
     transmission: the upstream peer's number of the transmission that the gradient answers. tensor: True if it
     had a payload. at: send time (s). ahead_bytes: bytes queued on the link when it was sent, its own
-    included. tensors: payloads sent to that peer over its present link.
+    included. tensors: payloads of this microbatch sent to that peer over its present link.
     """
 
     transmission: int
@@ -32,16 +32,16 @@ class IncomingMicrobatch:
 
     train: False for an evaluation microbatch. upstream: peer that gets the gradient. path: peers that
     computed it before. received: its activation. gradient_needed: False if upstream has the gradient already.
-    transmission: upstream's number of its last transmission. granted: peer whose credit it occupies, None
-    once released. kept: True if its activations stay in memory until its weight gradient is added; otherwise
-    its forward is computed again. forward_done: True once that was computed. gradient_in, gradient_out:
-    gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
-    for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
-    -> gradient last sent to it. sender, gradient_sender: peers that sent the activation and the gradient.
-    others: further upstream peers that wait for the gradient -> number of their transmission. again: upstream
-    peer -> Forwards of it that came while the microbatch was here. spoilt: True if its forward overflowed: it
-    waits for the input of another peer. added: True once its weight gradient was added before its gradient
-    came.
+    transmission: upstream's number of its last transmission. granted: peer whose credit it occupies ("": one
+    that was removed), None once released. kept: True if its activations stay in memory until its weight
+    gradient is added; otherwise its forward is computed again. forward_done: True once that was computed.
+    gradient_in, gradient_out: gradient from the next stage, and the one to send upstream. returned: True once
+    nothing is left to compute for upstream. sent_back_at: time (s) of the last sending back, None before it
+    and once it is acknowledged. back: upstream peer -> gradient last sent to it. sender, gradient_sender:
+    peers that sent the activation and the gradient. others: further upstream peers that wait for the gradient
+    -> number of their transmission. again: upstream peer -> Forwards of it that came while the microbatch was
+    here. spoilt: True if its forward overflowed: it waits for the input of another peer. added: True once its
+    weight gradient was added before its gradient came.
     """
 
     index: int

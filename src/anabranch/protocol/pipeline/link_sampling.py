@@ -25,9 +25,9 @@ class LinkSampling:
         self._sampled: set[tuple[str, bool]] = set()
 
     def acknowledge(self, peer: str, index: int, backward: bool) -> None:
-        """Acknowledge the payload of microbatch `index` from `peer` if it is the link's first in this
-        direction (backward or forward) in a sampled iteration, or its first ever; never in a run with
-        rounds."""
+        """Acknowledge the payload of microbatch `index` from `peer` if it is the peer's first in this
+        direction (backward or forward) in this iteration, and that is sampled or the link's first payload in
+        this direction comes with it; never in a run with rounds."""
         if (peer, backward) in self._sampled or self.ctx.run.settings.rounds.inner:
             return  # token ids are too few to tell a line's rate; it is tried before the exchange of a round
         timed = self.ctx.links.timed_directions(peer)

@@ -492,9 +492,11 @@ class Iteration:
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
         """True if the task found no overflow (non-finite or out-of-range value).
 
-        Otherwise the overflow is reported to the leader. If the stage has other replicas, one that finds the
+        Otherwise the overflow is reported to the leader, and after the forward the peer that sent the last
+        input counts as doubted (`HopCandidates.doubted`). If the stage has other replicas, one that finds the
         overflow for the first time gives the microbatch up, so that another computes it too: no step is
-        skipped on the word of one peer. Else the microbatch stays, until another peer sends its input.
+        skipped on the word of one peer. Else the microbatch stays; one whose forward overflowed, until
+        another peer sends its input.
         """
         run, again = self.ctx.run, unit.index in self.claims.overflows
         if self.claims.in_range(unit.index, result, unit.sender_of_last):

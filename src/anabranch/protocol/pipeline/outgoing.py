@@ -28,27 +28,29 @@ class OutgoingState(Enum):
 class OutgoingMicrobatch:
     """Outgoing microbatch. Times are in seconds of this peer's clock.
 
-    train: False for an evaluation microbatch. path: peers that computed it before. payload: its activation,
-    None until computed. leg: its state. repair: True if it is sent again after a loss, or searched. returned:
-    True if its gradient is back. redoing: True if it was sent again after that, since a claim was lost. peer:
-    peer that it was sent to, or is being computed for. transmission: number of its last transmission or
-    search, unique at this sender. lost: peers of the next stage that had it, or may have had it, and cannot
-    be asked. asked: (peer, repair) of its outstanding credit requests. refused_by: peer -> how often it gave
-    it up or kept it too long; those that did so least often are preferred. finding: peers that have not
-    answered yet if they have it. told: peers that it was sent to, or that were asked if they have it; only
-    these may give its gradient. further: True if a later stage may have it although no reachable peer of the
-    next stage does.
+    train: False for an evaluation microbatch. path: peers that computed it, this one last. payload: its
+    activation, None until computed. leg: its state. repair: True if it is sent again after a loss, or
+    searched. returned: True if its gradient is back. redoing: True if it was sent again after that, since a
+    claim was lost. peer: peer that it was sent to, or is being computed for, or that a search found to have
+    it. transmission: number of its last transmission or search, unique at this sender. lost: peers of the
+    next stage that had it, or may have had it, before the present one (at most LOST_MAX). asked: (peer,
+    repair) of its outstanding credit requests. refused_by: peer -> how often it gave it up, kept it too long,
+    sent an unusable gradient of it, or granted no credit for it; those with the least number are preferred.
+    finding: peers that have not answered yet if they have it. told: peers that it was sent to, or that were
+    asked if they have it; only these may give its gradient. further: True if a later stage may have it
+    although no reachable peer of the next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
-    replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
-    until when. asked_at: time since which it waits for credits that it asked for. sent_at: time of its last
-    transmission. kept_since: peer that kept it too long -> time of the first such transmission to it.
-    given_by: peer that gave its gradient ("": none yet). overdue: how often it was kept, or left waiting
-    for a credit, too long. ahead_bytes: bytes queued on the link when it was last sent, its own included.
-    probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the leader
-    missed the claim of the peer that gave its gradient back. unsent: how often the leader missed it at a
-    later stage, though its gradient is back. unacknowledged: peer -> time of the first
-    transmission to it over its present link that it has not acknowledged.
+    replica, or one that is no standby. held_for: preferred peer that it is held back for. held_until: time at
+    which its next hop is chosen again at the latest: the hold ends, or further peers become eligible.
+    asked_at: time since which it waits for credits that it asked for. sent_at: time of its last transmission.
+    kept_since: peer that kept it too long -> time of the first such transmission to it. given_by: peer that
+    gave its gradient ("": none yet). overdue: how often it was kept, or left waiting for a credit, too long.
+    ahead_bytes: bytes queued on the link when it was last sent, its own included. probe_at: time of the next
+    inquiry after it. probes: inquiries so far. unclaimed: how often the leader missed the claim of the peer
+    that gave its gradient back. unsent: how often the leader missed it at a later stage, though its gradient
+    is back. unacknowledged: peer -> time of the first transmission to it over its present link that it has
+    not acknowledged.
     """
 
     index: int
@@ -84,15 +86,15 @@ class OutgoingMicrobatch:
     unacknowledged: dict[str, float] = field(default_factory=dict)
 
     def bound_for(self) -> Collection[str]:
-        """Peers whose expected load includes this microbatch. While it waits it counts at every peer asked
-        for a credit, so that requests spread over the peers; at none once its gradient is back."""
+        """Peers whose expected load includes this microbatch. While it waits: the peer that it is held back
+        for, else every peer asked for a credit, so that requests spread over the peers. Else the peer that
+        has it; none once its gradient is back, unless it is redone."""
         if self.leg is OutgoingState.WAITING:
             return {peer for peer, _ in self.asked} if self.held_for is None else (self.held_for,)
         done = self.returned and not self.redoing
         return () if done or self.peer is None else (self.peer,)
 
     def count(self, outstanding: dict[str, int], change: int) -> None:
-        """Add `change` to the load (peer -> microbatches) of each peer in `bound_for`: where it is, or every
-        peer that it asked for a credit."""
+        """Add `change` to the load (peer -> microbatches) of each peer in `bound_for`."""
         for peer in self.bound_for():
             outstanding[peer] = outstanding.get(peer, 0) + change

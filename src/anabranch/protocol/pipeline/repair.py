@@ -48,7 +48,7 @@ class Repairs:
 
     def find(self, index: int, path: tuple[str, ...], train: bool, lost: Iterable[str] = ()) -> None:
         """Add a microbatch that a later stage may already have: ask the next stage for it before sending it.
-        One of this index that the sender has is replaced.
+        With nobody to ask it is sent as soon as it can be. One of this index that the sender has is replaced.
 
         path: peers that computed it, this one last. train: False in an evaluation. lost: peers of this stage
         that may have sent it on; in a sparse overlay their neighbours are dialled and asked too.
@@ -108,9 +108,10 @@ class Repairs:
         it up; otherwise it did not arrive (yet).
 
         In a search the next peer's answer counts, and the last such answer ends the search. A microbatch that
-        was sent is repaired if it was refused, or should have arrived long ago; one that did not arrive may
-        count as a late payload of the link. transmission: number of the transmission or search that is
-        answered; an answer to an earlier one is ignored.
+        was sent is repaired if it was refused, if its gradient is back (so its claim is lost), or if it
+        should have arrived long ago; one that did not arrive may count as a late payload of the link.
+        transmission: number of the transmission or search that is answered; an answer to an earlier one is
+        ignored.
         """
         item = self._sender.items.get(index)
         if item is None or item.transmission != transmission:
@@ -274,9 +275,10 @@ class Repairs:
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
-        """True if the gradient with which microbatch `index` overflowed here came from a relay, none of that
-        relay's did before, and another peer could send one: it may be made up, and the caller has the
-        microbatch computed again (`reject`). To be asked before the overflow is entered in `claims`."""
+        """True if the gradient with which microbatch `index` overflowed here came from a relay, the last
+        overflow of this microbatch here was not with one of that relay, and another peer could send one: it
+        may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
+        overflow is entered in `claims`."""
         item = self._sender.items.get(index)
         if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
             return False

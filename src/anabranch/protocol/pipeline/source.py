@@ -133,7 +133,7 @@ class Source:
     def embed(self, index: int) -> None:
         """Submit the embedding of a microbatch or evaluation window, or the beginning of a slot, for which
         the sender has used a credit; it is sent once computed. After an error or an overflow it is not: an
-        overflow is claimed, and after an error the slot of a crew is given up."""
+        overflow is reported to the leader, and after an error the slot of a crew is given up."""
         slot, hashed = self.slot(index), self._seals.on and self.trains(index)
         task = Embed(self.t, index, slot.first, slot.steps, slot.carried, slot.late, hashed=hashed)
         rank = TaskPriority.FORWARD if self.trains(index) else TaskPriority.EVALUATION

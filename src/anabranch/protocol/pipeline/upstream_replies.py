@@ -73,9 +73,10 @@ class UpstreamReplies:
 
     def _on_its_way_back(self, unit: IncomingMicrobatch, asked: bool) -> bool:
         """True if the gradient is being sent to the upstream peer already, perhaps over a slow link, or was
-        sent to it MOST_SENT times, and once more for each Forward of it since (MOST_AGAIN). A tensor counts
-        for whatever transmission it was sent: an upstream peer takes any. asked: True if that peer asks for
-        it; with a Forward it may send anew what it gave up together with the gradient."""
+        sent to it often enough: MOST_SENT times, and once more for each Forward of it since (MOST_AGAIN); but
+        once to a peer that never sent the microbatch, until SENT_AGAIN_S later. A tensor counts for whatever
+        transmission it was sent: an upstream peer takes any. asked: True if that peer asks for it (`Want`):
+        then a gradient that is late counts against the link (`LinkTable.payload_late`)."""
         back, tensor = unit.back.get(unit.upstream), unit.train and unit.gradient_needed
         if back is None or (tensor and not back.tensors):
             return False

@@ -407,8 +407,9 @@ class AllReduce:
     def _failed(self, reduce: ReduceAttempt, result: Result) -> bool:
         """True if `result` holds no sum, e.g. because a contribution is not finite; else nothing happens.
 
-        A note says why, and the members' contributions are examined one by one. This replica then sends no
-        `Prepared`, and the leader orders another attempt, with or without the member at fault.
+        A note says why, and the members' contributions are examined one by one where they were kept
+        (`PartialSums.keep`). This replica then sends no `Prepared`, and the leader orders another attempt,
+        with or without the member at fault.
         """
         if result.outputs or (result.digest and not result.error and not result.overflow):
             return False
@@ -509,10 +510,13 @@ class AllReduce:
         self._deliver_deferred()
 
     def tick(self) -> None:
-        """Deliver the reduced parts to standbys if the commit takes long."""
+        """Deliver the reduced parts to standbys if no commit has come by the time `deadline`, once for each
+        attempt."""
         if self.ctx.clock.now >= self._deferred.at:
             self._deliver_deferred()
 
     def deadline(self) -> float:
-        """Time (s) of the next deferred delivery to standbys; infinite if there is none."""
+        """Time (s) at which standbys get the reduced parts even without a commit: DELAY_S, and DELAY_FACTOR
+        times the expected transfer, after this replica held the whole reduced gradient. Infinite before that,
+        and if nothing is to be delivered."""
         return self._deferred.at

@@ -124,8 +124,8 @@ def squares_bytes(stage: int, blocks: Sequence[int]) -> int:
 
 def plausible(squares: Mapping[str, float], most_bytes: int = SQUARES_BYTES) -> bool:
     """True if a peer's sums of squares (tensor name -> sum) can be logged and added up: finite, not negative,
-    together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log. None at all
-    are plausible."""
+    together below MOST_SQUARES, with printable names, and at most `most_bytes` long in the log. An empty
+    mapping is plausible."""
     least_odd = MOST_SQUARES / (len(squares) + 1)
     fit = all(name.isprintable() and 0.0 <= value < least_odd for name, value in squares.items())
     return fit and len(msgspec.json.encode(squares)) <= most_bytes

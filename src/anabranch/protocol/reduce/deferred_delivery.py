@@ -23,7 +23,8 @@ PARTS_FACTOR = 3.0
 
 class DeferredDelivery:
     """Timing of one replica's delivery of its reduced parts to standbys. at: latest time (s), also without
-    the commit; infinity if nothing is to be delivered."""
+    the commit; infinity while this replica lacks a part of the reduced gradient, and if nothing is to be
+    delivered."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -48,10 +49,10 @@ class DeferredDelivery:
 
     def first(self, reduce: ReduceAttempt, committed: bool) -> Collection[int]:
         """Positions of the members that get the reduced parts at once, asked once for each attempt: all but
-        standbys that own no unit; and if these standbys are most of the members, as many of them as are
-        lacking to half of these, since half have to agree on the result. Every member gets the parts at once
-        if fewer than two would remain, in a reduce by cells, in a later attempt of the iteration, and if the
-        step is `committed` already."""
+        standbys that own no unit; and if these standbys outnumber the others, as many of them as bring the
+        number to half of all members, since half have to agree on the result. Every member gets the parts at
+        once if fewer than two would remain, in a reduce by cells, in a later attempt of the iteration, and if
+        the step is `committed` already."""
         spared, again = self.ctx.standby_view.waits, self._tried or committed
         self._tried = True
         if again or len(reduce.cells.bounds) > 1:

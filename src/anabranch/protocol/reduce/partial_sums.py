@@ -55,7 +55,8 @@ class PartialSums:
         self.sent: Counter[int] = Counter()
         """Position -> number of parts that came from it."""
         self.unusable: set[int] = set()
-        """Positions whose contribution makes no gradient, as `examine` found."""
+        """Positions whose contribution makes no gradient, as `examine` found, or has a part without the
+        member's own seal (entered by the owner of this object)."""
 
     def keep(self) -> None:
         """Keep the parts of each member beside their sums, so that `examine` can check the members one by
@@ -135,9 +136,10 @@ class ReduceAccount(NamedTuple):
     """First-hand account of a witnessed reduce by the peer that sums all its parts, the coordinator.
 
     lacking: members that have not sent all their parts -> number of parts that came. unusable: members whose
-    parts alone make no gradient (wrong size, overflow). summed: True if all parts are summed and sent to the
-    members. result: digest and sums of squares of the gradient; None: not known (yet). moments: of the
-    contributions, in the order of their members; () if they are not known.
+    parts alone make no gradient (wrong size, overflow), or one of whose parts lacks the member's own seal.
+    summed: True if all parts are summed and sent to the members. result: digest and sums of squares of the
+    gradient; None: not known (yet). moments: of the contributions, in the order of their members; () if they
+    are not known.
     """
 
     lacking: Mapping[str, int]

@@ -178,7 +178,8 @@ class StepApply(Timer):
 
     def _apply_task(self, record: Commit) -> Apply:
         """Task that takes a step (no skipped one) with the log's values (learning rate, clip factor, bias
-        corrections, digest), which are never recomputed here."""
+        corrections, digest of this stage's reduced gradient), which are never recomputed here. It also has
+        the weights before the step kept, if the step is audited here (`keeps`)."""
         return Apply(
             record.t,
             record.learning_rate,

@@ -1,4 +1,5 @@
 """Receipt of one reduce attempt at one replica: seals of the parts that it sends and gets, sums, signature.
+Also the leader's check of what another's receipt says about the parts (`refused_sums`).
 
 Not here: the exchange of the parts (`all_reduce`), what a receipt contains (`protocol.audit.receipts`).
 """

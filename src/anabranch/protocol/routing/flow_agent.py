@@ -47,10 +47,10 @@ _FOREIGN = "a letter of another policy than the run's"
 
 
 class FlowAgentDriver(Timer):
-    """Driver of the flow agent and of bandwidth probes at one peer. agent: None before this peer serves, or
-    if the policy has no agents. neighbours: (peer, side) -> cost and counts of units of each flow link that
-    is up. told: number of events given to the agent. A letter is a message between the agents at both ends of
-    a flow link."""
+    """Driver of the flow agent and of bandwidth probes at one peer. agent: None until the flow begins
+    (`measured`), while the next iteration is a round, and if the policy has no agents. neighbours: (peer,
+    side) -> cost and counts of units of each flow link that is up. told: number of events given to the agent.
+    A letter is a message between the agents at both ends of a flow link."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -83,16 +83,17 @@ class FlowAgentDriver(Timer):
         return self.agent.price() if self.agent is not None else math.inf
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
-        """Number of units of the standing flow (units with a whole reserved path) that come from each of the
-        peers `upstream`; peers from which none come are left out. Empty without an agent."""
+        """Number of units of the flow, for which this peer reserves capacity (confirmed along their whole
+        path or not), that come from each of the peers `upstream`; peers from which none come are left out.
+        Empty without an agent."""
         if self.agent is None:
             return {}
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
         return {peer: held[peer] for peer in upstream if held[peer]}
 
     def onward(self) -> Mapping[str, int]:
-        """Number of units of the standing flow that go to each next hop; empty if the policy does not
-        dispatch by them."""
+        """Number of units of the flow, for which this peer reserves capacity, that go to each next hop; empty
+        unless the policy dispatches by them (`gwtf` alone does)."""
         if self.agent is None or not self._published:
             return {}
         if self._onward is None:

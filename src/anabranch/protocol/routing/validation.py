@@ -111,14 +111,15 @@ def _implausible(value: object) -> str | None:
 
 
 class DataNodes:
-    """Check of data nodes' names in letters; a bounded number may not be in the log yet."""
+    """Filter of data nodes' names in letters (`only_known`). The first STRANGERS_MAX names that the log never
+    had pass, too, since a letter may come before the log entry; names of former members do not."""
 
     def __init__(self) -> None:
         self._strangers: set[str] = set()
 
     def only_known(self, letter: Offer | Answer, membership: Membership) -> Offer | Answer:
-        """Copy of the letter without the searches for flow, and the findings of paths, in the name of data
-        nodes that the log does not have, but for a few that it may still add."""
+        """Copy of the letter without the searches for flow, and the findings of paths, whose source is no
+        data node of the log, nor one of a few names that the log may still add (`_known`)."""
         return msgspec.structs.replace(
             letter,
             searches=tuple(search for search in letter.searches if self._known(search.source, membership)),

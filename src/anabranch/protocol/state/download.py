@@ -414,9 +414,11 @@ class Download:
             self._ask()
 
     def _overdue(self, source: Source) -> None:
-        """Give up waiting for a source that did not answer in time; its outstanding pieces are requested from
-        it once more or from others. Where its link is up, the first of them counts as late
-        (`LinkTable.payload_late`): a carrier may drop them."""
+        """Give up waiting for a source that did not answer in time. Its outstanding pieces are requested from
+        other sources first. A reachable source that was delivering then goes on, for one of its tries; any
+        other may be asked again, and is OUT once it has no tries left. Where the source is reachable its
+        patience doubles, and the first of its pieces counts as late (`LinkTable.payload_late`): a carrier may
+        drop them. The caller calls `_ask` afterwards."""
         self._reason = f"{source.peer[:8]} did not answer"
         reachable = self.ctx.reachable(source.peer)
         if reachable and source.asked:

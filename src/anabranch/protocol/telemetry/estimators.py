@@ -49,8 +49,8 @@ def plausible(value: float) -> bool:
 
 class Samples:
     """Newest samples of one measured quantity, with robust quantiles of them. window: number of samples
-    stored. kept: number of samples that still count once none has come for AGE_S. follow: True if a lasting
-    change of the quantity drops the samples before it."""
+    stored. kept: number of older samples that still count once one comes after AGE_S without any. follow:
+    True if a lasting change of the quantity drops the samples before it."""
 
     # A large swarm has many links, and a simulator those of all peers: slots and arrays keep them small.
     __slots__ = ("_answer", "_asked", "_follow", "_kept", "_last", "_values", "_weights", "_window")

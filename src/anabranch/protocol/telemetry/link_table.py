@@ -75,7 +75,7 @@ class LinkMeasurements:
                 measured.pop(peer, None)
 
     def measured(self, one: str, other: str) -> bool:
-        """True if peer `one` or peer `other` reported a measurement of the link between them."""
+        """True if peer `one` or peer `other` reported a latency of the link between them."""
         return other in self._latency_s.get(one, ()) or one in self._latency_s.get(other, ())
 
     def rates(self, peer: str) -> Iterator[Collection[float]]:

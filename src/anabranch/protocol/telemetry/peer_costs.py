@@ -137,7 +137,7 @@ class PeerCosts:
 
     activation_bytes: size of an activation on the wire. forward_s, backward_s: median seconds of this peer's
     own passes (0: none yet). changes: counter, incremented when a pass time of this peer or of a neighbour
-    changes.
+    changes, or a neighbour's record is dropped.
     """
 
     activation_bytes: int = 0
@@ -205,8 +205,9 @@ class PeerCosts:
 
     def avoided(self, peer: str, t: int) -> int:
         """Above 0 if `peer` gets no microbatches of iteration t while others can take them, because of
-        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 if it gave some back
-        since, more for each iteration in a row in which it kept some, or did not claim them."""
+        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 plus the number of
+        iterations in a row in which it kept some, which a gradient that it gives back ends, or, if that is
+        more, in which it did not claim some."""
         known = self.neighbours.get(peer)
         if known is None or t >= known.avoided_until:
             return 0
@@ -316,8 +317,8 @@ class PeerCosts:
         return sum(known) / len(known) if known else 0.0
 
     def pass_s(self, peer: str, me: str) -> float:
-        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless it reported times of
-        both. If `peer` is `me`, this peer itself: mean of its own measured times, or the one that is
+        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless it reported a backward
+        time. If `peer` is `me`, this peer itself: mean of its own measured times, or the one that is
         known."""
         if peer == me:
             return self._own_pass_s()
@@ -326,7 +327,9 @@ class PeerCosts:
 
     def link_cost_s(self, peer: str) -> float | None:
         """Published link cost d_ij to `peer` (s), after the hysteresis filter, for which each call counts as
-        one estimate; None until that peer has answered a heartbeat."""
+        one estimate; None until that peer has answered a heartbeat. Unknown pass times count as 0; an
+        unmeasured bandwidth as the median of this peer's links, and if none is measured transfers take no
+        time."""
         neighbour = self.of(peer)
         if neighbour.link.latency.round_trip_s() is None:
             return None
