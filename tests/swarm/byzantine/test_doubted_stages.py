@@ -165,5 +165,5 @@ def test_a_witness_serves_in_a_crowded_swarm(liars: list[str]) -> None:
     world = swarm(relays, holds_up, neighbours=3, snapshot_every=2)
     assert go_on(world, 400.0) == STEPS and wrong_states(world) == {} and rollbacks(world) == []
     assert len(moved(world)) == 1
-    # Neighbours of two liars alone are late (`late_sources`): that costs a data node its seat.
+    # Neighbours of two liars alone are late (`late_data_nodes`): that costs a data node its seat.
     assert {*removed(world)} - {*moved(world)} <= {"d1"} and (len(liars) > 1 or len(removed(world)) == 1)

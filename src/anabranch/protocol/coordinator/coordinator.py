@@ -48,7 +48,7 @@ from anabranch.protocol.log.records import (
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
-from anabranch.protocol.recovery.late_sources import LATE_STALLS
+from anabranch.protocol.recovery.late_data_nodes import LATE_STALLS
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.recovery.stage_recovery import StageRecovery
 from anabranch.protocol.recovery.witnesses import HELD_STALLS
@@ -514,7 +514,7 @@ class Coordinator:
         lacks = missing(self.ctx.run.cover(stage, current.t), current.claims.get(stage, {}))
         if lacks or not_returned(stage, current.claims):
             return True
-        # Late data nodes, whose heads lack, have their turn first (`late_sources`), if there are others.
+        # Late data nodes, whose heads lack, have their turn first (`late_data_nodes`), if there are others.
         waits = current.stalls <= LATE_STALLS and self.ctx.run.membership.count(0, current.t) > 1
         looked_at = range(waits, self.ctx.run.settings.stages + 1)
         covers = {other: self.ctx.run.cover(other, current.t) for other in looked_at}

@@ -18,7 +18,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
 from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
-from anabranch.protocol.recovery.late_sources import LateSources
+from anabranch.protocol.recovery.late_data_nodes import LateDataNodes
 from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
 from anabranch.protocol.reduce.partial_sums import ReduceAccount, attempt_sets
@@ -82,7 +82,7 @@ class ReduceAttempts:
         self.log = log
         self.admission = admission
         self.doubles = DoubleClaims(ctx)
-        self.sources = LateSources(ctx, admission)
+        self.sources = LateDataNodes(ctx, admission)
         self.step_s = 0.0
         self._late = 0.0
         """Steps with late claims, less those forgiven."""
@@ -500,7 +500,7 @@ class ReduceAttempts:
         """If no report came for too long (`patience_s`), order stuck reduces again, or count a stall, and
         tell all members which units are missing; without missing units that message has them repeat their
         reports. Then the wait begins anew. Members that block a reduce, and late data nodes, may be removed
-        (`_reduce_again`, `LateSources.stalled`). Nothing if it is not that long yet. While this peer hears
+        (`_reduce_again`, `LateDataNodes.stalled`). Nothing if it is not that long yet. While this peer hears
         nobody its own line may be down: the wait begins anew, and that is all."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return

@@ -11,7 +11,7 @@ from anabranch.protocol.messages import Behind
 from anabranch.protocol.recovery.snapshot_catalog import SnapshotCatalog
 
 #: Times what a step usually takes, and least time (s), within which a state is given: before that nobody is
-#: doubted. Plain choices: as for data nodes (`late_sources`).
+#: doubted. Plain choices: as for data nodes (`late_data_nodes`).
 LONG_STEPS, LONG_S = 12.0, 50.0
 #: Times as long as a stage's state takes over links like the leader's, after which nobody waits for it any
 #: more. A plain choice: volunteers' lines may be several times slower.

@@ -22,7 +22,7 @@ from anabranch.protocol.recovery.last_states import LONG_S, LONG_STEPS, LastStat
 from anabranch.protocol.recovery.relay_moves import RelayMoves
 
 #: Stalls of a step after which a stage whose only replica may hold it up is doubted; one more for a stage of
-#: several. A plain choice: as for data nodes (`late_sources`).
+#: several. A plain choice: as for data nodes (`late_data_nodes`).
 HELD_STALLS = 4
 #: Times LONG_S for which a stage may hold up a step while no step's duration is known: the first one that a
 #: leader opens may be as long. (A stage's only replica has no longer than LONG_S in a run's first step: no

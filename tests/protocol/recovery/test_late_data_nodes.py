@@ -11,7 +11,7 @@ from anabranch.protocol.context.peer_context import PeerContext, make_context
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
-from anabranch.protocol.recovery.late_sources import LATE_S, LATE_STALLS, REMEMBERED, LateSources
+from anabranch.protocol.recovery.late_data_nodes import LATE_S, LATE_STALLS, REMEMBERED, LateDataNodes
 
 
 def context() -> PeerContext:
@@ -29,7 +29,7 @@ def test_a_second_accident_long_afterwards_is_no_misconduct(later: int, second: 
         remove=lambda peer, reason: done.append(f"remove {peer}"),
         expel=lambda peer, reason: done.append(f"expel {peer}"),
     )
-    late = LateSources(ctx, cast(Admission, admission))
+    late = LateDataNodes(ctx, cast(Admission, admission))
     for t in (1, 1 + later):
         ctx.run.membership.open(t, 1, False)
         holder = ctx.run.membership.assignment(t, ctx.run.batch(t)).holder

@@ -26,7 +26,7 @@ OVERDUE, LATE_S = 12.0, 50.0
 REMEMBERED = 50
 
 
-class LateSources:
+class LateDataNodes:
     """Late data nodes of the open iteration, and those that were removed for that before."""
 
     def __init__(self, ctx: PeerContext, admission: Admission) -> None:
