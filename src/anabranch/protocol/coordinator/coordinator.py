@@ -543,6 +543,7 @@ class Coordinator:
         without one of the open iteration needs its word, too: it is ordered anew. If the step stalled, and
         the stage had one replica, or this leader moved the peer there for that, that is news."""
         membership = self.ctx.run.membership
+        self.rounds.begin_to_serve(current, active_from)
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
             if self.audits.on:
