@@ -13,6 +13,7 @@ from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.log.records import Members, decode_entry
+from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world
@@ -198,3 +199,25 @@ def test_a_machine_is_not_overdue_when_its_data_node_loses_its_seat(kept: type[m
     world.carry = hold  # type: ignore[method-assign]
     world.run(until_s=900.0)
     assert world.history().t == 8 and removed(world) == ["d1"]
+
+
+def test_a_machine_that_comes_late_when_the_run_is_taken_up_again_keeps_its_seat() -> None:
+    """The log binds a slot to it, and others had done theirs long before: it lost its seat as soon as it
+    served."""
+    rounds = Rounds(start=2, inner=3, slots=3, drops=False)
+    settings = Settings("again", 1, 1, 6, 60, snapshot_every=4, checkpoint_every=5, rounds=rounds)
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(4))]
+    world = counting_world(settings, machines, 1, Model(task_s={"Forward": 0.1}))
+    while max(world.checkpoints, default=0) < 20 or world.history().t > max(world.checkpoints):
+        world.clock.step()
+    for machine in machines:
+        world.crash(machine.id)
+    bound = sorted({slot.peer for slot in world.history().plans[world.history().t + 1]})
+    founder_comes_back(world)
+    for name, at in ((bound[0], 0.3), (bound[1], 20.0)):
+        world.add(world.nodes[name].next_life(), "d0", world.clock.now + at)
+    lives = len(world.log)
+    world.run(until_s=900.0)
+    records = (decode_entry(line).record for line in world.log[lives:])
+    out = {p: why for each in records if isinstance(each, Members) for p, why in each.removed.items()}
+    assert world.history().t == 60 and set(out.values()) == {"the run was taken up again"}

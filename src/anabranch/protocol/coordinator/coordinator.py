@@ -602,6 +602,7 @@ class Coordinator:
         former process). The time without progress begins anew (no stall so far) if the peer is the second
         replica of its stage, or this leader moved it there because the step stalled."""
         membership = self.ctx.run.membership
+        self.rounds.begin_to_serve(current, active_from)
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
             if self.audits.on:

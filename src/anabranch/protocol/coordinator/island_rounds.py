@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
@@ -398,6 +398,12 @@ class IslandRounds:
             reason = f"it is overdue with its slot of round {current.t}: {over}"
             (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
             self._overdue[peer] = current.t + REMEMBERED, holder.get(slot, "")
+
+    def begin_to_serve(self, current: Round, peers: Collection[str]) -> None:
+        """Note that `peers` begin to serve. Where one has a slot of the open round, as the run was taken up
+        again before it was back, all machines have the time of a slot anew."""
+        if current.slots and not self._waited_for(current).keys().isdisjoint(peers):
+            current.cut_off_at = self.ctx.clock.now
 
     def _is_late_source(
         self, current: Round, source: str, late: Mapping[str, int], holder: Mapping[int, str]

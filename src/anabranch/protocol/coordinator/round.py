@@ -100,8 +100,9 @@ class Round:
     stretch: float = 1.0
     """Times as long as the slots that were ready at `ready_at` that all others should take."""
     cut_off_at: float = -math.inf
-    """Last time (s) at which the leader of a round that waits for late slots heard no other member, or a data
-    node with slots that were claimed left: machines have the time of a slot anew after it."""
+    """Last time (s) at which the leader of a round that waits for late slots heard no other member, a data
+    node with slots that were claimed left, or a machine with a slot came: machines have the time of a slot
+    anew after it."""
     dropped: frozenset[int] = frozenset()
     """Slots without which the round ends."""
     witnessed: dict[int, int] = field(default_factory=dict)
