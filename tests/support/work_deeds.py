@@ -230,6 +230,15 @@ def _send_once(guest: Guest, send: Send) -> list[Send]:
     return []
 
 
+def _evaluate_nothing(guest: Guest, send: Send) -> list[Send]:
+    """Send no held-out window on."""
+    message = send.message
+    if not isinstance(message, msg.Forward) or message.train:
+        return [send]
+    print("window", message.fence.t, message.index, flush=True)
+    return []
+
+
 def _send_kept(guest: Guest) -> Iterator[Send]:
     """Send what was kept for long enough."""
     for kept in [each for each in _kept if each[0] <= guest.peer.ctx.clock.now]:
@@ -244,6 +253,7 @@ WORK_DEEDS: dict[str, Deed] = {
         Deed("names two owners in turn", Role.SERVES, _send_double, _talk_of_owners),
         Deed("vouches for a claimer", Role.SERVES, _vouch_for_all),
         Deed("sends each microbatch once", Role.SERVES, _send_once, _send_kept),
+        Deed("evaluates no window", Role.SERVES, _evaluate_nothing),
         Deed("overflows in turn", Role.SERVES, withhold(msg.Claim), _overflow_in_turn),
         Deed("overflows alone", Role.SERVES, _overflow_alone),
         Deed("reports digests", Role.SERVES, _tell_digests),

@@ -12,7 +12,7 @@ import pytest
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Note, PeerActive, Skip
+from anabranch.observe.events import Note, PeerActive, PeerRemoved, Skip
 from support.counting_peers import run_counting_peer
 from support.hostile_runs import HostileRun, LiveGuest, hostile_run
 from support.local_swarms import PATIENCE_S, Swarm, created, history_of, small_run, swarm_of
@@ -146,6 +146,31 @@ def test_a_microbatch_that_a_guest_does_not_send_again_comes_another_way(
         swarm.processes[relays[victim]].signal(signal.SIGKILL)
         hostile.until(lambda: bool(guest.words("kept")))
         hostile.goes_on()
+        hostile.end(guest)
+        assert {event.subject for event in hostile.honest_removed()} == {victim}, swarm.story()
+    holds(directory)
+
+
+@pytest.mark.soak  # in virtual time: test_withheld_windows.py
+@pytest.mark.timeout(900)
+def test_windows_that_a_lone_replica_withholds_are_evaluated_by_another(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """The other replica of its stage is killed. The step that evaluates never ended."""
+    often = ENDLESS | {"evaluation__every": 10, "fleet__relays_per_stage": [1, 2]}
+    run = small_run(texts, **often)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
+        guest = hostile.invite("evaluates no window", 1)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        victim = swarm.peer_id("relay-1.0")
+        swarm.processes["relay-1.0"].signal(signal.SIGKILL)
+        hostile.until(lambda: victim not in hostile.serving())
+        windows = len(guest.words("window"))
+        hostile.until(lambda: len(guest.words("window")) > windows)
+        hostile.goes_on(15)
+        moved = [event.reason for event in swarm.of(PeerRemoved) if "may hold the step up" in event.reason]
+        assert len(moved) == 1, swarm.story()
         hostile.end(guest)
         assert {event.subject for event in hostile.honest_removed()} == {victim}, swarm.story()
     holds(directory)

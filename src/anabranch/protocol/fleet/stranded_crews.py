@@ -15,6 +15,8 @@ from anabranch.protocol.log.records import STRANDED, Commit, Members
 #: Rounds in a row without any slot that counts, after which a relay is moved, and again after as many. Plain
 #: choice: crews are put together anew after the first.
 STRANDED_MOST = 2
+#: Times as many rounds after which a relay is moved though no stage has more than another. A plain choice.
+EVEN = 2
 
 
 class StrandedCrews:
@@ -22,9 +24,7 @@ class StrandedCrews:
     moves a relay to `stage` from the one with most replicas, if that has at least `least`; None if nobody can
     be moved."""
 
-    def __init__(
-        self, ctx: PeerContext, move: Callable[[int, int, int, str], Members | None]
-    ) -> None:
+    def __init__(self, ctx: PeerContext, move: Callable[[int, int, int, str], Members | None]) -> None:
         self.ctx, self._move = ctx, move
         self._rounds = 0
 
@@ -35,11 +35,14 @@ class StrandedCrews:
 
     def decide(self, t: int) -> Members | None:
         """Record that moves a relay to the stage with fewest replicas, if STRANDED_MOST rounds in a row had
-        no crew that filled its slot. t: last committed iteration."""
+        no crew that filled its slot; where all stages have as many, after EVEN times as many, as there are
+        fewer crews then, and lines may just be slow. t: last committed iteration."""
         settings = self.ctx.run.settings
         if self._rounds < STRANDED_MOST or not settings.rounds.pipeline:
             return None
-        self._rounds = 0
         counts = {s: self.ctx.run.membership.count(s, t + 1) for s in range(1, settings.stages + 1)}
         stage = min(counts, key=lambda s: (counts[s], s))
+        if counts[stage] == max(counts.values()) and self._rounds < EVEN * STRANDED_MOST:
+            return None
+        self._rounds = 0
         return self._move(stage, t, 2, "as no crew filled its slot in the last rounds")
