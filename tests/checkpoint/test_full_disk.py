@@ -39,3 +39,16 @@ def test_a_checkpoint_without_room_is_not_begun(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UserError, match="needs 4 MB and the disk has 1 MB free; make room"):
         files.write(2, "base", {})
     assert directory.checkpoints() == [1]
+
+
+def test_a_run_directory_without_room_is_not_there_for_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match="cannot create the run directory"):
+            RunDirectory.create(tmp_path / "run")
+    RunDirectory.create(tmp_path / "run")

@@ -84,7 +84,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
         """Create a run directory. Raises UserError if something but an empty folder is at `path`, or it
-        cannot be written."""
+        cannot be written; a part of a new one is removed again."""
         directory = cls(path)
         if directory.path.exists() and (not directory.path.is_dir() or any(directory.path.iterdir())):
             raise UserError(
@@ -93,8 +93,12 @@ class RunDirectory:
             )
         with os_errors_named(f"cannot create the run directory {path}"):
             directory.checkpoints_path.mkdir(parents=True)
-            directory.peers_path.mkdir()
-            write_atomically(directory._version_file, f"{RUN_DIRECTORY_VERSION}\n".encode())
+            try:
+                directory.peers_path.mkdir()
+                write_atomically(directory._version_file, f"{RUN_DIRECTORY_VERSION}\n".encode())
+            except BaseException:  # a partial directory, which is new, would block the next attempt
+                shutil.rmtree(directory.path, ignore_errors=True)
+                raise
         return directory
 
     @classmethod

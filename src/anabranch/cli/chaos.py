@@ -266,15 +266,15 @@ def _metrics(record: RunRecord, directory: RunDirectory, population: int) -> Met
     from anabranch.node.chaos.metrics import metrics_of
     from anabranch.node.chaos.wasted_compute import wasted_compute
     from anabranch.node.driver.compute_ledger import ledger_of, read_ledger
+    from anabranch.node.lifecycle.tickets import history_of
     from anabranch.observe.event_log import read_events
     from anabranch.observe.events import Event, PeerJoined
-    from anabranch.protocol.consensus.log_replay import fold
 
     events = [event for event in read_events(directory.events) if isinstance(event, Event)]
     peers = {event.subject: event.name for event in events if isinstance(event, PeerJoined)}
     ledgers = {peer: read_ledger(ledger_of(directory, name)) for peer, name in peers.items()}
-    history = fold(directory.log.read_bytes().splitlines())
-    return metrics_of(record, events, population, wasted_compute(record, events, history, ledgers))
+    wasted = wasted_compute(record, events, history_of(directory), ledgers)
+    return metrics_of(record, events, population, wasted)
 
 
 def _verdict(directory: RunDirectory) -> Verdict:

@@ -8,8 +8,8 @@ examples:
 
 The page is served to this machine alone unless --host says otherwise. Ctrl+C ends the page, not the run. With
 a ticket, the event log is fetched from the run's data node and kept in ~/.anabranch/RUN/watch; watching takes
-no part in the run. When the data node refuses the ticket, e.g. an expired one, the page ends with exit status
-2.
+no part in the run. The page stays when the run is over. It ends, with exit status 2, when the data node
+refuses the ticket, e.g. an expired one, or the event log cannot be kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.addresses import on_loopback
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.support.arguments import PORT, add_listen, check_range
 from anabranch.errors import UserError
 from anabranch.observe.wording import plain
+
+if TYPE_CHECKING:
+    from anabranch.node.driver.peer_driver import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.secret and not args.secret.isalnum():
         raise UserError("--secret: use letters and digits only, since it becomes part of an address")
     secret = args.secret or ("" if on_loopback(args.host) else secrets.token_hex(16))
-    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[Outcome | Exception] = queue.SimpleQueue()
     by_ticket = bool(args.run) and args.run.strip().startswith(TICKET_PREFIX)
     if by_ticket:
         name, events = _remote_run(args.run, args.home, ended)
@@ -62,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{plain(name)}: {address}  (Ctrl+C ends the page)", flush=True)
         if args.open:
             webbrowser.open(address)
-        raise UserError(ended.get())
+        while not isinstance(end := ended.get(), Exception) and end.ok:
+            print(f"{end.reason}: the page stays as it is; Ctrl+C ends it", flush=True)
+        raise end if isinstance(end, Exception) else UserError(end.reason)
     except KeyboardInterrupt:
         print()
         return 0
@@ -70,11 +76,13 @@ def run(args: argparse.Namespace) -> int:
         page.close()
 
 
-def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
+def _remote_run(
+    text: str, home: Path | None, ended: queue.SimpleQueue[Outcome | Exception]
+) -> tuple[str, Path]:
     """Name of a run on another machine, and the path of the local copy of its event log, which a thread,
-    started here, keeps up to date. The thread puts the reason into `ended` when it stops copying
-    (`RemoteWatch.run`); not if it fails. home: folder of the copy (None: the default). Raises TicketError for
-    a bad ticket, UserError if another process keeps that copy."""
+    started here, keeps up to date. When the thread stops copying, it puts into `ended` how that ended
+    (`RemoteWatch.run`), or the exception by which it failed. home: folder of the copy (None: the default).
+    Raises TicketError for a bad ticket, UserError if another process keeps that copy."""
     from anabranch.api.volunteer import home_of
     from anabranch.net.ticket import parse_ticket
     from anabranch.node.driver.event_loop import run_async
@@ -85,7 +93,10 @@ def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> 
     watching = RemoteWatch(ticket, home, lambda words: print(plain(words), flush=True))
 
     def fetch() -> None:
-        ended.put(run_async(watching.run()))
+        try:
+            ended.put(run_async(watching.run()))
+        except Exception as error:  # raised again by the thread that waits
+            ended.put(error)
 
     threading.Thread(target=fetch, name="anabranch watch", daemon=True).start()
     return ticket.grant.run, watching.events

@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from anabranch.cli.chaos import configured
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.chaos import _metrics, configured
 from anabranch.cli.main import main
 from anabranch.config import relays_by_stage, render_run_file, with_changes
 from anabranch.node.chaos.fault_injector import ChaosSwarm, FaultInjector
@@ -35,7 +36,16 @@ from anabranch.observe.events import (
 )
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.log.records import Commit, Control, Entry, NoOp, StageCommit, Voters, encode_entry
+from anabranch.protocol.log.records import (
+    NO_ENTRY,
+    Commit,
+    Control,
+    Entry,
+    NoOp,
+    StageCommit,
+    Voters,
+    encode_entry,
+)
 
 
 def test_a_founder_that_was_removed_while_it_was_frozen_returns_after_the_last_fault() -> None:
@@ -358,3 +368,13 @@ def test_inner_steps_of_a_crew_are_in_the_ledger_each_once(tmp_path: Path) -> No
     kinds = ["InnerForward 5.0", "InnerHead 5.0", "InnerBackward 5.1", "InnerStep 5"]
     assert found[0] == list(zip((3, 2, 3, 3), kinds, strict=True))
     assert found[2][0] == (1, kinds[0]) and found[2][2:] == [(1, kinds[2]), (1, kinds[3])]
+
+
+def test_the_measures_are_taken_from_a_log_whose_last_line_is_cut_off(tmp_path: Path) -> None:
+    """The founder has just been killed; its log was read to the end, and the experiment ended by that."""
+    directory = RunDirectory.create(tmp_path / "run")
+    line = encode_entry(Entry(0, 1, NO_ENTRY, NoOp()))
+    directory.log.write_bytes(line + b"\n" + line[:-9])
+    directory.events.touch()
+    metrics = _metrics(RunRecord(began=1.0, ended=2.0), directory, population=3)
+    assert metrics.compute.computed_s == 0.0

@@ -318,6 +318,30 @@ def test_the_kind_of_router_follows_from_what_others_see(
     assert words in check.found and check.verdict == verdict
 
 
+def test_a_machine_without_a_route_to_the_other_has_an_unknown_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended `doctor`, and the checks behind it were not made."""
+
+    def no_route(host: str, port: int) -> str:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(reach, "own_address", no_route)
+    check = reach._nat([(LinkTestClient("192.0.2.1", 1, "c"), Greeting(0.01, 0.0, "203.0.113.9", 1))])
+    assert check.verdict == "yellow" and "Network is unreachable" in check.found and check.repair
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no socket of both IP versions")
+def test_the_own_address_towards_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = socket.getaddrinfo
+
+    def found(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return honest("::1" if host == "six.example" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    assert reach.own_address("six.example", 9) == "::1"
+
+
 def test_a_clock_is_judged_by_who_agrees_best() -> None:
     for differences, verdict in (([0.1, 900.0], "green"), ([-20.0], "yellow"), ([900.0, 800.0], "red")):
         assert reach._clocks(differences).verdict == verdict

@@ -58,3 +58,16 @@ def test_a_directory_without_a_run(tmp_path: Path, texts: Path, capsys: pytest.C
     directory = created(tmp_path / "run", small_run(texts))
     assert main(["recover", str(directory.path), "--new-epoch"]) == 2
     assert "nothing to recover" in capsys.readouterr().err
+
+
+def test_a_log_without_its_first_entry(
+    tmp_path: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = created(tmp_path / "run", small_run(texts))
+    written(directory, "aaaa/1", "bbbb/2")
+    cut = directory.log.read_bytes().partition(b"\n")[2]
+    directory.log.write_bytes(cut)
+    assert main(["recover", str(directory.path), "--new-epoch"]) == 2
+    error = capsys.readouterr().err
+    assert f"{directory.log}: " in error and "restore the file from a copy" in error
+    assert directory.log.read_bytes() == cut

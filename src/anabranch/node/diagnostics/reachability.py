@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from anabranch.addresses import host_port
+from anabranch.errors import words_of
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, listening
 
@@ -27,8 +28,7 @@ def remote_checks(
     machines, all as HOST:PORT/CODE (another text fails an assertion); one that fails is RED. Clock, NAT and
     dialling back are checked if one answered, dialling back by the first of them. listens, port: address of
     its own at which this machine listens meanwhile, for the dialling back (port 0: any free one); not a
-    public address that a router forwards. tell: gets a sentence before each measurement. Raises OSError where
-    `own_address` does so for the first that answered."""
+    public address that a router forwards. tell: gets a sentence before each measurement."""
     seen: list[tuple[LinkTestClient, Greeting]] = []
     for text in peers:
         tell(f"measuring the link to {text.partition('/')[0]}")
@@ -74,7 +74,11 @@ def _nat(seen: list[tuple[LinkTestClient, Greeting]]) -> CheckResult:
     """Check for the type of address translation (NAT; RFC 4787, 4.1) between this machine and the others.
     seen: the other machines, with what each saw of this one, at least one."""
     first, other = seen[0]
-    own = own_address(first.host, first.port)
+    try:
+        own = own_address(first.host, first.port)
+    except OSError as error:
+        found = f"not known: this machine's own address towards {first.host}: {words_of(error)}"
+        return CheckResult("NAT", YELLOW, found, "check this machine's routes and names")
     if own == other.host:
         return CheckResult("NAT", GREEN, f"none: {first.host} sees this machine's own address")
     where = f"{first.host} sees {other.host}, this machine is {own}"
@@ -95,11 +99,11 @@ def _nat(seen: list[tuple[LinkTestClient, Greeting]]) -> CheckResult:
 
 
 def own_address(host: str, port: int) -> str:
-    """Address of this machine on packets to host:port; no packet goes there. A name is looked up, for IPv4
-    only. Raises OSError if it has no such address, or there is no route."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """Address of this machine on packets to host:port; no packet goes there. A name is looked up; its first
+    address counts. Raises OSError if it has none, or there is no route."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 

@@ -12,6 +12,7 @@ from anabranch.node.lifecycle.create_run import LEADER_NAME
 from anabranch.protocol.consensus.log_replay import fold
 from anabranch.protocol.consensus.raft_node import voter_id
 from anabranch.protocol.interface.events import Persist
+from anabranch.protocol.log.hash_chain import LogError
 from anabranch.protocol.log.records import Entry, Epoch, encode_entry
 from anabranch.protocol.raft.raft_log import RaftLog
 
@@ -34,7 +35,10 @@ def recover(directory: RunDirectory) -> RecoveredRun:
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()
-    log, history = RaftLog(kept.lines), fold(kept.lines)
+    try:
+        log, history = RaftLog(kept.lines), fold(kept.lines)
+    except LogError as error:
+        raise UserError(f"{directory.log}: {error}; restore the file from a copy") from None
     if history.genesis is None:
         raise UserError(f"{directory.log}: no run has begun here; there is nothing to recover")
     me = voter_id(Identity.load_or_create(folder / "key").peer_id, kept.nonce)

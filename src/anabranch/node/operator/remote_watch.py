@@ -8,22 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.addresses import host_port
-from anabranch.errors import UserError
+from anabranch.errors import UserError, words_of
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity, next_incarnation
 from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.initial_dial import TRANSIENT
+from anabranch.node.driver.peer_driver import RUN_OVER, Outcome, says_run_over
 from anabranch.operating_system import lock, write_at
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.observers.event_log_client import EventLogClient
 
 
 class RemoteWatch:
-    """Copies the event log of the run that a ticket names into home/events.jsonl until the run's data node
-    refuses this machine, or its log does not continue the file; started again, it continues where the file
-    ends. The end of the run does not end it: it goes on dialling.
+    """Copies the event log of the run that a ticket names into home/events.jsonl until the run is over, its
+    data node refuses this machine, its log does not continue the file, or the file cannot be written; started
+    again, it continues where the file ends.
 
     Driver of one `EventLogClient`, which decides what to fetch. say: prints a sentence for the user. Raises
     UserError if another process has locked the file.
@@ -42,10 +43,17 @@ class RemoteWatch:
             os.close(self._file)
             raise UserError(f"another process watches this run already, and holds {self.events}") from None
 
-    async def run(self) -> str:
-        """Copy events until the run's data node refuses this machine (other than for the moment), or answers
-        what cannot continue the file; returns the reason. To be called once: it closes the file. Raises
-        IdentityError if its key cannot be used."""
+    async def run(self) -> Outcome:
+        """Copy events until the run's data node says that the run is over (`Outcome.over`), refuses this
+        machine (other than for the moment) or answers what cannot continue the file, or the file cannot be
+        written. To be called once: it closes the file. Raises IdentityError or OSError if its key cannot be
+        used."""
+        try:
+            return await self._copy()
+        finally:
+            os.close(self._file)
+
+    async def _copy(self) -> Outcome:
         identity = Identity.load_or_create(self._home / "key")
         incarnation = next_incarnation(self._home / "incarnation")
         grant, founder = self._ticket.grant, self._founder
@@ -56,7 +64,7 @@ class RemoteWatch:
         size, seed = os.fstat(self._file).st_size, int(identity.peer_id[:8], 16)
         self._onlooker = EventLogClient(founder.peer_id, self._ticket.first_addresses, size, seed)
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._ended: asyncio.Future[Outcome] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         try:
             self._handle(ev.Started())
@@ -65,7 +73,6 @@ class RemoteWatch:
             if self._timer is not None:
                 self._timer.cancel()
             await self._links.close()
-            os.close(self._file)
 
     def _handle(self, event: ev.Event) -> None:
         if self._ended.done():
@@ -80,29 +87,42 @@ class RemoteWatch:
                 case ev.HangUp(peer, reason):
                     self._links.hang_up(peer, reason)
                 case ev.Showed(position, data):
-                    write_at(self._file, data, position)
+                    self._write(data, position)
                 case ev.Stop(reason):
-                    self._end(reason)
+                    self._end(Outcome(reason, ok=False))
         if self._timer is not None:
             self._timer.cancel()
         at = self._onlooker.deadline()
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
+    def _write(self, data: bytes, position: int) -> None:
+        """Write a piece of the event log at its position, all of it; end if the disk refuses it."""
+        left = memoryview(data)
+        try:
+            while left:
+                written = write_at(self._file, left, position)
+                left, position = left[written:], position + written
+        except OSError as error:
+            self._end(Outcome(f"{self.events} cannot be written: {words_of(error)}", ok=False))
+
     def _report(self, event: ev.Event) -> None:
-        """Tell the user of a lost connection, once until it is back; end if the run's data node refuses this
-        machine for another than the TRANSIENT reasons."""
+        """Tell the user of a lost connection, once until it is back; end if the run is over, or its data node
+        refuses this machine for another than the TRANSIENT reasons."""
         match event:
             case ev.LinkUp():
                 self._outage_reported = False
+            case ev.LinkDown(reason=reason) if says_run_over(reason):
+                self._end(Outcome(RUN_OVER, ok=True, over=True))
             case ev.LinkDown(peer, reason):
                 refusal = self._links.refusals.get(peer)
                 if refusal is not None and refusal.kind not in TRANSIENT:
-                    self._end(f"the run's data node refuses this machine: {refusal}")
+                    why = f"the run's data node refuses this machine: {refusal}"
+                    self._end(Outcome(why, ok=False))
                 elif not self._outage_reported:
                     self._outage_reported = True
                     where = host_port(self._founder.host, self._founder.port)
                     self._say(f"no connection to the run's data node at {where}: {reason}; retrying")
 
-    def _end(self, reason: str) -> None:
+    def _end(self, outcome: Outcome) -> None:
         if not self._ended.done():
-            self._ended.set_result(reason)
+            self._ended.set_result(outcome)
