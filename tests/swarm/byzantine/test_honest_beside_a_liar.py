@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -87,3 +90,60 @@ def test_an_honest_one_whose_device_hangs_in_the_reduce_keeps_its_seat(slow_s: f
     )
     assert go_on(world, 900.0) == STEPS and wrong_states(world) == {}
     assert removed(world) == {} and world.clock.now > slow_s
+
+
+def waiting_rounds() -> tuple[World, dict[int, float]]:
+    """World of rounds of islands that wait for late slots, with "x" as one of four machines, whose process is
+    started again three seconds after its end; and the time at which each round ended."""
+    rounds = Rounds(2, 4, 4, drops=False)
+    settings = Settings("waiting", 1, 1, 8, 1000, min_replicas=1, rounds=rounds)
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r{k}", 1) for k in range(3)), Machine("x", 1)]
+    world, at = counting_world(settings, machines, 1), dict[int, float]()
+    plain = world.task_s
+    world.task_s = lambda node, task: (  # type: ignore[method-assign]
+        10.0 * plain(node, task) * max(1, task.steps if isinstance(task, tasks.Forward) else 1)
+    )
+
+    def look() -> None:
+        node = world.nodes["x"]
+        if not node.running:
+            world.add(node.next_life(), "d0", world.clock.now)
+        world.clock.after(3.0, look)
+
+    world.clock.after(3.0, look)
+    world.watchers.append(lambda node, event: at.setdefault(world.history().t, world.clock.now))
+    return world, at
+
+
+def test_a_machine_that_crashes_again_and_again_in_its_slot_does_not_stop_rounds_that_wait() -> None:
+    """An honest one, say, whose memory is too small. Each time that it came back within 30 s it got its slot
+    again, and others that have a slot of their own had to wait for as long anew: the round never ended, and
+    the data node that had begun the slot lost its seat."""
+    world, at = waiting_rounds()
+
+    def crash(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if node.id == "x" and node.alive and isinstance(message, msg.Forward) and message.fence.t >= SINCE:
+            world.clock.after(0.5, lambda: world.crash("x") if world.nodes["x"] is node else None)
+
+    world.watchers.append(crash)
+    go_on(world, 200.0)
+    assert at[SINCE] - at[SINCE - 1] < 40.0 and len(at) > SINCE + 3
+    assert removed(world).keys() == {"x"} and wrong_states(world) == {}
+
+
+def test_one_that_reports_false_states_again_and_again_does_not_stop_rounds_that_wait() -> None:
+    """It lost its seat after each round, came back, and reported the false state again, in the middle of its
+    slot."""
+    world, at = waiting_rounds()
+    world.liars.add("x")
+
+    def false_state(sender: Node, peer: str, said: msg.Message) -> msg.Message | None:
+        lies = isinstance(said, msg.Applied) and sender.id == "x" and said.fence.t >= SINCE
+        return msgspec.structs.replace(said, fingerprint="f" * 16) if lies else said
+
+    altered(world, false_state)
+    go_on(world, 200.0)
+    took_s = [at[t + 1] - at[t] for t in range(SINCE, len(at) - 1)]
+    assert removed(world).keys() == {"x"} and wrong_states(world).keys() <= {"x"}
+    assert sum(seconds > 5.0 for seconds in took_s) < 6, took_s

@@ -40,7 +40,8 @@ class OutgoingMicrobatch:
     next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
-    replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
+    replica, or one that is no standby. lost_since: time since which it waited for its machine the first time
+    that this was lost, a slot of a round. held_for, held_until: preferred peer that it is held back for, and
     until when. asked_at: time since which it waits for credits that it asked for. sent_at: time of its last
     transmission. kept_since: peer that kept it too long -> time of the first such transmission to it.
     given_by: peer that gave its gradient ("": none yet). overdue: how often it was kept, or left waiting
@@ -68,6 +69,7 @@ class OutgoingMicrobatch:
     further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf
+    lost_since: float = math.inf
     refused_by: Counter[str] = field(default_factory=Counter)
     held_for: str | None = None
     held_until: float = math.inf
