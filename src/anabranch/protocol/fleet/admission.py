@@ -472,10 +472,10 @@ class Admission:
             self.remove(peer, reason)
 
     def remove_idle(self, peer: str, reason: str) -> None:
-        """Plan to remove a member that the run waits for, and that may be honest and slow. If one with its
-        ticket lost its seat so within HELD_UP_S it is expelled: else one that comes back at once holds the
-        run up again in its first step. Nothing if its removal is planned, for a stranger, and for this
-        peer."""
+        """Plan to remove a member that the run waits for, or whose state differs, and that may be honest. If
+        one with its ticket lost its seat so within HELD_UP_S it is expelled: else one that comes back at once
+        holds the run up again in its first step. Nothing if its removal is planned, for a stranger, and for
+        this peer."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.going() or peer == self.ctx.me:
             return
