@@ -17,6 +17,9 @@ from anabranch.protocol.context.peer_context import PeerContext
 #: Attempts of a stuck reduce before a member is removed: if some replicas report that they cannot reach each
 #: other, and if none does (a link may just be slow).
 TRIES_APART, TRIES = 2, 6
+#: Attempts of a reduce by a stage's only replica, which needs no links, before that is removed. A plain
+#: choice: as many as stalls after which it is doubted otherwise (`witnesses`), sixty usual steps.
+TRIES_ALONE = 4
 
 
 class UnreachablePairs:
@@ -75,8 +78,8 @@ class UnreachablePairs:
         """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts:
         first the member that cannot reach the replica with the longest service, then the one with fewest
         microbatches. So newcomers that claim not to reach an old replica are removed before it. The
-        coordinator itself is never removed. Without such reports, after TRIES: `unprepared`. held: member ->
-        its microbatches. prepared: members that reported PREPARED."""
+        coordinator itself is never removed. Without such reports, after TRIES (TRIES_ALONE of one member):
+        `unprepared`. held: member -> its microbatches. prepared: members that reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -88,7 +91,8 @@ class UnreachablePairs:
             others = " and ".join(other[:8] for other in sorted(apart[peer]))
             gone[peer] = f"it and {others} of its stage cannot reach each other, and cannot reduce together"
         slow = [peer for peer in members if peer not in prepared]
-        return gone or (self.unprepared(slow, tries) if tries >= TRIES else {})
+        most = TRIES if len(members) > 1 else TRIES_ALONE
+        return gone or (self.unprepared(slow, tries) if tries >= most else {})
 
     def unprepared(self, slow: Collection[str], tries: int) -> dict[str, str]:
         """Member to remove (with the reason) if a reduce is stuck after many attempts and no unreachable pair
