@@ -240,6 +240,13 @@ def _crashes(liar: Liar) -> None:
         liar.world.crash(liar.name)
 
 
+def _crashes_at_once(liar: Liar) -> None:
+    """Talk: crash half a second after it comes to serve, each time."""
+    if liar.serves and liar.every(1.0):
+        node = liar.node
+        liar.world.clock.after(0.5, lambda: liar.world.crash(liar.name) if liar.node is node else None)
+
+
 def _leaves(liar: Liar) -> None:
     if liar.serves and liar.every(LEAVES_S):
         liar.node.handle(ev.Stopping("the user stopped it"))
@@ -302,6 +309,7 @@ DEEDS = {
         LiarDeed("silent to all", drops(msg.Message)),
         LiarDeed("hangs up on one peer", talk=_hangs_up),
         LiarDeed("crashes again and again", talk=_crashes),
+        LiarDeed("crashes whenever it serves", talk=_crashes_at_once),
         LiarDeed("leaves again and again", talk=_leaves),
         LiarDeed("false audits", _false_audit, audited=True),
         LiarDeed("withholds audits", drops(msg.Audited, msg.Work), audited=True),

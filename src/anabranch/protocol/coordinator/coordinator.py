@@ -213,6 +213,7 @@ class Coordinator:
             self.standby_policy.removed(peer)
         self.initial_assignment.removed(peer)
         self.released.removed(peer)
+        self.rounds.removed(peer)
         self.vouchers.gone(peer)
         current = self.round
         if current is None:

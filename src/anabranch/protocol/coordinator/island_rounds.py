@@ -84,6 +84,8 @@ class IslandRounds:
         self._overdue: dict[str, tuple[int, str]] = {}
         """Peer that was removed since it was overdue with a slot -> round up to which it is expelled for the
         same, and data node that begins that slot."""
+        self._excused: set[str] = set()
+        """Those of them whose data node lost its seat since."""
 
     @property
     def _of_inner_step(self) -> int:
@@ -396,8 +398,15 @@ class IslandRounds:
         for peer, slot in sorted(late.items()):
             over = f"{OVERDUE:g} times what a slot takes are over"
             reason = f"it is overdue with its slot of round {current.t}: {over}"
-            (self._admission.expel if peer in self._overdue else self._admission.remove)(peer, reason)
+            again = peer in self._overdue and peer not in self._excused
+            (self._admission.expel if again else self._admission.remove)(peer, reason)
             self._overdue[peer] = current.t + REMEMBERED, holder.get(slot, "")
+            self._excused.discard(peer)
+
+    def removed(self, peer: str) -> None:
+        """Excuse the machines that were overdue with slots of the data node `peer`, which lost its seat
+        since: it may not have begun them."""
+        self._excused.update(machine for machine, (_, source) in self._overdue.items() if source == peer)
 
     def begin_to_serve(self, current: Round, peers: Collection[str]) -> None:
         """Note that `peers` begin to serve. Where one has a slot of the open round, as the run was taken up

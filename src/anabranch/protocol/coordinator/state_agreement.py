@@ -242,8 +242,9 @@ class StateAgreement:
 
     def check_parity(self) -> None:
         """Once the last step is released, remove replicas that reported another state after it than the one
-        agreed then: all replicas of a stage are equal to the bit (I2). They have to join again. Each report
-        is looked at once; before the release nothing happens."""
+        agreed then: all replicas of a stage are equal to the bit (I2). They have to join again; the second
+        time within an hour they are expelled, unless machines of any numerics class are admitted, where an
+        honest one may differ. Each report is looked at once; before the release nothing happens."""
         if not self.last:
             return
         unchecked, self._unchecked = self._unchecked, {}
@@ -251,7 +252,8 @@ class StateAgreement:
             fingerprint = self.applied.get(stage, {}).get(peer)
             if fingerprint is not None and fingerprint != self.tip.fingerprints[stage]:
                 reason = f"state after iteration {self.tip.t} differs from its stage's"
-                self.admission.remove(peer, reason)
+                mixed = self.ctx.run.settings.numerics == "mixed"
+                (self.admission.remove if mixed else self.admission.remove_idle)(peer, reason)
 
     def fingerprint_at(self, t: int, stage: int) -> str | None:
         """Agreed fingerprint of a stage after iteration `t`; None if not known."""

@@ -17,6 +17,9 @@ from anabranch.protocol.context.peer_context import PeerContext
 #: Attempts of a stuck reduce before a member is removed: if some replicas report that they cannot reach each
 #: other, and if none does (a link may just be slow).
 TRIES_APART, TRIES = 2, 6
+#: Attempts of a reduce by a stage's only replica, which needs no links, before that is removed. A plain
+#: choice: as many as stalls after which it is doubted otherwise (`witnesses`), sixty usual steps.
+TRIES_ALONE = 4
 
 
 class UnreachablePairs:
@@ -78,8 +81,8 @@ class UnreachablePairs:
         attempts. First goes the member for which most service (iterations served) of others that it is apart
         from stands against its own, so that newcomers that claim not to reach an old replica go before it; of
         equals the one with fewest microbatches. Never this peer. If no member reports another, `unprepared`
-        decides after TRIES attempts. held: member -> its microbatches. prepared: members that reported
-        PREPARED."""
+        decides after TRIES attempts (TRIES_ALONE of a single member). held: member -> its microbatches.
+        prepared: members that reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -91,7 +94,8 @@ class UnreachablePairs:
             others = " and ".join(other[:8] for other in sorted(apart[peer]))
             gone[peer] = f"it and {others} of its stage cannot reach each other, and cannot reduce together"
         slow = [peer for peer in members if peer not in prepared]
-        return gone or (self.unprepared(slow, tries) if tries >= TRIES else {})
+        most = TRIES if len(members) > 1 else TRIES_ALONE
+        return gone or (self.unprepared(slow, tries) if tries >= most else {})
 
     def unprepared(self, slow: Collection[str], tries: int) -> dict[str, str]:
         """Member to remove -> reason, if a reduce is stuck after `tries` attempts and nobody reports an

@@ -123,14 +123,18 @@ class HopCandidates:
         ones become eligible, as `open_to`. holders: planned peers of all slots.
 
         If `holder` left, peers without a slot of their own are eligible at once, and all others once the slot
-        has waited for long. In a round that drops late slots, peers that began to serve with this round count
-        as such others: they would begin the next one late. In such a round a linked `holder` stays the only
-        one. Peers that refused the slot, or did not answer in time, get it only where nobody else is left.
+        has waited for long, also if `holder` came back meanwhile and left again. In a round that drops late
+        slots, peers that began to serve with this round count as such others: they would begin the next one
+        late. In such a round a linked `holder` stays the only one. Peers that refused the slot, or did not
+        answer in time, get it only where nobody else is left.
         """
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         if drops and self.keeps_slot(holder) and holder not in item.refused_by:
             return [holder], math.inf  # the round ends without it if it takes too long
-        all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
+        since = self._waits_since(item)
+        if item.repair:  # no new time for a machine that comes back and is lost again and again
+            since = item.lost_since = min(item.lost_since, since)
+        all_at = since + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
         is_live, stage = ctx.run.membership.is_live, ctx.run.next_stage()
         serves = is_live(holder, stage, self.t) and (not drops or is_live(holder, stage, self.t - 1))
         if serves and holder not in item.refused_by and ctx.clock.now < all_at:

@@ -41,8 +41,9 @@ class OutgoingMicrobatch:
     although no reachable peer of the next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
-    replica, or one that is no standby. held_for: preferred peer that it is held back for. held_until: time at
-    which its next hop is chosen again at the latest: the hold ends, or further peers become eligible.
+    replica, or one that is no standby. lost_since: time since which it waited for its machine the first time
+    that this was lost, a slot of a round. held_for: preferred peer that it is held back for. held_until: time
+    at which its next hop is chosen again at the latest: the hold ends, or further peers become eligible.
     asked_at: time since which it waits for credits that it asked for. sent_at: time of its last transmission.
     kept_since: peer that kept it too long -> time of the first such transmission to it. given_by: peer that
     gave its gradient ("": none yet). overdue: how often it was kept, or left waiting for a credit, too long.
@@ -71,6 +72,7 @@ class OutgoingMicrobatch:
     further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf
+    lost_since: float = math.inf
     refused_by: Counter[str] = field(default_factory=Counter)
     held_for: str | None = None
     held_until: float = math.inf
