@@ -487,10 +487,10 @@ class Admission:
             self.remove(peer, reason)
 
     def remove_idle(self, peer: str, reason: str) -> None:
-        """Plan to remove a member for which the run waits, or whose state differs, and which may be honest. It
-        is expelled if a member with its ticket lost its seat for the same within HELD_UP_S: otherwise a peer
-        that comes back at once holds the run up again in its first step. Nothing if its removal is planned,
-        for a stranger, and for this peer."""
+        """Plan to remove a member for which the run waits, or whose state differs, and which may be honest.
+        It is expelled if a member with its ticket lost its seat for the same within HELD_UP_S: otherwise a
+        peer that comes back at once holds the run up again in its first step. Nothing if its removal is
+        planned, for a stranger, and for this peer."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.going() or peer == self.ctx.me:
             return
