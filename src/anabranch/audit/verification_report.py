@@ -68,7 +68,7 @@ class Report:
     microbatches: in each step. reduction, dtype: kind of gradient sums, and of numbers. rolled_back: commits
     made void by the `rollbacks`. removals: peers removed. classes, own_class: numerics classes of the owners
     and of this machine. promise: key of PROMISES. problems, notes: sentences on what is wrong, and on what
-    was not checked. holds: True if nothing is wrong."""
+    was not checked. holds: True if nothing that was checked is wrong; `left_out` names what was not."""
 
     run_id: str
     steps: int
