@@ -170,8 +170,8 @@ class Repair(Event, frozen=True, kw_only=True):
 
 
 class Redo(Event, frozen=True, kw_only=True):
-    """Event: `owner` computed a unit (the share of one microbatch in a stage's gradient) again, because all
-    peers of `stage` that had it are lost."""
+    """Event of logs of earlier releases; none is written now. `owner` computed a unit (the share of one
+    microbatch in a stage's gradient) again, because all peers of `stage` that had it were lost."""
 
     t: Whole
     stage: Whole
