@@ -119,8 +119,8 @@ class Step(Event, frozen=True, kw_only=True):
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
-    """Loss (nats per token, and bits per byte) of the weights after step t on held-out windows with so many
-    target tokens."""
+    """Loss of the weights after step t on held-out windows with so many target `tokens`: nats per token, and
+    `bits_per_byte` of text (None: not finite, or not known)."""
 
     t: Whole
     loss: float | None
@@ -219,8 +219,8 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class FaultDelivered(Event, frozen=True, kw_only=True):
-    """Event: a fault that a test had planned struck `peer`. fault: its kind, such as "kill" or "freeze".
-    phase: protocol event at which it struck."""
+    """Event: a fault that a test had planned struck `peer`, or a guest that a test had planned began its
+    deed. fault: its kind, such as "kill" or "freeze". phase: when, such as "after step 3"."""
 
     fault: str
     phase: str
@@ -240,7 +240,7 @@ class Waiting(Event, frozen=True, kw_only=True):
 
 
 class Rollback(Event, frozen=True, kw_only=True):
-    """Event: the run went back to the state after step t."""
+    """Event: the run went back to the state after step t. reason: "" if not told."""
 
     t: Whole
     reason: str = ""
