@@ -50,8 +50,8 @@ def executor(name: str, processes: int) -> Executor:
 
 
 class Processes:
-    """Processes of this machine. count: their number; 1 computes in the caller's own process. method: how
-    they start, as in `multiprocessing`."""
+    """Processes of this machine. count: their number; with 1 or less the caller's own process computes.
+    method: how they start, as in `multiprocessing`."""
 
     def __init__(self, count: int, method: str = "spawn") -> None:
         self.count, self._context = count, multiprocessing.get_context(method)

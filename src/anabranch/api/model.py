@@ -123,8 +123,8 @@ class TrainedModel:
         """Write the model as a folder that Hugging Face transformers loads; returns the folder.
 
         With the weights of a run that has a log goes a model card made from it, README.md: data, steps,
-        contributors. Raises UserError if `out` exists and is not an empty folder, or cannot be written, or a
-        file of the run cannot be read.
+        contributors. Raises UserError if `out` exists and is not an empty folder, or cannot be written, a
+        file of the run cannot be read, or transformers has no class for the architecture.
         """
         from anabranch.checkpoint.hf import export_hf
 
