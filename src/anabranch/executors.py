@@ -50,8 +50,8 @@ def executor(name: str, processes: int) -> Executor:
 
 
 class Processes:
-    """Processes of this machine. count: their number; 1 computes in the caller's own process. method: how
-    they start, as in `multiprocessing`."""
+    """Processes of this machine. count: their number; with 1 or less the caller's own process computes.
+    method: how they start, as in `multiprocessing`."""
 
     def __init__(self, count: int, method: str = "spawn") -> None:
         self.count, self._context = count, multiprocessing.get_context(method)
@@ -96,10 +96,11 @@ class Ray:
     """Processors of a Ray cluster: that of the environment variable RAY_ADDRESS or one that runs here, else
     a new one on this machine for the time of the sweep.
 
-    The nodes get this program's source, so that all compute the same; they need its dependencies. A node that
-    dies is replaced by others of the cluster, and nodes that join later are used. The end of the connection
-    ends the jobs: in a program that was connected to Ray before, those that were handed out are computed to
-    their end. `ray.cancel` would end them, but aborts this process where it meets a job that ends (Ray 2.60).
+    The nodes get this program's source, so that all compute the same (not if the program was connected to Ray
+    before); they need its dependencies. A node that dies is replaced by others of the cluster, and nodes that
+    join later are used. The end of the connection ends the jobs: in a program that was connected to Ray
+    before, those that were handed out are computed to their end. `ray.cancel` would end them, but aborts this
+    process where it meets a job that ends (Ray 2.60).
     """
 
     def completed(

@@ -52,7 +52,8 @@ class WhenIdle:
         self._looked_at = -math.inf
         self._lent = False
         self._idle_since: float | None = None
-        """Begin of the looks that all found the machine idle; None if the last one did not."""
+        """Begin (s) of the looks that all found the machine idle until it was lent; None if the last look
+        before did not."""
         self._busy_looks = 0
 
     def open(self, now: datetime) -> bool:

@@ -61,7 +61,8 @@ def lock(handle: int, wait: bool = False) -> None:
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace the file `path` by `data`, and return once that is on the disk; a crash leaves the old file or
-    the new one. mode: of the file. Raises OSError if the disk refuses it; the old file stays then."""
+    the new one. mode: of the file, less the process's umask. Raises OSError if the disk refuses it; the old
+    file stays then."""
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.unlink(missing_ok=True)  # it may be a link, or of another mode
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

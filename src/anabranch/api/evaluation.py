@@ -25,9 +25,10 @@ def evaluate(
 
     path: run directory, Hugging Face folder, or a model that `load` returned. task: file in the format of
     docs/how-to/evaluate-a-model.md. step: the checkpoint of a run directory after this step (None: the
-    newest); ignored for the others. limit: most lines of the task, 0: all. device: of torch, "cpu" or "cuda".
-    `scores` of the result has each value with its standard error, `as_dict()` the result for JSON. Raises
-    UserError for what is missing, damaged or ill-formed, naming file and line.
+    newest); ignored for the others. A model that this function loads configures torch for the whole process,
+    as `load` does. limit: most lines of the task, 0: all. device: of torch, "cpu" or "cuda". `scores` of the
+    result has each value with its standard error, `as_dict()` the result for JSON. Raises UserError for what
+    is missing, damaged or ill-formed, naming file and line.
 
     >>> import anabranch
     >>> found = anabranch.evaluate("runs/tiny", "python_choices.jsonl")    # doctest: +SKIP

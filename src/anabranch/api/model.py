@@ -48,7 +48,8 @@ class TrainedModel:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """Tokenizer of the run. Raises ConfigError if its file is missing or is not one."""
+        """Tokenizer of the model, read from `tokenizer_file`. Raises ConfigError if its file is missing or is
+        not one."""
         from anabranch.data.tokenizers import TextTokenizer
 
         return TextTokenizer(self.tokenizer_file)
@@ -83,8 +84,8 @@ class TrainedModel:
         separator token ends them.
 
         temperature: 0 takes the most likely token each time. top_k: draw from this many most likely tokens, 0
-        from all. seed: of the draws; the same arguments give the same ids. Raises UserError, with the first
-        id, for a value out of range.
+        from all. seed: of the draws; the same arguments give the same ids. Raises UserError for a value out
+        of range, once the first id is asked for.
         """
         from anabranch.train.reference.generate import generate as draw
 
@@ -102,7 +103,8 @@ class TrainedModel:
         return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
 
     def decode(self, prompt: str, ids: Sequence[int]) -> str:
-        """Text of a prompt and the `ids` after it, decoded together: a character's bytes may be split."""
+        """Text of a prompt and the `ids` after it, decoded together, as a character's bytes may be split;
+        separators and other special tokens are left out."""
         return self.tokenizer.decode([*self.prompt_ids(prompt), *ids])
 
     def generate(
@@ -121,8 +123,8 @@ class TrainedModel:
         """Write the model as a folder that Hugging Face transformers loads; returns the folder.
 
         With the weights of a run that has a log goes a model card made from it, README.md: data, steps,
-        contributors. Raises UserError if `out` exists and is not an empty folder, or cannot be written, or a
-        file of the run cannot be read.
+        contributors. Raises UserError if `out` exists and is not an empty folder, or cannot be written, a
+        file of the run cannot be read, or transformers has no class for the architecture.
         """
         from anabranch.checkpoint.hf import export_hf
 
@@ -171,8 +173,9 @@ def load(path: str | Path, step: int | None = None) -> TrainedModel:
     """Load a model from a run directory, or from a Hugging Face folder of a supported architecture.
 
     step: the checkpoint after this step (None: the newest); ignored for a Hugging Face folder. Configures
-    torch as the run does (threads, deterministic kernels; one thread for a Hugging Face folder), so that the
-    same call gives the same bits each time. Raises UserError for what is missing or damaged.
+    torch for the whole process as the run does (threads, deterministic kernels; one thread for a Hugging Face
+    folder), so that the same call gives the same bits each time. Raises UserError for what is missing or
+    damaged.
     """
     if (Path(path) / "config.json").is_file():
         return _load_hf(Path(path))
@@ -223,10 +226,10 @@ def generate(
     step: int | None = None,
 ) -> str:
     """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
-    `path`.
+    `path`; a drawn separator ends it. Special tokens are not in the text.
 
-    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as these
-    do.
+    path, step: as in `load`, which configures torch for the whole process. temperature, top_k, seed: as in
+    `TrainedModel.sample`. Raises UserError as these do.
     """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 

@@ -269,8 +269,8 @@ class Run:
         self._close()
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
-        """Recompute every step here and compare; imported weights that lack here are downloaded. Parameters
-        and result are those of `anabranch.verify`."""
+        """Recompute every step here and compare; imported weights that are not in this machine's cache are
+        downloaded. Parameters and result are those of `anabranch.verify`."""
         return verify(self.path, jobs, independent, fetch=True)
 
     def load(self, step: int | None = None) -> TrainedModel:

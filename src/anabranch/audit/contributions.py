@@ -45,13 +45,13 @@ class Source:
 
 @dataclass
 class Contribution:
-    """Recorded work of one source, or of several added up. A unit is a microbatch at one stage. units: stage
-    -> number of units in committed steps. tokens: target tokens of these microbatches; at stage 0, where a
-    microbatch has two units, only the head's count. steps: iterations in which units counted. signed: units
-    whose owner's receipt has its hash in the commit. audited: units that an auditor computed again and found
-    the same. verdicts: verdict -> number of findings, also about void commits. revoked: reason why the
-    source's key or ticket was revoked ("": it was not). convicted: True if it was found to compute
-    falsely."""
+    """Recorded work of one source, or of several added up. A unit is a microbatch at one stage; a slot of a
+    round counts as many as its inner steps took. units: stage -> number of units in committed steps. tokens:
+    target tokens of these microbatches; at stage 0, where a microbatch has two units, only the head's count.
+    steps: iterations in which units counted. signed: units whose owner's receipt has its hash in the commit.
+    audited: units that an auditor computed again and found the same. verdicts: verdict -> number of findings,
+    also about void commits. revoked: reason why the source's key or ticket was revoked ("": it was not).
+    convicted: True if it was found to compute falsely."""
 
     sources: list[Source]
     units: Counter[int] = field(default_factory=Counter)

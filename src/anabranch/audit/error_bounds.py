@@ -1,9 +1,10 @@
 """Bounds on the relative L2 distance between two runs of one seed that add floats in different orders.
 
-In fp64 the bound is a constant. In fp32 it is twice the largest distance that seeded permutations of the
-order cause in a single process, and at least one rounding of fp32, as no permutation may change a digit of a
-short series. The largest of all permutations is at least the largest of the first few: once a run is within
-twice that, it is within the bound, and no further permutation is replayed.
+In fp64 the bound up to step `FP64_STEPS` is a constant. Every other bound is twice the largest distance that
+seeded permutations of the order cause in a single process, and at least one rounding (of fp64, else of fp32),
+as no permutation may change a digit of a short series. The largest of all permutations is at least the
+largest of the first few: once a run is within twice that, it is within the bound, and no further permutation
+is replayed.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class _LogChecker:
 
     def _is_lost(self, slot: Slot, t: int) -> bool:
         """True if nobody could fill a slot in round t. A pipeline island's slot is lost if it has no crew or
-        one of the crew has left; another one if its machine has left and the slot carries state."""
+        one of the crew has left; another one if the slot carries state, and its machine has left."""
         assert self.genesis is not None, "check() requires genesis first"
         crews, seats = self.genesis.stages > 1, slot.seats()
         if seats and all(self._membership.is_live(peer, stage, t - 1) for stage, peer in seats):

@@ -284,7 +284,8 @@ class Comparison:
 
 
 def _known(record: StepRecord) -> list[int]:
-    """Microbatches or slots of a step whose loss was computed here, ascending."""
+    """Microbatches or slots of a step whose loss the replay has, ascending. The loss of a slot is NaN if it
+    was filled on private data that are not on this machine."""
     return sorted(index for index, loss in record.losses.items() if not math.isnan(loss))
 
 

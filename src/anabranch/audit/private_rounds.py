@@ -197,8 +197,9 @@ def _check_round(
     kept: KeptRounds, log: LoggedRun, commit: Commit, files: Mapping[Place, list[tuple[Path, Kept]]]
 ) -> None:
     """Find the contribution of each slot that counts in a round among `files`, and check its values against
-    the log. Enters in `kept` the file, or in `lacking` or `fragile` that there is none, and in `problems`
-    what is wrong."""
+    the log. Enters in `kept` the file, and in `problems` what is wrong. Without a file the round is entered
+    in `lacking`, or in `fragile` if private data that are here give the contribution but the slot carries
+    state; in neither if they give it alone."""
     t, stage = commit.t, commit.stages[1]
     for slot, owner in enumerate(stage.owners):
         if owner < 0:
@@ -238,8 +239,8 @@ def _intact(kept: KeptRounds, paths: Sequence[Path], where: str) -> Path | None:
 
 
 def name_of(log: LoggedRun, peer: str) -> str:
-    """Name of a machine as its owner chose it, with the beginning of its id; that beginning alone if it is no
-    member or has no name."""
+    """Name of a machine as its owner chose it, with the beginning of its id; that beginning alone if it has
+    no name, or is no member at the end of the log."""
     members = log.history.membership.members
     name = members[peer].name if peer in members else ""
     return f"{name} ({peer[:8]})" if name else peer[:8]

@@ -32,9 +32,9 @@ from anabranch.train.stage.stage import Stage
 @dataclass
 class ReplayedWork:
     """Hashes of one stage's work in a step. units: microbatch -> hashes of activation in, gradient in,
-    activation out, gradient out. parts: member's position -> hashes of the parts of its gradient sum. sums:
-    part -> hash of the members' parts added up. overflows: microbatch that has no hashes -> tensor that
-    overflowed."""
+    activation out, gradient out. parts: member's position in the commit -> hashes of the parts of its
+    gradient sum. sums: part -> hash of the members' parts added up, for the parts that were asked for.
+    overflows: microbatch that has no hashes -> tensor that overflowed."""
 
     units: dict[int, tuple[str, str, str, str]] = field(default_factory=dict)
     parts: dict[int, tuple[str, ...]] = field(default_factory=dict)

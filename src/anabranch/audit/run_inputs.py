@@ -39,8 +39,9 @@ DETERMINING_KEYS = (
 @dataclass(frozen=True)
 class Inputs:
     """Everything that a replay starts from. batches: token ids of each iteration. initial: imported tensors,
-    or None if the seed gives the initial weights. frozen: weights that a run of adapters does not train,
-    checked against the hashes in the run file; None in other runs."""
+    or None if the seed gives the initial weights (in a run of adapters: those of the adapters). frozen:
+    weights that a run of adapters does not train, checked against the hashes in the run file; None in other
+    runs."""
 
     directory: RunDirectory
     run: RunConfig

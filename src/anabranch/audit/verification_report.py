@@ -67,8 +67,9 @@ class Report:
     """Findings of `verify`. steps: iterations taken again, skipped ones included; skipped: number of those.
     microbatches: in each step. reduction, dtype: kind of gradient sums, and of numbers. rolled_back: commits
     made void by the `rollbacks`. removals: peers removed. classes, own_class: numerics classes of the owners
-    and of this machine. promise: key of PROMISES. problems, notes: sentences on what is wrong, and on what
-    was not checked. holds: True if nothing is wrong."""
+    and of this machine. promise: key of PROMISES. independent: distances to the independent implementation
+    (None: not asked for). problems, notes: sentences on what is wrong, and on what was not checked. holds:
+    True if nothing that was checked is wrong; `left_out` names what was not."""
 
     run_id: str
     steps: int
@@ -85,7 +86,7 @@ class Report:
     counts: dict[str, DifferenceCount]
     """Kind of value -> its differences."""
     first: str
-    """Place of the first difference of all."""
+    """Place of the first difference of all; "": there is none."""
     distances: Sequence[Distance]
     permutations: int
     """Permutations of the order that were replayed to measure bounds."""

@@ -309,7 +309,7 @@ def _independent(
     """Distances between the run and the independent implementation in fp64, which is trained here with
     progress shown. saved: tensors of the run's checkpoints. `usual` of each: the distance of the independent
     implementation in the run's precision from itself in fp64. Bounded only if the run used fp64 with float
-    sums: exact sums round each contribution, fp32 rounds everything."""
+    sums, and up to step `FP64_STEPS`: exact sums round each contribution, fp32 rounds everything."""
     history, run = log.history, inputs.run
     dtype, steps = run.compute.dtype, len(history.commits)
     with progress("training the independent implementation", steps, unit="steps") as advance:

@@ -124,8 +124,8 @@ def configured(run_file: Path | None, population: int | None, preset: str = "") 
     experiment takes, a fixed port, and a first iteration that waits until every stage has as many replicas as
     the smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
     POPULATION). preset: system whose settings the run has, with rounds of at most ROUND_STEPS steps from the
-    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError if they cannot work together, or
-    no port is free."""
+    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError if they cannot work together,
+    the run's data are private, or no port is free."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
@@ -174,9 +174,9 @@ def free_port(host: str) -> int:
 
 def _experiment(args: argparse.Namespace) -> Result:
     """Run the swarm without faults, with faults, and without faults again; return what was measured, with the
-    verification of the run with faults, and if the runs took the same steps (None: not compared). Each run
-    without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes there are none. Makes
-    the run directories. Raises UserError if the run cannot be made."""
+    verification of the run with faults, and whether the runs took the same steps (None: not compared; so in
+    rounds). Each run without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes
+    there are none. Makes the run directories. Raises UserError if the run cannot be made."""
     from anabranch.api.run import free_path
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.train import emulated_network

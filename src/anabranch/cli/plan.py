@@ -149,9 +149,9 @@ class _Refined:
             self.codecs = reasons(weights, self._with_codecs)
 
     def ranked(self) -> list[Plan]:
-        """Plans for the report, the best first; call it only once there is one: the simulated ones by their
-        time (failures last), else the best estimates. The first has the codecs that --wire auto chose, if
-        any."""
+        """Plans for the report, the best first: the simulated ones by their time (failures last), or without
+        any the best estimates. Call it only once a plan is found. The first has the codecs that --wire auto
+        chose, if any."""
         if not self._simulated:
             plans = self.found[: max(self._args.simulate, LISTED)]
         else:

@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rest(outcomes: Sequence[Outcome], first: int, last: int) -> str:
-    """Sentence on what an interrupted test of the seeds `first` to `last` - 1 found, and on those from the
-    first missing one on, of which there must be one. outcomes: of the seeds that were run."""
+    """Sentence on what an interrupted test of the seeds `first` to `last` - 1 found, and how to run the rest:
+    all from the first seed on that was not run. outcomes: of the seeds that were run."""
     done, failed = {outcome.seed for outcome in outcomes}, sum(outcome.failed for outcome in outcomes)
     left = next(seed for seed in range(first, last + 1) if seed not in done)
     return f"{len(done)} of {last - first} seeds were run, {failed} failed; the rest: --seeds {left}:{last}"

@@ -144,9 +144,10 @@ def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequenc
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
     """Simulate a scenario under every policy with every seed; returns the outcomes, by policy and then by
-    seed. jobs: processes. Progress is printed on stderr. An interrupt ends the processes at once; what is
-    done by then is returned; if nothing is, KeyboardInterrupt is raised. Raises UserError if a process
-    dies."""
+    seed. jobs: processes; with 1, or a single trial, this process simulates. Progress is printed on stderr.
+    Outcomes are taken in their order: at an interrupt, which ends the processes at once, those before the
+    first trial that is not done are returned, and later ones are lost. If that is none, KeyboardInterrupt is
+    raised. Raises UserError if a process dies; an exception of a trial passes."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
         return _with_progress(map(_one, trials), len(trials))
@@ -168,7 +169,7 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
 
 
 def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
-    """The outcomes as a list; progress is printed on stderr. After Ctrl+C those that are there; if none is,
+    """The outcomes as a list; progress is printed on stderr. After Ctrl+C those taken before it; if none was,
     KeyboardInterrupt is raised. trials: number of outcomes to come."""
     found: list[Outcome] = []
     with Ticker() as ticker:

@@ -169,7 +169,7 @@ def train_directory(
 
 def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: bool, to: Outputs) -> bool:
     """Start the swarm, print its events on `console` until it ends, and close the supervisor. page: True to
-    serve the web page meanwhile. to: where metrics go. True if the last step was committed. Raises
+    serve the web page meanwhile. to: where metrics go. Returns True if the last step was committed. Raises
     LeaderFailed and UserError as `LocalSwarm` does."""
     from anabranch.cli.support.lead_run import page_beside
     from anabranch.node.local_swarm.local_swarm import Interrupted

@@ -93,10 +93,12 @@ class PeerRemoved(Event, frozen=True, kw_only=True):
 class Step(Event, frozen=True, kw_only=True):
     """Commit of iteration t. loss: nats per token. tokens: target tokens that counted. grad_norm: of the
     whole gradient before clipping, in a round of the islands' mean change. seconds: since the previous commit
-    (0: not known, as the writer learnt of the step later). manifest_hash: of the batch. owners: stage -> unit
-    -> id of the peer whose contribution counted. verdict: "step" or "skip". alive, attempts: live peers, and
-    reduce attempts, at stages 0..S. loss_sums: nats summed over the tokens of each microbatch, by index
-    (None: not told). bits_per_byte: the loss in bits per byte of text (None: not known). inner_steps: of each
+    (0: not known, as the writer learnt of the step later). manifest_hash: of the batch, in a round of the
+    plan's inner steps. clip_factor, learning_rate: in a round the weight of one inner step in the mean
+    change, and the outer learning rate. owners: stage -> unit -> id of the peer whose contribution counted.
+    verdict: "step" or "skip". alive, attempts: live peers, and reduce attempts, at stages 0..S. loss_sums:
+    nats summed over the tokens of each microbatch, in a round of each slot, by index (None: not told).
+    bits_per_byte: the loss in bits per byte of text (None: not known, as in a round). inner_steps: of each
     slot of a round; 0 for a late slot, which does not count, -1 for one without a machine."""
 
     t: Whole
@@ -117,8 +119,8 @@ class Step(Event, frozen=True, kw_only=True):
 
 
 class Evaluation(Event, frozen=True, kw_only=True):
-    """Loss (nats per token, and bits per byte) of the weights after step t on held-out windows with so many
-    target tokens."""
+    """Loss of the weights after step t on held-out windows with so many target `tokens`: nats per token, and
+    `bits_per_byte` of text (None: not finite, or not known)."""
 
     t: Whole
     loss: float | None
@@ -168,8 +170,8 @@ class Repair(Event, frozen=True, kw_only=True):
 
 
 class Redo(Event, frozen=True, kw_only=True):
-    """Event: `owner` computed a unit (the share of one microbatch in a stage's gradient) again, because all
-    peers of `stage` that had it are lost."""
+    """Event of logs of earlier releases; none is written now. `owner` computed a unit (the share of one
+    microbatch in a stage's gradient) again, because all peers of `stage` that had it were lost."""
 
     t: Whole
     stage: Whole
@@ -217,8 +219,8 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class FaultDelivered(Event, frozen=True, kw_only=True):
-    """Event: a fault that a test had planned struck `peer`. fault: its kind, such as "kill" or "freeze".
-    phase: protocol event at which it struck."""
+    """Event: a fault that a test had planned struck `peer`, or a guest that a test had planned began its
+    deed. fault: its kind, such as "kill" or "freeze". phase: when, such as "after step 3"."""
 
     fault: str
     phase: str
@@ -238,7 +240,7 @@ class Waiting(Event, frozen=True, kw_only=True):
 
 
 class Rollback(Event, frozen=True, kw_only=True):
-    """Event: the run went back to the state after step t."""
+    """Event: the run went back to the state after step t. reason: "" if not told."""
 
     t: Whole
     reason: str = ""

@@ -51,7 +51,7 @@ class Verdict:
 class Result:
     """Result of the experiment: the run with faults (record, metrics, verify), and those without (`calm`) to
     compare with. same_as_calm: True if all steps that the runs without faults have in common with it are the
-    same there, bit for bit; None if there are no such runs."""
+    same there, bit for bit; None if they were not compared: there are no such runs, or they have rounds."""
 
     setting: Settings
     record: RunRecord
@@ -59,7 +59,7 @@ class Result:
     verify: Verdict
     calm: list[RunRecord] = field(default_factory=list)
     same_as_calm: bool | None = None
-    """True if every step that the runs without faults have, too, is the same there; None: no such runs."""
+    """True if every step that the runs without faults have, too, is the same there; None: not compared."""
 
     @property
     def problems(self) -> list[str]:

@@ -23,6 +23,7 @@ def tokens_of(directory: RunDirectory, after: int, last: int) -> int:
 
 def _values(commit: Commit) -> object:
     """Values of a committed step that two equal runs share, without the names of the peers that computed it:
-    verdict, loss sums, each stage's digests and sums of squares, clip factor, learning rate."""
+    verdict, loss sums, each stage's fingerprint before the step, digest and sums of squares, clip factor,
+    learning rate."""
     stages = [(stage.fingerprint_before, stage.digest, stage.squares) for stage in commit.stages]
     return commit.verdict, commit.loss_sums, stages, commit.clip_factor, commit.learning_rate

@@ -30,10 +30,11 @@ class Candidate:
 def choose_victims(
     fault: PlannedFault, candidates: Iterable[Candidate], voters: int
 ) -> tuple[str, ...] | str:
-    """Names of the processes to hit, or the reason why no process can be hit. candidates: all running
-    processes. voters: number of voters of the log. The fault leaves a majority of them awake; one aimed at a
-    voter needs at least three voters. Unless it is aimed at a whole stage, the fault also leaves an awake
-    active replica of every stage that has one. Nothing is hit here."""
+    """Names of the processes to hit, or the reason why no process can be hit. One awake process is chosen, or
+    all of one relay stage, by `fault.pick` and the order of names: the same arguments give the same victims.
+    candidates: all running processes. voters: number of voters of the log. The fault leaves a majority of the
+    voters awake; one aimed at a voter needs at least three voters. Unless it is aimed at a whole stage, the
+    fault also leaves an awake active replica of every stage that has one. Nothing is hit here."""
     present = sorted(candidates, key=lambda each: each.name)
     awake = [each for each in present if each.awake]
     if fault.target == STAGE:

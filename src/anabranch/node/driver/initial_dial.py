@@ -63,7 +63,8 @@ class InitialDial:
     the ticket has expired, or after `patience_s` seconds if the data node was never reached. A peer with a
     link to another voter needs no link to this data node. say: prints a sentence for the user. reached: True
     once the data node was reached, in this part of the run or an earlier one. over: how the run ended when
-    this machine last took part; "" if it did not. If it is given, `patience_s` is at most OVER_S."""
+    this machine last took part; "" if it did not. If it is given, `patience_s` is at most OVER_S, and a data
+    node that does not answer is no failure: the run is over."""
 
     def __init__(
         self,

@@ -341,8 +341,8 @@ class LivePeer:
         self.handle(ev.DialledBack(peer, addresses, reached, reason))
 
     async def _read_events(self, peer: str, position: int) -> None:
-        """Read the piece of the event log from byte `position` on for the watcher `peer`, on a pool thread,
-        and hand the piece to the protocol: the disk's writes must not wait."""
+        """Read a piece of the event log (`piece_of`) from byte `position` on for the watcher `peer`, and hand
+        the piece to the protocol. A pool thread reads it, as writes wait for the disk thread."""
         found = await self._loop.run_in_executor(None, piece_of, self.journal.path, position)
         self.handle(ev.EventsRead(peer, position, *found))
 

@@ -1,4 +1,4 @@
-"""Creation of a run directory, and the founding or resumption of the run in it."""
+"""Creation of a run directory, and preparation of the peer that is to found or resume the run in it."""
 
 from __future__ import annotations
 

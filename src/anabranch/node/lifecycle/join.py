@@ -209,7 +209,8 @@ class Volunteer:
 
     def left_early(self, outcome: Outcome) -> bool:
         """True if the part that ended with `outcome` did so because the user had this machine leave, and not
-        with the run."""
+        with the run; also if the run removed the machine for another reason meanwhile, or the part never
+        began."""
         return _ended_by(self._why_left, outcome)
 
     def _leave(self, reason: str) -> None:
@@ -278,7 +279,7 @@ class Volunteer:
 
     def was_not_lent(self, outcome: Outcome) -> bool:
         """True if the part with this outcome ended because the machine's hours or a pause had it leave, and
-        not with the run."""
+        not with the run; also if the run removed the machine for another reason meanwhile."""
         return _ended_by(self._not_lent, outcome)
 
     async def _take_next_part(self) -> Outcome:

@@ -4,7 +4,7 @@
 
 `peers` is the number alive at stage 0, then at stages 1..S. A number turns red when a stage that had more
 replicas is down to its last, or has none. `split` is the number of the step's microbatches per replica of
-stages 1..S.
+stages 1..S; in a round `islands` in its place has the inner steps of the slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics of a run for other programs: Prometheus, TensorBoard, Weights & Biases.
+"""Metrics of a run for other programs: Prometheus, TensorBoard, Weights & Biases, MLflow, Trackio.
 
 Not here: the state from which they are taken (`observe.view`).
 

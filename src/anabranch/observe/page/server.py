@@ -215,8 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
             timer.cancel()
 
     def _read_request(self) -> bytes | None:
-        """Read a request: its body; its head is parsed into attributes. None if it is malformed or too long,
-        after an error response."""
+        """Read a request and return its body; its head is parsed into attributes. None if the request is
+        malformed or too long, after an error response."""
         head, line = b"", b"?"
         while line not in (b"\r\n", b"\n", b"") and len(head) <= HEAD_MAX:
             line = self.rfile.readline(HEAD_MAX + 1 - len(head))

@@ -32,8 +32,8 @@ def draw_flow(
 ) -> None:
     """Write the diagram to the file `out`, in the format of its suffix. stages: number of relay stages.
     stage: node -> its stage, 0 for data nodes, which are drawn at both ends. capacity: relay -> microbatches;
-    the unused part is pale. paths: nodes of each microbatch, stages + 2 of them. Raises OSError if `out`
-    cannot be written."""
+    the unused part is pale. paths: nodes of each microbatch, stages + 2 of them. title: "" for none. Raises
+    OSError if `out` cannot be written."""
     columns = _columns(stages, stage, capacity, paths)
     gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
     tallest = max(sum(size + gap for _, size in column) for column in columns)

@@ -47,8 +47,8 @@ def stage_colour(stage: int) -> str:
 
 
 def save(figure: Figure, out: Path, **options: Any) -> None:
-    """Write a figure to the file `out`, transparent by default, without a date or version, so that the same
-    figure gives the same bytes. options: of matplotlib's `savefig`. Raises OSError if it cannot be
-    written."""
+    """Write a figure to the file `out`, transparent by default. SVG and PNG have no date and no version, so
+    that the same figure gives the same bytes. options: of matplotlib's `savefig`. Raises OSError if it cannot
+    be written."""
     metadata = {".svg": {"Date": None}, ".png": {"Software": None}}.get(out.suffix.lower())
     figure.savefig(out, **{"dpi": 160, "transparent": True, "metadata": metadata, **options})

@@ -166,9 +166,9 @@ class Peers:
     # --- contribution ----------------------------------------------------------------------------
 
     def stepped(self, t: int, shares: Mapping[str, float], time: float) -> None:
-        """Record each peer's share (microbatches) of committed step t, which peers without one lose; a step
-        that is taken again replaces the shares of its former commit. A lost or joining peer with a share is
-        active from then on. time: unix seconds."""
+        """Record each peer's share (microbatches) of committed step t; the share of peers that computed
+        nothing of it becomes 0. A step that is taken again replaces the shares of its former commit. A lost
+        or joining peer with a share is active from then on. time: unix seconds."""
         self.subtract_shares_after(t - 1)
         known = {peer: share for peer, share in shares.items() if self.key(peer)}
         self._shares.append((t, known))

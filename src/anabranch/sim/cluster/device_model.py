@@ -370,7 +370,8 @@ class Machine:
         return max(load.flops / flops_per_s, load.moved_bytes / (self.device.memory_bytes_per_s * self.speed))
 
     def microbatch_s(self, stage: int) -> float:
-        """Seconds of all tasks of one microbatch at a stage, forward and backward."""
+        """Seconds of all tasks of one microbatch at a stage, forward and backward; Recount, a task of
+        repairs, is left out."""
         first = (tasks.Embed, tasks.Head) if stage == 0 else (tasks.Forward, tasks.InputGradient)
         return sum(self.seconds(stage, task) for task in (*first, tasks.WeightGradient))
 

@@ -90,9 +90,10 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
-    """Make a scenario from a run's events. config: the run's run file. name: name of the scenario, with which
-    errors begin. Raises UserError if the log has fewer than two steps or no timings, or the run has a model,
-    dtype or pipeline that is not simulated."""
+    """Make a scenario from a run's events. It has synchronous steps only: rounds, and machines that nobody
+    could dial, are not taken over. config: the run's run file. name: name of the scenario, with which errors
+    begin. Raises UserError if the log has fewer than two steps or no timings, or the run has a model, dtype
+    or pipeline that is not simulated."""
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:

@@ -48,7 +48,9 @@ class MachinePart:
     apply_s: Seconds = 0.0
 
     def measured(self) -> Mapping[type[tasks.Task], float]:
-        """{task: measured seconds} of the tasks that were measured. A figure of 0 in the scenario was not."""
+        """{task: seconds} by the measured figures; tasks whose seconds are 0 are left out. `forward_s` of a
+        data node is that of Head, its other tasks are not measured apart. Recount takes the sum of the three
+        figures of a microbatch, each task of OF_A_REDUCE a third of `reduce_s`."""
         first = tasks.Head if self.role == "data" else tasks.Forward
         seconds: dict[type[tasks.Task], float] = {
             first: self.forward_s,

@@ -419,11 +419,11 @@ class Fleet:
 def fleet_of(
     scenario: Scenario, regions: Regions, seed: int, assigned: Mapping[str, int] | None = None
 ) -> Fleet:
-    """Fleet of a scenario for a seed. The seed draws regions (as evenly as possible), devices, speeds and
-    capacities that the scenario does not give, and which relays nobody can dial. Relays without a given stage
-    are assigned in turn. assigned: relay -> stage that it has instead, also of a given one. Raises UserError
-    for an unknown region, and for a churn trace that is unreadable or names other machines than these
-    relays."""
+    """Fleet of a scenario for a seed. The seed draws regions (as evenly as possible), devices, speeds,
+    capacities and access lines that the scenario does not give, and which relays nobody can dial. Relays
+    without a given stage are assigned in turn. assigned: relay -> stage that it has instead, also of a given
+    one. Raises UserError for an unknown region, and for a churn trace that is unreadable or names other
+    machines than these relays."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     assigned = assigned or {}
     named = staged(scenario.machines, stages)

@@ -24,9 +24,10 @@ Deviation = Annotated[float, Range(0.0, 2.0)]
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Model and batch of a scenario. size: a named model. stages: 0 if every relay holds the whole model.
-    rows: sequences of a microbatch. sequence: tokens of a row. microbatches: per iteration. dtype: precision
-    of computing and of payloads. subspace: values per token that a cut carries (0: the model's width)."""
+    """Model and batch of a scenario. size: a named model. stages: relay stages into which the blocks are cut,
+    beside stage 0 of the data nodes (0: every relay holds the whole model). rows: sequences of a microbatch.
+    sequence: tokens of a row. microbatches: per iteration. dtype: precision of computing and of payloads.
+    subspace: values per token that a cut carries (0: the model's width)."""
 
     size: str = "llama-350m"
     stages: Annotated[int, Range(0, 64)] = 6

@@ -162,9 +162,9 @@ def clock_jump(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
     """Fault: corrupt bytes on a link of the victim, which breaks it, since the transport's authentication
-    fails. Also decodes corrupted copies of the victim's recent messages, and raises what `decode` raises
-    other than MessageError. Returns (text for the story, 0 s); None, without either, if the victim has no
-    link that can break."""
+    fails. Also decodes corrupted copies of messages that the victim has received lately, and raises what
+    `decode` raises other than MessageError. Returns (text for the story, 0 s); None, without either, if the
+    victim has no link that can break."""
     other = swarm.neighbour(victim)
     if other is None or not swarm.world.cut(victim.id, other.id):
         return None

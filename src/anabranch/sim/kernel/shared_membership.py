@@ -16,7 +16,8 @@ VALUES_KEPT = 64
 
 class _Value:
     """Membership list of several simulated peers, which they must not change. after: (key of a change, shared
-    list that the change made of this one), the last such change; None: none yet."""
+    list that the change made of this one), the last such change; None: none yet, or the pool has dropped this
+    list."""
 
     __slots__ = ("after", "membership")
 
@@ -53,8 +54,9 @@ class MembershipPool:
 
 class SharedMembership(Membership):
     """Membership list of one simulated peer, whose contents are shared with equal lists of the same pool. A
-    change by a log entry looks up the shared list with that change, or makes it; after a change without a key
-    the list is not shared."""
+    change that the log causes (a Members record, the opening of an iteration, a rollback) looks up the shared
+    list with that change, or makes it. After a change without a key (`enter`) the list is not shared until
+    the next change with one."""
 
     __slots__ = ("_pool", "_value")
 

@@ -189,7 +189,8 @@ class World(Environment):
         """Deliver a decoded message to `peer` after a delay; it is lost if the link breaks before (`crash`
         may spare it), or if a carrier swallows it. size: bytes of the encoded message.
 
-        Messages without payload arrive in order, and those with a payload do, unless a fault reorders them.
+        Messages without payload keep their order, and so do those with one, but not one kind with the other;
+        a fault may reorder all.
         """
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None

@@ -31,12 +31,13 @@ class Row(msgspec.Struct):
     one. bound_s: lower bound with the relays that were alive (`LowerBound.overlapped_s` where two iterations
     are in flight; NaN in rounds). crashes: of relays. spared: crashes that were drawn but did not happen,
     because the relay was the last of its stage. recoveries: microbatches sent again. computed_s, wasted_s:
-    compute seconds of all nodes, and those whose result entered no step; died_s: wasted seconds that were
-    lost with a crashed process. busy_s, alive_s: seconds of computing and of being alive, summed over the
-    relays. communicating_s: seconds in which a relay had a payload in flight that it sent (mean). twice:
-    contributions that a gradient contains beyond the first. messages, kinds: control messages, in all and by
-    kind. message_bytes, payload_bytes: bytes of these and of payloads. phases: see `phase_breakdown`; phases
-    and kinds are empty for baselines. microbatches: number that count (0: the batch)."""
+    seconds that all nodes computed for microbatches, and those whose result entered no step; died_s: wasted
+    seconds that were lost with a crashed process. busy_s, alive_s: seconds of computing and of being alive,
+    summed over the relays. communicating_s: seconds in which a relay had a payload in flight that it sent
+    (mean). twice: contributions that a gradient contains beyond the first. messages, kinds: control messages,
+    in all and by kind. message_bytes, payload_bytes: bytes of these and of payloads. phases: see
+    `phase_breakdown`; phases and kinds are empty for baselines. microbatches: number that count (0: the
+    batch)."""
 
     t: int
     seconds: float

@@ -7,8 +7,8 @@ spread reduce are used here, with what only the planner knows: a machine's secon
 and offloaded microbatches, and the slots of each machine instead of those of a stage. *slots*: a microbatch
 occupies a slot of a machine from its dispatch until its weight gradient is computed, and any machine with a
 free slot is sent a microbatch. So a fast machine with few slots gets less than its share of the batch, and a
-slow one with many slots has all of them occupied when the batch ends. T is never less than the lower bound
-(`sim.metrics.lower_bound`).
+slow one with many slots has all of them occupied when the batch ends. `estimate` gives at least the lower
+bound (`sim.metrics.lower_bound`), which `Estimates` do not know.
 """
 
 from __future__ import annotations

@@ -181,8 +181,10 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> It
 
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
     """Yield plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches
-    that a relay holds at once): first all activations in device memory; while slots are short, more of them
-    by recomputing or offloading. Nothing is yielded if a stage does not fit."""
+    that a relay holds at once), with their estimates: first all activations in device memory; if slots are
+    short then, more of them by recomputing, and apart from these by offloading (its last step recomputes,
+    too), each in MORE_PLACES' steps until slots suffice. The machines of `cut` have names and stages. Nothing
+    is yielded if a stage does not fit."""
     for row in MORE_PLACES:
         for park, recompute in row:
             scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))

@@ -41,8 +41,9 @@ def weighed(
 ) -> list[Plan]:
     """Variants of the plan on the same machines, for `chosen`: one with each of the codecs in CANDIDATES, in
     this order; then of the best of them one with two iterations in flight, if memory suffices, and one in a
-    subspace, if it has none. iterations: each is simulated for so many (some may fail); 0: only estimated,
-    without the variant with two iterations, which the estimate does not know. progress: told what is done."""
+    subspace, if it has none. A plan with pipeline islands gets neither coarse sums nor two iterations in
+    flight. iterations: each is simulated for so many (some may fail); 0: only estimated, without the variant
+    with two iterations, which the estimate does not know. progress: told what is done."""
     of_rounds = plan.scenario.round.slots > 0  # their exchange has roundings of its own
     found = [
         _weigh(plan, replace(plan.scenario, wire=wire), regions, iterations, progress)

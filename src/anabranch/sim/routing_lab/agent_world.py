@@ -67,9 +67,9 @@ _NEVER = (math.inf, 0)
 
 class FlowWorld:
     """Simulated agents of one policy on one instance, in virtual seconds; everything follows from `seed`.
-    now: current time. in_flight: number of datagrams in transit, confirmations left out, plus planned
-    actions. last_work: time when a datagram that is no confirmation was last sent or delivered. agents: by
-    node, without crashed ones."""
+    now: current time. in_flight: number of datagrams in transit, confirmations left out, plus actions planned
+    with `at`; wake-ups of agents do not count. last_work: time when a datagram that is no confirmation was
+    last sent or delivered. agents: by node, without crashed ones."""
 
     def __init__(
         self,
@@ -317,7 +317,8 @@ class FlowWorld:
             self.handle(name, _WAKE)
 
     def _plan_wake(self, name: str, time: float) -> None:
-        """Plan to wake the agent of node `name` at `time` (s); replaces any wake-up planned before."""
+        """Plan to wake the agent of node `name`, which has not crashed, at `time` (s); replaces any wake-up
+        planned before. It does not count in `in_flight`."""
         self._plan(time, name)
         self._wakes[name] = (time, self._planned)
 

@@ -85,7 +85,8 @@ class RouteResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def make_world(instance: Instance, policy: str, seed: int, weather: Weather | None = None) -> FlowWorld:
     """World of simulated agents of `policy` (a key of AGENTS) on `instance`. weather: delay, loss,
-    duplication and reordering of their messages. Raises UserError if the policy cannot solve the instance."""
+    duplication and reordering of their messages (None: `Weather()`). Raises UserError if the policy cannot
+    solve the instance."""
     if policy == "auction" and instance.returns == "own" and len(instance.data_nodes) > 1:
         raise UserError(
             'policy auction plans for return "any" alone, and the instance has return "own" and several data '
@@ -105,10 +106,11 @@ def route(
     oracle: bool = False,
     horizon_s: float = HORIZON_S,
 ) -> RouteResult:
-    """Solve `instance` by `policy` (one of POLICIES). With `churn` > 0, crash that many relays at once
-    afterwards and let the policy repair. The crash comes when all agents are quiet, at the latest after
-    `horizon_s`; the repair may take as long. oracle: True to compute the optimum as well. Raises UserError if
-    there are too few relays, or the policy cannot solve the instance."""
+    """Solve `instance` by `policy` (one of POLICIES). weather: of the links (None: no losses); ignored by the
+    policies of CENTRAL, which send nothing. With `churn` > 0, crash that many relays at once afterwards and
+    let the policy repair. The crash comes when all agents are quiet, at the latest after `horizon_s`; the
+    repair may take as long. oracle: True to compute the optimum as well. Raises UserError if there are too
+    few relays, or the policy cannot solve the instance."""
     if churn > len(instance.relays):
         raise UserError(f"{churn} relays cannot crash: there are {len(instance.relays)}")
     crashing = victims(instance, churn, seed)

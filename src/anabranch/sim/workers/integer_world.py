@@ -67,9 +67,9 @@ def counting_world(
     make_world: MakeWorld = World,
 ) -> World:
     """World of these machines, not yet running, whose workers compute with integers instead of tensors
-    (`integer_worker`). machines: the first one, of stage 0, founds the run, the others join soon after.
-    disks: machine -> name of its disk ("": it keeps no log; default "0"). make_world: class of the world, or
-    a function that makes one of the same arguments."""
+    (`integer_worker`). model: durations (None: the default). machines: the first one, of stage 0, founds the
+    run, the others join soon after. disks: machine -> name of its disk ("": it keeps no log; default "0").
+    make_world: class of the world, or a function that makes one of the same arguments."""
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay, rounds=settings.rounds)
