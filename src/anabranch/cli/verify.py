@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = "take only iterations A to B of the log again, from the last checkpoint before them"
     add("--rounds", type=_span, metavar="A:B", help=part)
     add("--proof", type=Path, metavar="FILE", help="check a proof that a relay's work is false")
-    fetch = "download imported weights that the run file names from the Hugging Face Hub, if they lack here"
+    fetch = "download imported weights that this machine lacks from the Hugging Face Hub"
     add("--fetch", action="store_true", help=fetch)
     kept = "folder of contributions to a run on private data (default: those of the run's peers here)"
     add("--contributions", type=Path, action="append", default=[], metavar="DIR", help=kept)

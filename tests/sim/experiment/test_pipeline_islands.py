@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from anabranch.errors import UserError
 from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.log.records import NO_ENTRY, Commit, Entry, StageCommit, encode_entry
 from anabranch.sim.cluster.device_model import Machine, shipped_devices
 from anabranch.sim.cluster.scenario import Scenario, load_scenario
 from anabranch.sim.experiment.run import Outcome, simulate
+from anabranch.sim.experiment.timeline import TimelineRecorder
 
 STAGES, CREWS, STEPS, SHARE = 3, 2, 5, 8
 """Relay stages, islands, inner steps of an island in a round, and microbatches of each of them."""
@@ -100,3 +104,20 @@ def test_machines_that_are_too_small_for_an_island_are_refused() -> None:
 def test_what_pipeline_islands_do_not_have_is_refused(changes: dict[str, object], why: str) -> None:
     with pytest.raises(UserError, match=why):
         scenario_of(**changes)
+
+
+def test_a_slot_that_does_not_count_has_no_path() -> None:
+    """The last member of the stage had been named in its place."""
+    stages = (
+        StageCommit("", "", {}, ("d",), ("",), (-1, -1, 0, 0)),
+        StageCommit("", "", {}, ("a", "b"), ("", ""), (-1, 0)),
+    )
+    commit = Commit(
+        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="step", tokens=9, stages=stages,
+        loss_sums=(), norm=0.0, clip_factor=1.0, learning_rate=0.7, bias_correction1=1.0, bias_correction2=1.0,
+        adam_step=2,
+    )  # fmt: skip
+    simulation = SimpleNamespace(world=SimpleNamespace(log=[encode_entry(Entry(0, 1, NO_ENTRY, commit))]))
+    recorder = object.__new__(TimelineRecorder)
+    recorder._simulation = cast(Any, simulation)
+    assert recorder.paths(3) == [[], ["d", "a", "d"]]

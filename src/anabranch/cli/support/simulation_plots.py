@@ -73,6 +73,6 @@ def _draw_worst_iteration(folder: Path, fleet: Fleet, policy: str) -> None:
     draw_timeline(happened, nodes, title, folder / f"timeline-{policy}.svg", phases, repairs, begin_s)
     (folder / f"timeline-{policy}.json").write_text(trace(happened, nodes, repairs), "utf-8")
     hosts = {name: (host.region, host.stage) for name, host in fleet.hosts.items()}
-    paths = spans.paths(row.t)
+    paths = [path for path in spans.paths(row.t) if path]
     caption = f"{scenario.name}: {title}, {len(paths)} microbatches in flight"
     draw_map(hosts, paths, spans.crashed(row.t), caption, folder / f"map-{policy}.svg")

@@ -57,9 +57,11 @@ class TimelineRecorder:
         begin, end = self.time_of(t)
         paths, found = self.paths(t), []
         for at, _, kind, fields in self._simulation.world.notes:
-            if kind != "repair" or fields["t"] != t or not begin <= at <= end or not paths:
+            if kind != "repair" or fields["t"] != t or not begin <= at <= end:
                 continue
             index, stage, lost = int(str(fields["index"])), int(str(fields["stage"])), str(fields["lost"])
+            if not paths or not paths[index]:
+                continue
             # From the last stage a microbatch goes to the data node with the head.
             taken_by = paths[index][stage or -1]
             if lost and taken_by != lost:
@@ -68,16 +70,18 @@ class TimelineRecorder:
 
     def paths(self, t: int) -> list[list[str]]:
         """Path of each microbatch whose results entered step t, by index: data node that embeds it, relay of
-        each stage, data node of the head. Empty if the step was skipped, or not committed."""
+        each stage, data node of the head; [] for a slot of a round that does not count. Empty if the step was
+        skipped, or not committed."""
         found: list[list[str]] = []
         for line in self._simulation.world.log:
             record = decode_entry(line).record
             if isinstance(record, Commit) and record.t == t and record.stages:
-                at = [[stage.members[place] for place in stage.owners] for stage in record.stages]
-                found = [
+                at = [[stage.members[k] if k >= 0 else "" for k in stage.owners] for stage in record.stages]
+                every = (
                     [at[0][embed_unit(index)], *(owners[index] for owners in at[1:]), at[0][head_unit(index)]]
                     for index in range(len(at[0]) // 2)
-                ]
+                )
+                found = [path if all(path) else [] for path in every]
         return found
 
     def crashed(self, t: int) -> set[str]:
