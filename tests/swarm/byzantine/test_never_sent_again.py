@@ -83,3 +83,39 @@ def test_a_gradient_that_is_not_given_again_is_computed_again() -> None:
     world, kept, died = world_with(1, 2, 1, msg.Backward)
     assert go_on(world, 200.0) == STEPS and kept and [*removed(world)] == died
     assert wrong_states(world) == {} and world.clock.now < 60.0
+
+
+def test_two_of_adjacent_stages_cost_no_data_node_its_seat() -> None:
+    """A replica of the third stage dies with what came through both. (The data node that began it seemed
+    late with that, though it had its gradient back.)"""
+    settings = Settings("again", 1, 3, 12, STEPS, min_replicas=1, snapshot_every=2)
+    machines = [Machine("d0", 0), Machine("d1", 0), Machine("x", 1), Machine("y", 2)]
+    machines += [Machine(f"r{s}.{k}", s) for s in (1, 2, 3) for k in range(2 + s // 3)]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    world.liars.update("xy")
+    sent, kept, died = dict[tuple[str, int, str, int], str](), set[str](), list[str]()
+
+    def once(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
+        if sender.id in world.liars and isinstance(message, msg.Forward):
+            what = sender.id, message.fence.t, message.fence.base, message.index
+            if what in sent:
+                kept.add(sender.id)
+                return None
+            sent[what] = peer
+        return message
+
+    def watch(node: Node, event: ev.Event) -> None:
+        lead = world.nodes["d0"].peer.shared.coordination.coordinator
+        if died or lead is None or lead.round is None or lead.round.t != AT:
+            return
+        for (who, t, base, index), peer in sent.items():
+            through = who == "y" and t == AT and sent.get(("x", t, base, index)) == "y"
+            if through and index in lead.round.claims.get(3, {}).get(peer, ()) and not died:
+                died.append(peer)
+                world.crash(peer)
+
+    altered(world, once)
+    world.bookkeepers.append(watch)
+    assert go_on(world, 400.0) == STEPS and kept == {"x", "y"}
+    assert [*removed(world)] == died and wrong_states(world) == {} and world.clock.now < 200.0

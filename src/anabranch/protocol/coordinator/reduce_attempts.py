@@ -527,8 +527,11 @@ class ReduceAttempts:
             lacking[0] = (*lacking.get(0, ()), *heads)
         if len(current.attempts) == tried:
             current.stalls += 1
+        # A data node is not late with what came back to it from the first stage: relays lost that since.
+        back = frozenset().union(*current.claims.get(1, {}).values())
+        late = {stage: units if stage < 2 else set(units) - back for stage, units in lacking.items()}
         usual_s = max(self.step_s, self.expected_s)
-        self.sources.stalled(current.t, current.opened_at, lacking, news_at, usual_s)
+        self.sources.stalled(current.t, current.opened_at, late, news_at, usual_s)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
             where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())
