@@ -63,8 +63,9 @@ def test_after_a_change_of_leader_nobody_is_doubted_since_another_one_applies_la
 
 
 def test_a_witness_gets_the_state_from_the_one_that_has_it() -> None:
-    """One of two is busy with a step for long, and has the state before it alone. The witness asked that one
-    first, again and again: the other one lost its seat, as it gave the state to nobody."""
+    """A replica, one of two, is busy with a step for long. The witness asked that one first, for its newest
+    state; and that it then had the state of the other one did not count, as that was not agreed: the other
+    one lost its seat."""
     settings = Settings("older", 1, 2, 6, 30, min_replicas=1, snapshot_every=2)
     stages = {"d0": 0, "a0": 1, "a1": 1, "b0": 2, "b1": 2, "b2": 2}
     world = counting_world(settings, [Machine(name, stage) for name, stage in stages.items()], 1)

@@ -80,8 +80,8 @@ class Download:
     fingerprint: fingerprint that the state must have ("": any offer is accepted, and the caller checks the
     state). on_done(state), on_fail(reason): callbacks, one of which is called unless the download is
     cancelled; it fails when no source can deliver the state. check: True if the worker hashes the pieces at
-    the end, when it is idle; else nothing is checked. first: source whose offer was chosen. kept: state of the stage that this machine has on disk;
-    its pieces that are the offered ones are not requested.
+    the end, when it is idle; else nothing is checked. first: source whose offer was chosen. kept: state of
+    the stage that this machine has on disk; its pieces that are the offered ones are not requested.
     """
 
     def __init__(
