@@ -60,3 +60,25 @@ def test_after_a_change_of_leader_nobody_is_doubted_since_another_one_applies_la
     world.watchers.append(watch)
     assert go_on(world, 5000.0) == 8 and died and late and wrong_states(world) == {}
     assert removed(world).keys() == {"d0"} and rollbacks(world) == []
+
+
+def test_a_witness_gets_the_state_from_the_one_that_has_it() -> None:
+    """A replica, one of two, is busy with a step for long. The witness asked that one first, for its newest
+    state; and that it then had the state of the other one did not count, as that was not agreed: the other
+    one lost its seat."""
+    settings = Settings("older", 1, 2, 6, 30, min_replicas=1, snapshot_every=2)
+    stages = {"d0": 0, "a0": 1, "a1": 1, "b0": 2, "b1": 2, "b2": 2}
+    world = counting_world(settings, [Machine(name, stage) for name, stage in stages.items()], 1)
+    Invariants(world)
+    task_s, busy = world.task_s, list[float]()
+
+    def slow_s(node: Node, task: tasks.Task) -> float:
+        if node.id == "a0" and isinstance(task, tasks.Apply) and task.t == 6:
+            busy.append(world.clock.now)
+            return 150.0
+        return task_s(node, task)
+
+    world.task_s = slow_s  # type: ignore[method-assign]
+    assert go_on(world, 900.0) == 30 and busy and wrong_states(world) == {}
+    out = {peer: why for peer, why in removed(world).items() if not why.startswith("moves to")}
+    assert out.keys() <= {"a0"} and rollbacks(world) == []

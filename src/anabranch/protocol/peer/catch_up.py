@@ -75,6 +75,8 @@ class CatchUp(Timer):
         """Peers of which the present state was fetched."""
         self._doubted: set[str] = set()
         """Peers that gave a state which was not the run's: they are asked last."""
+        self._behind: set[str] = set()
+        """Peers whose newest state was too old, since one was not: they are asked after others."""
 
     def announce(self, t: int, base: str, fingerprint: str) -> None:
         """Set the state that this stage has to reach: after iteration `t`, on the log entry with hash `base`;
@@ -140,7 +142,7 @@ class CatchUp(Timer):
             live = [p for p in near if p != ctx.me] or live
         if ctx.me in run.membership.auditors:
             ctx.rng.shuffle(live)  # the state that one gave may prove false
-        live.sort(key=self._doubted.__contains__)
+        live.sort(key=lambda peer: (peer in self._doubted, peer in self._behind))
         if (self._wanted_t >= 0 and (snapshots or even)) or (snapshots and not live):
             ctx.outbox.send(ctx.log.leader, msg.WhoHas(run.stage, self._wanted_t))
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
@@ -341,6 +343,7 @@ class CatchUp(Timer):
         self.download = self._kept = self._unconfirmed = None
         self._failure, self._wanted_t, self._least_t = "", -1, -1
         self._retries.reset()
+        self._behind.clear()
         self._replica.loaded(t, base, fingerprint)
         self._on_ready()
 
@@ -373,7 +376,11 @@ class CatchUp(Timer):
         return following[1] if following is not None else None
 
     def _too_old(self, t: int) -> str:
+        """Note that the newest state of the peer that was asked first is that after iteration t, which is too
+        old; returns words for it."""
         run, me = self._ctx.run, self._ctx.me
+        if self.download is not None:
+            self._behind.add(self.download.first)
         text = f"the state of stage {run.stage} that there is is that after iteration {t}, which is too old"
         if not any(peer != me for peer in run.membership.live(run.stage, ALL_TIMES)):
             text += (

@@ -225,6 +225,10 @@ class MessageHandlers:
             proven = True
         if proven:
             lead.vouchers.shown(peer)
+        reported = lead.released.applied.get(message.stage, {}).values()
+        own = self._ctx.run.membership.stage_of(peer) == message.stage
+        if own and message.t == lead.t and message.fingerprint in reported:
+            lead.stage_recovery.states.on_ready(peer, message.t)
         if lead.vouchers.outdated(peer, message.t):
             fingerprint = fingerprint if message.fingerprint == fingerprint else None
             proven = proven or None

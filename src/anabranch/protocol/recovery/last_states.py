@@ -31,6 +31,9 @@ class LastStates:
         self.step_s = 0.0
         self._behind: dict[str, int] = {}
         """Replica that cannot get its stage's state -> last iteration of the state that it lacks."""
+        self._got: dict[str, int] = {}
+        """Member that does not serve yet -> iteration after which it has the state that a replica of its
+        stage reported."""
 
     @property
     def lacked(self) -> bool:
@@ -53,14 +56,24 @@ class LastStates:
         if self.ctx.run.membership.stage_of(peer) == message.stage:
             self._behind[peer] = message.t
 
+    def on_ready(self, peer: str, t: int) -> None:
+        """Note that a member that does not serve yet has the state after iteration t that a replica of its
+        stage reported, though it may not be agreed yet: that replica gave it."""
+        self._got[peer] = t
+
+    def got(self, peer: str, t: int) -> bool:
+        """True if `peer` reported such a state after iteration t last."""
+        return self._got.get(peer) == t
+
     def forget(self, peer: str) -> None:
-        """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
-        was removed."""
+        """Forget the reports of `peer`, which has applied the last step, or was removed."""
         self._behind.pop(peer, None)
+        self._got.pop(peer, None)
 
     def rolled_back(self) -> None:
         """Forget all reports after a rollback."""
         self._behind.clear()
+        self._got.clear()
         self.t, self.since = -1, 0.0
 
     def lacking(self, peers: Collection[str], t: int) -> list[str]:

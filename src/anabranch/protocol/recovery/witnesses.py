@@ -228,7 +228,8 @@ class Witnesses:
         from a later iteration may have an older state only.)"""
         membership = self.ctx.run.membership
         others = sorted(set(membership.replicas(stage)) - set(membership.live(stage, t + 1)))
-        return None if any(self._admission.has_state(peer, t) for peer in others) else others
+        got = any(self._admission.has_state(peer, t) or self._states.got(peer, t) for peer in others)
+        return None if got else others
 
     def _suspects(self, stage: int, t: int) -> list[str]:
         """Replicas that are doubted: the one that reported the state after iteration t, if one of two did;

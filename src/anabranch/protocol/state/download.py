@@ -80,8 +80,8 @@ class Download:
     fingerprint: fingerprint that the state must have ("": any offer is accepted, and the caller checks the
     state). on_done(state), on_fail(reason): callbacks, one of which is called unless the download is
     cancelled; it fails when no source can deliver the state. check: True if the worker hashes the pieces at
-    the end, when it is idle; else nothing is checked. kept: state of the stage that this machine has on disk;
-    its pieces that are the offered ones are not requested.
+    the end, when it is idle; else nothing is checked. first: source whose offer was chosen. kept: state of
+    the stage that this machine has on disk; its pieces that are the offered ones are not requested.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Download:
         self.ctx = ctx
         self.stage = stage
         self.asked_t = t
-        self.over = False
+        self.over, self.first = False, ""
         self.sources = {peer: Source(peer) for peer in sources}
         self._fingerprint = fingerprint
         self._check = check
@@ -215,7 +215,7 @@ class Download:
         """Download the bytes of the `offer` of a peer, but for the pieces that this machine has on disk. Each
         time that they were given up before doubles the time that they have: an honest source may serve
         several joiners, and train."""
-        self._chosen, kept = offer, self._kept
+        self._chosen, self.first, kept = offer, peer, self._kept
         whole_s = self.ctx.costs.coming_s(peer, self.ctx.run.settings.state_bytes_of(self.stage))
         self._until = self.ctx.clock.now + ANSWER_S + whole_s * 2.0 ** self.sources[peer].slow
         if kept is not None and self._check:
