@@ -32,6 +32,7 @@ FAULTS = {
     "unused": "gets no gradient",
     "shape": "returns (2, 12, 15)",
     "mean": "return a sum, not a mean",
+    "head": "RuntimeError: no head for this",
     "passing": "something passes from block to block",
 }
 
