@@ -165,8 +165,8 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
-    """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
-    there is none, or a damaged one, which is deleted from the cache."""
+    """Corpus that the cache has under `key`, put into `directory` with source and position of this section;
+    None if there is none, or a damaged one, which is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None
@@ -179,6 +179,8 @@ def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: 
         return None
     manifest = _read_manifest(directory)
     manifest.source = _source(section)
+    documents = manifest.train.documents + manifest.held_out.documents
+    manifest.position = section.skip + (0 if section.mixture else documents)
     _write_manifest(directory, manifest)
     return Corpus(directory, manifest)
 
