@@ -34,8 +34,8 @@ class Peers:
 
     Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since (unix
     s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
-    forward_s, backward_s (of a microbatch; until the first `Vitals` forward_s is of one block), trips (round
-    trips, key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed",
+    forward_s, backward_s (of a microbatch; 0 until the first `Vitals` since it joined), trips (round trips,
+    key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed",
     or the key of its carrier), share (microbatches of the last step, or slots of the last round), total
     (those of all committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off
     (microbatches taken over by others, without those after it counted as lost), right, wrong (audits that
@@ -103,7 +103,7 @@ class Peers:
         self._set(
             event.subject, name=name, region=plain(event.region, NAME_MAX), role=plain(event.role, NAME_MAX),
             stage=event.stage, state="joining", why="downloading its state", since=event.time,
-            joined=event.time, capacity=event.capacity, forward_s=event.forward_s, share=0.0,
+            joined=event.time, capacity=event.capacity, forward_s=0.0, backward_s=0.0, share=0.0,
         )  # fmt: skip
         if event.role == AUDITOR:
             self._turn(event.subject, "active", "it only computes others' work again", event.time)
