@@ -179,6 +179,13 @@ def test_a_dataset_is_streamed_and_its_position_recorded(
         first.fingerprint
         == corpus_of(tmp_path / "c3", source="hub", path=str(folder), documents=40).fingerprint
     )
+    (folder / "train.jsonl").write_text("".join(['{"text": ""}\n'] * 5 + lines))
+    with_empty = corpus_of(tmp_path / "c6", source="hub", path=str(folder), documents=40)
+    assert with_empty.position == 45, "data.skip counts empty records, too"
+    monkeypatch.setattr("anabranch.data.corpus.LEAST_BYTES", 1)
+    section = DataSection(source="hub", path=str(folder), documents=40, tokenizer="bytes")
+    materialise(section, tmp_path / "c7", cache=CorpusCache(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists(), "a stream counts records, and is not read once more for a hash"
     with pytest.raises(ConfigError, match="OWNER/NAME@REVISION"):
         corpus_of(tmp_path / "c4", source="hub", path="owner/name")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -44,6 +44,16 @@ def test_the_same_text_elsewhere_is_taken_from_the_cache(tmp_path: Path, section
     materialise(elsewhere, tmp_path / "second")  # opened again, it is checked against the section
 
 
+def test_the_same_text_further_back_has_another_position(tmp_path: Path, section: DataSection) -> None:
+    """`anabranch data` advises the position as the next data.skip."""
+    cache = CorpusCache(tmp_path / "cache")
+    first, _ = made(section, tmp_path / "first", cache)
+    assert first.position == 40
+    Path(section.path, "+.txt").write_text("a text before all others\n")
+    second, taken = made(replace(section, skip=1), tmp_path / "second", cache)
+    assert taken and second.fingerprint == first.fingerprint and second.position == 41
+
+
 @pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("change", ["text", "tokenizer", "damage"])
 def test_anything_else_is_tokenized(tmp_path: Path, section: DataSection, change: str) -> None:

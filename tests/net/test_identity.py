@@ -54,6 +54,25 @@ def test_a_damaged_key_file_is_named_and_kept(tmp_path: Path) -> None:
         Identity.load_or_create(tmp_path / "missing" / "key.pem")
 
 
+def test_a_key_that_cannot_be_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file stayed, which the next start called damaged."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "key"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(IdentityError, match="cannot create the key file"):
+            Identity.load_or_create(path)
+    made = Identity.load_or_create(path)
+    assert Identity.load_or_create(path).peer_id == made.peer_id
+    if os.name == "posix":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_a_signature_holds_for_its_purpose_and_message_only() -> None:
     signer = Identity.generate()
     signature = signer.sign(b"greeting", b"hello")
@@ -83,6 +102,16 @@ def test_a_damaged_counter_is_not_guessed(tmp_path: Path, content: bytes) -> Non
     with pytest.raises(IdentityError, match="incarnation"):
         next_incarnation(path)
     assert path.read_bytes() == content
+
+
+def id_of(path: Path) -> str:
+    return Identity.load_or_create(path).peer_id
+
+
+@posix
+def test_processes_that_start_together_get_one_key(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        assert len(set(pool.map(id_of, [tmp_path / "key"] * 8))) == 1
 
 
 @posix

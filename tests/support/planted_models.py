@@ -122,3 +122,12 @@ def wrong(config: Any) -> str:
 
 def mean(config: Any) -> CausalModel:
     return replace(_model(config, Block), loss=lambda y, targets: y.square().mean())
+
+
+class _BrokenHead(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no head for this")
+
+
+def head(config: Any) -> CausalModel:
+    return replace(mean(config), head=_BrokenHead())

@@ -133,9 +133,9 @@ def materialise(
     """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
     see `Progress`. tell: gets sentences about files that were left out or are not UTF-8, and about tokens
     from the cache. cache: of tokenized corpora, from which a source of LEAST_BYTES or more is taken, or into
-    which it is put; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer
-    than 20 documents or too little text for the vocabulary, or if the directory holds a damaged corpus or one
-    of other settings."""
+    which it is put, unless it is streamed; None to tokenize in any case. Raises ConfigError if the source
+    cannot be read, has fewer than 20 documents or too little text for the vocabulary, or if the directory
+    holds a damaged corpus or one of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -143,7 +143,8 @@ def materialise(
     _check_possible(section, documents)
     directory.mkdir(parents=True, exist_ok=True)
     key = ""
-    if cache is not None and documents.size_bytes >= LEAST_BYTES:
+    # The size of a stream is not known, and its hash would cost another download.
+    if cache is not None and documents.files and documents.size_bytes >= LEAST_BYTES:
         key = content_key(section, documents, report)
         if (kept := _from_cache(section, directory, cache, key)) is not None:
             for remark in documents.remarks():
@@ -165,8 +166,8 @@ def corpus_files(section: DataSection) -> tuple[str, ...]:
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
-    """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
-    there is none, or a damaged one, which is deleted from the cache."""
+    """Corpus that the cache has under `key`, put into `directory` with source and position of this section;
+    None if there is none, or a damaged one, which is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None
@@ -179,6 +180,7 @@ def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: 
         return None
     manifest = _read_manifest(directory)
     manifest.source = _source(section)
+    manifest.position = _position(section, manifest.train.documents + manifest.held_out.documents)
     _write_manifest(directory, manifest)
     return Corpus(directory, manifest)
 
@@ -203,7 +205,9 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
             _PartWriter(files[name], tokenizer, token_type, files.get(mask), files.get(ends))
             for name, mask, ends in zip((TRAIN, HELD_OUT), MASKS, ENDS, strict=True)
         )
+        read = 0
         for number, document in enumerate(documents):
+            read = document.position if section.source == "hub" else number + 1
             (held_out if is_held_out(number) else train).add(document)
             report("tokenizing", document.position, documents.size_bytes)
         parts = train.finish(), held_out.finish()
@@ -221,11 +225,17 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
             for name in names
         ],
         mixture=_components(section, train.tokens_of),
-        position=section.skip + (0 if section.mixture else parts[0].documents + parts[1].documents),
+        position=_position(section, read),
     )
     manifest.fingerprint = manifest.computed_fingerprint()
     _write_manifest(directory, manifest)
     return Corpus(directory, manifest)
+
+
+def _position(section: DataSection, read: int) -> int:
+    """Position of a corpus in its source (`Corpus.position`). read: documents that were read from data.skip
+    on; of a stream its records, empty ones included, as data.skip counts them."""
+    return 0 if section.mixture else section.skip + read
 
 
 def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:

@@ -52,21 +52,21 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the key file (PEM, readable by its owner only), or create one with a new key. Raises
-        IdentityError for a file that cannot be made or read, is not an Ed25519 key, or that other users may
-        read; OSError if a new key cannot be written."""
-        try:
-            # Created exclusively: of two processes that start together one reads the other's file.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        """Read the key file (PEM, readable by its owner only), or create one with a new key, on the disk when
+        this returns. Raises IdentityError for a file that cannot be made or read, is not an Ed25519 key, or
+        that other users may read."""
+        if os.path.lexists(path):
             return cls._load(path)
+        try:
+            # Two processes may start together: one then reads the other's file.
+            with path.with_name(path.name + ".lock").open("a") as locked:
+                lock(locked.fileno(), wait=True)  # the kernel releases it when the process ends
+                if os.path.lexists(path):
+                    return cls._load(path)
+                identity = cls.generate()
+                write_atomically(path, identity._private_pem(), 0o600)
         except OSError as error:
             raise IdentityError(f"cannot create the key file {path}: {error.strerror}") from error
-        identity = cls.generate()
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(identity._private_pem())
-            file.flush()
-            os.fsync(file.fileno())
         return identity
 
     @classmethod

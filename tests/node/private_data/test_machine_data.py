@@ -106,6 +106,22 @@ def test_a_disk_that_refuses_is_told_once_and_stops_nothing(directory: RunDirect
     assert path.name == f"round-000005-slot-001-{'1' * 16}.contribution"
 
 
+def test_a_contribution_too_large_for_its_folder_is_told_once(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    own = directory.peers_path / "relay-1.0" / "private"
+    folders = OwnFolders(own, tmp_path / "kept", 100, told.append)
+    run = load_run_file(directory.run_file)
+    data = own_data_of(folders, run, genesis_of(directory), "me", relay=True)
+    assert data is not None
+    for t in (3, 4):
+        data.keep(t, 0, "0" * 64, torch.zeros(70))
+    data.wait()
+    assert len(told) == 2 and "the contribution to round 3 cannot be kept: it takes" in told[1]
+    assert "--keep" in told[1] and not files_of(tmp_path / "kept")
+
+
 def test_one_text_is_cut_into_a_part_for_each_relay(directory: RunDirectory, texts: Path) -> None:
     parts = [open_corpus(directory.peers_path / f"relay-1.{k}" / "private") for k in range(3)]
     whole = open_corpus(directory.corpus)  # the same texts and tokenizer

@@ -152,6 +152,19 @@ def test_vitals_show_speed_and_round_trips_to_known_peers() -> None:
     assert view.state.get("totals", "")["wasted_s"] == pytest.approx(0.05)
 
 
+def test_a_peer_has_no_seconds_per_microbatch_before_its_vitals() -> None:
+    """The seconds with which it joined are of one block."""
+    vitals = log.Vitals(peer="a", stage=1, capacity=8, forward_s=0.02, backward_s=0.03)
+    joined = log.PeerJoined(
+        peer="d0", subject="a", name="a", region="", role="relay", stage=2, numerics_class="n",
+        capacity=8, forward_s=0.007,
+    )  # fmt: skip
+    view = view_of(vitals, joined, log.Double(peer="a", t=1, stage=2, unit=0, kept="", subtracted="a"))
+    node = view.peers.get("a")
+    assert (node["forward_s"], node["backward_s"]) == (0.0, 0.0)
+    assert view.state.get("totals", "").get("wasted_s", 0.0) == 0.0
+
+
 def test_vitals_show_the_way_of_links_that_are_not_direct() -> None:
     view = view_of(log.Vitals(peer="a", stage=1, ways={"x": "d0", "d0": "punched", "?": "relayed"}))
     key = view.peers.key

@@ -32,6 +32,7 @@ FAULTS = {
     "unused": "gets no gradient",
     "shape": "returns (2, 12, 15)",
     "mean": "return a sum, not a mean",
+    "head": "RuntimeError: no head for this",
     "passing": "something passes from block to block",
 }
 
@@ -107,6 +108,8 @@ def test_what_is_not_registered_is_refused_and_never_imported(tmp_path: Path) ->
             anabranch.Run.create({"model.architecture": name}, tmp_path / "run")
     with pytest.raises(ConfigError, match="small letters"):
         register_model("x", "no place")
+    with pytest.raises(ConfigError, match="'llama' is a built-in architecture"):
+        register_model("llama", "support.planted_models:sound")
     with pytest.raises(anabranch.UserError, match="cannot be exported"):
         export_hf({}, shape_of("moe"), tmp_path / "tokenizer.json", tmp_path / "out")
 

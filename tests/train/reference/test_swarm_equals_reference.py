@@ -83,6 +83,14 @@ def test_an_incomplete_share_is_no_step() -> None:
         reference.step(reference.share(1, [0, 2, 3]))
 
 
+def test_a_share_with_microbatches_of_no_step_is_no_step() -> None:
+    reference = reference_of(small_run())
+    share = reference.share(1, range(5))
+    share.losses[7] = share.losses[0]
+    with pytest.raises(ValueError, match=r"that the step has not: \[7\]"):
+        reference.step(share)
+
+
 def test_evaluation_through_the_pipeline_equals_the_reference() -> None:
     """Windows are forward-only microbatches (R13)."""
     run = small_run()

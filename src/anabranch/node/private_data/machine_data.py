@@ -76,16 +76,20 @@ class OwnedData:
             self._written.result()
 
     def _write(self, about: Kept, change: Tensor) -> None:
-        """Write the contribution `change` with its description `about`. If the disk refuses it, the user is
-        told, the first time only: the run goes on, and `verify` cannot check the round. One that is too large
-        for the folder is left out, and nobody is told."""
+        """Write the contribution `change` with its description `about`. If the disk refuses it, or it is too
+        large for the folder, the user is told, the first time only: the run goes on, and `verify` cannot
+        check the round."""
         try:
-            self._kept.keep(about, change)
+            why = self._kept.keep(about, change)
+            advice = "let it take more (--keep), or make room on its disk"
         except OSError as error:
-            if not self._failed:
-                why = f"{words_of(error)}: `verify` will not check this round"
-                self._tell(f"the contribution to round {about.t} cannot be kept: {why}")
+            why, advice = words_of(error), "make room or repair the disk"
+        if why and not self._failed:
             self._failed = True
+            self._tell(
+                f"the contribution to round {about.t} cannot be kept: {why}: `verify` will not check this "
+                f"round; {advice}"
+            )
 
 
 def own_data_of(

@@ -34,12 +34,11 @@ class Peers:
 
     Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since (unix
     s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
-    forward_s, backward_s (of a microbatch; until the first `Vitals` forward_s is of one block), trips (round
-    trips, key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed",
-    or the key of its carrier), share (microbatches of the last step, or slots of the last round), total
-    (those of all committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off
-    (microbatches taken over by others, without those after it counted as lost), right, wrong (audits that
-    found its work the same, and different or withheld), program (version).
+    forward_s, backward_s (of a microbatch; 0 until the first `Vitals` since it joined), trips (round trips,
+    key of the other peer -> ms), ways (key -> way of a link that is not direct: "punched", "relayed", or the
+    key of its carrier), share (microbatches of the last step, or slots of the last round), total (those of
+    all committed steps), busy (fraction of an iteration spent computing), sent (bytes), right, wrong (audits
+    that found its work the same, and different or withheld), program (version).
     """
 
     def __init__(self, state: TrackedState) -> None:
@@ -60,8 +59,8 @@ class Peers:
             self._set(
                 peer, id=plain(peer, 64), name=plain(peer, 8), region="", role="", stage=-1,
                 state="joining", why="", since=0.0, joined=0.0, served=0.0, capacity=0, forward_s=0.0,
-                backward_s=0.0, trips={}, ways={}, share=0.0, total=0.0, busy=0.0, sent=0, moved_off=0,
-                right=0, wrong=0, program="",
+                backward_s=0.0, trips={}, ways={}, share=0.0, total=0.0, busy=0.0, sent=0, right=0,
+                wrong=0, program="",
             )  # fmt: skip
             return key
         return self._keys[peer]
@@ -103,7 +102,7 @@ class Peers:
         self._set(
             event.subject, name=name, region=plain(event.region, NAME_MAX), role=plain(event.role, NAME_MAX),
             stage=event.stage, state="joining", why="downloading its state", since=event.time,
-            joined=event.time, capacity=event.capacity, forward_s=event.forward_s, share=0.0,
+            joined=event.time, capacity=event.capacity, forward_s=0.0, backward_s=0.0, share=0.0,
         )  # fmt: skip
         if event.role == AUDITOR:
             self._turn(event.subject, "active", "it only computes others' work again", event.time)
@@ -147,13 +146,10 @@ class Peers:
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
         """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if the peer
-        was active until then: it counts as lost from `time` (unix s) on. False if it was suspected already;
-        also if it is unknown, gone, joining or lost already, when nothing is recorded."""
+        was active until then: it counts as lost from `time` (unix s) on. Nothing is recorded if it was not,
+        or is unknown."""
         node = self.get(peer)
-        if not node or node["state"] not in ("active", "suspect"):
-            return False
-        self._set(peer, moved_off=node["moved_off"] + 1)
-        if node["state"] == "suspect":
+        if not node or node["state"] != "active":
             return False
         self._turn(peer, "lost", without_addresses(plain(reason)), time)
         return True

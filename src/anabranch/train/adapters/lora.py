@@ -19,8 +19,9 @@ from anabranch.train.devices.split_model import SplitModel
 from anabranch.train.model.interface import DTYPES, LORA_A, LORA_B, Model, build
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
+from anabranch.train.model.registry import ARCHITECTURES
 from anabranch.train.model.residual import ResidualStream
-from anabranch.train.model.sizes import ARCHITECTURES, ModelConfig
+from anabranch.train.model.sizes import ModelConfig
 
 _WEIGHT = "weight"
 

@@ -76,12 +76,13 @@ class ContributionFolder:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self.most_bytes = folder, most_bytes
 
-    def keep(self, about: Kept, change: Tensor) -> None:
+    def keep(self, about: Kept, change: Tensor) -> str:
         """Write a contribution (flat) with its header into the folder, which is made if missing. The oldest
         files are deleted to make room. One that is too large for the folder, or for the share of the free
-        disk that it may take, is not kept. Raises OSError."""
+        disk that it may take, is not kept: returns the reason, else "" (also for a folder that keeps
+        nothing). Raises OSError."""
         if not self.most_bytes:
-            return
+            return ""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = self.folder / UNFINISHED
         header = msgspec.json.encode(about)
@@ -95,9 +96,10 @@ class ContributionFolder:
             free = int(FREE_SHARE * (shutil.disk_usage(self.folder).free + size))
             room = min(self.most_bytes, self._used() + free)
             if size > room:
-                return
+                return f"it takes {size / 1e6:,.1f} MB, and its folder may take {room / 1e6:,.1f} MB"
             self._shrink(room - size)
             os.replace(unfinished, self.folder / name_of(about))
+            return ""
         finally:
             unfinished.unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ It computes on this machine's CPU in fp32, with weights of the run's seed and to
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Finding:
 def check_model(config: ModelConfig, seed: int = 1) -> list[Finding]:
     """Check the model of `config` on this machine's CPU; one finding for each check, with the first problem
     that it meets, or the exception that the model's code raised. seed: of the weights and tokens. Raises
-    ConfigError if the model cannot be built, and what the head raises of a model with a loss of its own."""
+    ConfigError if the model cannot be built."""
     checker = _Checker(config, seed)
     checks: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("blocks keep the shape of x, the head gives logits", checker.shapes),
@@ -64,8 +65,9 @@ class _Checker:
         self.width = config.vocab_size
         self.loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self.model, "loss", None)
         if self.loss is not None:  # the head of a loss of one's own has any width
-            x = self.model.embed(PlainWeights(self.weights), self.ids)
-            self.width = self.model.head(PlainWeights(self.weights), x).shape[-1]
+            with contextlib.suppress(Exception):  # whatever the user's code raises; the checks meet it again
+                x = self.model.embed(PlainWeights(self.weights), self.ids)
+                self.width = self.model.head(PlainWeights(self.weights), x).shape[-1]
         self.dy = torch.randn(*size, self.width, generator=generator)
 
     def steps(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:

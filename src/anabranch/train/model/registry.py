@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+#: Names of the built-in architectures, which no registered model can take.
+ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
 #: Group of entry points in which a package declares its models: NAME = "package.module:function".
 GROUP = "anabranch.models"
 #: Environment variable with further models of this machine: NAME=module:function, commas between.
@@ -65,8 +67,10 @@ class Counts:
 def register_model(name: str, where: str) -> None:
     """Register a model for this process and those that it starts, in the environment variable VARIABLE. name:
     value of `model.architecture`. where: "module:function", a function that takes the run's `ModelConfig` and
-    returns a `CausalModel`. It is not imported here. The name of a built-in architecture has no effect.
-    Raises ConfigError if name or `where` is ill-formed."""
+    returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where` is ill-formed, or
+    the name is that of a built-in architecture."""
+    if name in ARCHITECTURES:
+        raise ConfigError(f"{name!r} is a built-in architecture: give your model another name")
     if not _NAME.fullmatch(name) or not _WHERE.fullmatch(where):
         raise ConfigError(f'{name} = "{where}": write a name of small letters and "module:function"')
     models = {**_of_environment(), name: where}

@@ -11,8 +11,8 @@ from typing import Protocol
 from anabranch.config import ConfigError, ModelSection
 from anabranch.train.codec.sizes import encoded_bytes
 from anabranch.train.model import registry
+from anabranch.train.model.registry import ARCHITECTURES
 
-ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
 #: Relatives of llama, whose heads may be wider or narrower than dim / heads.
 FAMILY = ("mistral", "qwen2", "gemma")
 #: Bytes of one parameter's packed exact sum on the wire (`net/packing.py`). Measured by

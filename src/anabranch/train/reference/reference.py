@@ -536,8 +536,10 @@ class Reference:
 
     def _check_complete(self, share: Share) -> None:
         expected = set(self.slots if self._rounds.has(share.t) else range(self._run.batch.microbatches))
-        if share.losses.keys() != expected:
-            raise ValueError(f"the share lacks microbatches {sorted(expected - share.losses.keys())}")
+        if missing := expected - share.losses.keys():
+            raise ValueError(f"the share lacks microbatches {sorted(missing)}")
+        if strange := share.losses.keys() - expected:
+            raise ValueError(f"the share has microbatches that the step has not: {sorted(strange)}")
         if share.t != self.t + 1:
             raise ValueError(f"step {share.t} does not follow step {self.t}")
 
