@@ -398,7 +398,8 @@ class IslandRounds:
     def removed(self, peer: str) -> None:
         """Excuse the machines that were overdue with slots of the data node `peer`, which lost its seat
         since: it may not have begun them."""
-        self._excused.update(machine for machine, (_, source) in self._overdue.items() if source == peer)
+        excused = {machine for machine, (_, source) in self._overdue.items() if source == peer}
+        self._excused = self._excused & self._overdue.keys() | excused
 
     def _is_late_source(
         self, current: Round, source: str, late: Mapping[str, int], holder: Mapping[int, str]
