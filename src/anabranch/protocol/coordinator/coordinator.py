@@ -230,6 +230,8 @@ class Coordinator:
             taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
+            if not self.ctx.run.membership.count(stage, current.t):
+                current.retries.pop(stage, None)  # its next replicas are not waited for longer for that
         current.recount(self.ctx.run.settings.stages)
 
     def on_applied(self, peer: str, message: Applied) -> None:

@@ -406,7 +406,8 @@ class IslandRounds:
     def removed(self, peer: str) -> None:
         """Excuse the machines that were overdue with slots of the data node `peer`, which lost its seat
         since: it may not have begun them."""
-        self._excused.update(machine for machine, (_, source) in self._overdue.items() if source == peer)
+        excused = {machine for machine, (_, source) in self._overdue.items() if source == peer}
+        self._excused = self._excused & self._overdue.keys() | excused
 
     def begin_to_serve(self, current: Round, peers: Collection[str]) -> None:
         """Note that `peers` begin to serve. Where one has a slot of the open round, as the run was taken up
