@@ -91,15 +91,16 @@ class PeerRemoved(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """Commit of iteration t. loss: nats per token. tokens: target tokens that counted. grad_norm: of the
-    whole gradient before clipping, in a round of the islands' mean change. seconds: since the previous commit
-    (0: not known, as the writer learnt of the step later). manifest_hash: of the batch, in a round of the
-    plan's inner steps. clip_factor, learning_rate: in a round the weight of one inner step in the mean
-    change, and the outer learning rate. owners: stage -> unit -> id of the peer whose contribution counted.
-    verdict: "step" or "skip". alive, attempts: live peers, and reduce attempts, at stages 0..S. loss_sums:
-    nats summed over the tokens of each microbatch, in a round of each slot, by index (None: not told).
-    bits_per_byte: the loss in bits per byte of text (None: not known, as in a round). inner_steps: of each
-    slot of a round; 0 for a late slot, which does not count, -1 for one without a machine."""
+    """Commit of iteration t. loss: nats per token. tokens: target tokens that counted (0: skipped).
+    grad_norm: of the whole gradient before clipping, in a round of the islands' mean change. seconds: since
+    the previous commit (0: not known, as the writer learnt of the step later). manifest_hash: of the batch,
+    in a round of the plan's inner steps. clip_factor, learning_rate: in a round the weight of one inner step
+    in the mean change, and the outer learning rate. owners: stage -> unit -> id of the peer whose
+    contribution counted. verdict: "step" or "skip". alive, attempts: live peers, and reduce attempts, at
+    stages 0..S. loss_sums: nats summed over the tokens of each microbatch, in a round of each slot, by index
+    (None: not told). bits_per_byte: the loss in bits per byte of text (None: not known, as in a round).
+    inner_steps: of each slot of a round; 0 for a late slot, which does not count, -1 for one without a
+    machine."""
 
     t: Whole
     loss: float | None

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from anabranch.checkpoint.directory import RunDirectory
@@ -19,6 +20,7 @@ from anabranch.node.chaos.fault_schedule import DATA, RELAY, STAGE, VOTER, Plann
 from anabranch.node.chaos.metrics import metrics_of
 from anabranch.node.chaos.report import Result, Settings, Verdict
 from anabranch.node.chaos.run_record import DeliveredFault, RunRecord
+from anabranch.node.chaos.step_comparison import tokens_of
 from anabranch.node.chaos.swarm_tracker import SwarmTracker, voters_of
 from anabranch.node.chaos.victims import Candidate, choose_victims
 from anabranch.node.chaos.wasted_compute import WastedCompute, wasted_compute
@@ -44,8 +46,10 @@ from anabranch.protocol.log.records import (
     NoOp,
     StageCommit,
     Voters,
+    Witness,
     encode_entry,
 )
+from support import hand_made_logs
 
 
 def test_a_founder_that_was_removed_while_it_was_frozen_returns_after_the_last_fault() -> None:
@@ -302,6 +306,23 @@ def test_waste_is_what_entered_no_step_put_down_to_its_cause() -> None:
     assert waste.computed_s == 1023 - 64 + 1
     assert (waste.killed_s, waste.frozen_s, waste.rolled_back_s, waste.other_s) == (1, 128, 4, 32 + 512)
     assert waste.share(waste.wasted_s) == pytest.approx(677 / 960)
+
+
+def test_tokens_of_skipped_steps_do_not_count(tmp_path: Path) -> None:
+    """The record of a skipped step has its batch's tokens; what a guest had skipped is no throughput."""
+    steps = [hand_made_logs.step(t) for t in (1, 2, 3, 4)]
+    steps[2] = msgspec.structs.replace(steps[2], verdict="skip", witness=Witness("r", 1, 0, "wq"))
+    lines = hand_made_logs.chained([hand_made_logs.genesis(), *steps])
+    directory = RunDirectory(tmp_path)
+    directory.log.write_bytes(b"".join(line + b"\n" for line in lines))
+    assert steps[2].tokens and tokens_of(directory, 1, 4) == steps[1].tokens + steps[3].tokens
+
+
+def test_a_run_whose_steps_were_all_skipped_keeps_no_throughput() -> None:
+    calm = RunRecord(began=0.0, ended=10.0, ended_t=2, tokens=128)
+    setting = Settings(6, 2, 2, 1, 1.0, 0.2, 20.0, 0.2, "", "runs/chaos")
+    metrics = metrics_of(a_record(), events(), 36, WastedCompute())
+    assert metrics.steps and Result(setting, a_record(), metrics, Verdict(True, 9, ""), [calm]).kept == 0.0
 
 
 def test_a_result_says_what_it_found_and_fails_for_a_bit() -> None:

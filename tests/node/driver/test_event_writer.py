@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from anabranch.node.driver.event_writer import EventWriter
@@ -119,19 +120,20 @@ def test_losses_that_have_no_sum_are_written(tmp_path: Path) -> None:
     assert [event.loss for event in (*events_of(path, Step), *events_of(path, Evaluation))] == [None] * 4
 
 
-def test_a_round_that_is_skipped_is_written(tmp_path: Path) -> None:
-    """It counts no slot, so its record has no tokens."""
+@pytest.mark.parametrize("batch_tokens", [0, 64])
+def test_a_step_that_is_skipped_is_written(tmp_path: Path, batch_tokens: int) -> None:
+    """No token counted. The record of a round has no tokens then, that of another step those of its batch."""
     path = tmp_path / "events.jsonl"
     journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
     witness = Witness("r", 1, 0, "contribution")
     record = Commit(
-        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="skip", tokens=0,
+        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="skip", tokens=batch_tokens,
         loss_sums=(), stages=(), norm=0.0, clip_factor=0.0, learning_rate=0.7, bias_correction1=1.0,
         bias_correction2=1.0, adam_step=2, witness=witness,
     )  # fmt: skip
     journal.note("step", {"record": record})
     journal.close()
-    assert [step.loss for step in events_of(path, Step)] == [None]
+    assert [(step.loss, step.tokens) for step in events_of(path, Step)] == [(None, 0)]
 
 
 def test_a_round_is_written_with_the_inner_steps_of_its_plan(tmp_path: Path) -> None:

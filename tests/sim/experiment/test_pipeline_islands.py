@@ -113,9 +113,9 @@ def test_a_slot_that_does_not_count_has_no_path() -> None:
         StageCommit("", "", {}, ("a", "b"), ("", ""), (-1, 0)),
     )
     commit = Commit(
-        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="step", tokens=9, stages=stages,
-        loss_sums=(), norm=0.0, clip_factor=1.0, learning_rate=0.7, bias_correction1=1.0, bias_correction2=1.0,
-        adam_step=2,
+        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="step", tokens=9,
+        loss_sums=(), stages=stages, norm=0.0, clip_factor=1.0, learning_rate=0.7, bias_correction1=1.0,
+        bias_correction2=1.0, adam_step=2,
     )  # fmt: skip
     simulation = SimpleNamespace(world=SimpleNamespace(log=[encode_entry(Entry(0, 1, NO_ENTRY, commit))]))
     recorder = object.__new__(TimelineRecorder)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -31,6 +32,24 @@ def test_the_report_of_the_last_step_that_one_of_two_keeps_back_does_not_keep_th
     world.run(until_s=900.0)
     assert world.history().t == 6 and set(removed(world)) <= {"r1.1"}
     assert world.nodes["d0"].stopped is not None
+
+
+@pytest.mark.parametrize("delay", [NO_DELAY, Delay(1)])
+def test_one_that_claims_and_reports_after_two_stalls_of_each_step_loses_its_seat(delay: Delay) -> None:
+    """With delay = 1 its stalls did not count in later steps: all 24 steps took 13 s each, not 0.5 s."""
+    settings = Settings("review", 1, 1, 6, 24, min_replicas=2, delay=delay)
+    world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r1.1", 1)], 1)
+    Invariants(world)
+
+    def late(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
+        lead = world.nodes["d0"].peer.lead
+        stalls = lead.round.stalls if lead is not None and lead.round is not None else 0
+        held = isinstance(message, msg.Applied) and sender.id == "r1.1" and message.fence.t >= 3
+        return None if held and stalls < 2 else message
+
+    altered(world, late)
+    assert go_on(world, 900.0) == 24 and wrong_states(world) == {}
+    assert set(removed(world)) == {"r1.1"} and world.clock.now < 60.0
 
 
 def lying_from(liar: str, t: int) -> Alter:

@@ -15,6 +15,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Members, decode_entry
+from anabranch.protocol.messages import Claim, decode
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
@@ -69,6 +70,27 @@ def test_delayed_steps_are_those_of_a_single_machine(stages: int, seed: int) -> 
         assert overlaps.ended[kind.__name__] > 0, overlaps.ended
     assert not {"Freeze", "Assemble", "Apply", "Skip"} & overlaps.ended.keys()
     assert not [fields for _, _, kind, fields in world.notes if kind in ("refused", "double")]
+
+
+@pytest.mark.parametrize("phase", [None, "added ahead"])
+def test_who_claims_units_of_a_delayed_iteration_has_applied_the_step_before(phase: str | None) -> None:
+    """The leader takes such a claim for a sign that its sender has the last state."""
+    world = world_of(seed=1)
+    if phase is not None:
+        Fault(world, RELAYS, moment_of(phase), faults.kill())
+    claimed: Counter[int] = Counter()
+    carry = world.carry
+
+    def look(sender: Node, peer: str, message: bytes, payload: tasks.Payload | None) -> None:
+        said = decode(message)
+        if isinstance(said, Claim):
+            claimed[said.fence.t - sender.peer.replica.t] += said.fence.t > START
+        carry(sender, peer, message, payload)
+
+    world.carry = look  # type: ignore[method-assign]
+    world.run(600.0)
+    check_ended(world)
+    assert claimed.keys() == {1} and claimed[1] > 0
 
 
 def test_iterations_up_to_the_start_do_not_overlap() -> None:

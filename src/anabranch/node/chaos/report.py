@@ -77,9 +77,10 @@ class Result:
 
     @property
     def kept(self) -> float | None:
-        """Throughput as a share of that without faults: in tokens if known, else in steps; None: unknown."""
+        """Throughput as a share of that without faults: in tokens of the steps taken if known, else in steps;
+        None: unknown."""
         metrics, seconds = self.metrics, sum(record.seconds for record in self.calm)
-        if (tokens := sum(record.tokens for record in self.calm)) and self.record.tokens:
+        if (tokens := sum(record.tokens for record in self.calm)) and self.record.seconds:
             return self.record.tokens / self.record.seconds / (tokens / seconds)
         steps = sum(record.steps for record in self.calm)
         return metrics.steps / metrics.seconds / (steps / seconds) if steps and metrics.seconds else None

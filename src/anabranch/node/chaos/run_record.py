@@ -59,11 +59,11 @@ class GuestVisit:
 @dataclass
 class RunRecord:
     """Record of the timed part of a run. began, ended: Unix time (s); began_t, ended_t: last committed step
-    by then. tokens: target tokens of the steps committed meanwhile (0: not known). after_last: steps
-    committed since the last fault. undelivered: faults with the reason. replaced_s: for each replaced victim,
-    its fault, and the seconds from that until the replacement was active. lost_seats: removals of honest
-    members that no fault had hit; empty_seats: processes that were no active members at the end (both in a
-    run with guests only). stuck: reason why the run was broken off ("": it was not)."""
+    by then. tokens: target tokens of the steps taken meanwhile. after_last: steps committed since the last
+    fault. undelivered: faults with the reason. replaced_s: for each replaced victim, its fault, and the
+    seconds from that until the replacement was active. lost_seats: removals of honest members that no fault
+    had hit; empty_seats: processes that were no active members at the end (both in a run with guests only).
+    stuck: reason why the run was broken off ("": it was not)."""
 
     delivered: list[DeliveredFault] = field(default_factory=list)
     undelivered: list[tuple[PlannedFault, str]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class RunRecord:
     ended: float = 0.0
     ended_t: int = 0
     tokens: int = 0
-    """Target tokens of the steps committed meanwhile (0: not known)."""
+    """Target tokens of the steps taken meanwhile, without those skipped (0 also if not known)."""
     after_last: int = 0
     """Steps committed since the last fault."""
     replaced_s: list[tuple[DeliveredFault, float]] = field(default_factory=list)

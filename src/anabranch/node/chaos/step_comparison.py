@@ -16,9 +16,11 @@ def same_steps(one: RunDirectory, other: RunDirectory) -> bool:
 
 
 def tokens_of(directory: RunDirectory, after: int, last: int) -> int:
-    """Target tokens of a run's steps after iteration `after`, up to and with iteration `last`. Raises
-    UserError for a damaged log."""
-    return sum(commit.tokens for commit in history_of(directory).commits if after < commit.t <= last)
+    """Target tokens of the steps that a run took after iteration `after`, up to and with iteration `last`;
+    those of skipped steps, which have their batch's tokens in the log, do not count. Raises UserError for a
+    damaged log."""
+    steps = (commit for commit in history_of(directory).commits if commit.verdict == "step")
+    return sum(commit.tokens for commit in steps if after < commit.t <= last)
 
 
 def _values(commit: Commit) -> object:

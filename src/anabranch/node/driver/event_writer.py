@@ -224,6 +224,7 @@ class EventWriter:
             log.Step,
             asdict(record),
             loss=_finite(total / record.tokens) if record.tokens else None,
+            tokens=0 if record.witness is not None else record.tokens,
             grad_norm=_finite(record.norm * record.clip_factor if plan else record.norm),
             inner_steps=[
                 slot.steps * (k in accepted) if slot.steps else -1 for k, slot in enumerate(plan)

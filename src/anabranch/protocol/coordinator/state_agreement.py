@@ -22,7 +22,8 @@ AGREED_KEPT = 1024
 WITHHELD_STALLS, AWAITED_STALLS = 3, 6
 #: Stalls of a replica in former steps that a step without one forgives. A plain choice: a replica that has
 #: every fourth step stall keeps its seat. Stalls of each step that do not count in later ones for a replica
-#: that may not have applied the last step yet: an honest one takes several times as long now and then.
+#: that may not have applied the last step yet, as it claims nothing of the open one: an honest one takes
+#: several times as long now and then.
 FORGIVEN, UNCOUNTED = 0.25, 2
 
 
@@ -91,8 +92,8 @@ class StateAgreement:
 
     def has_last(self, peer: str) -> bool:
         """True if `peer` has the state after the last step, as it reported that, or made a claim of the open
-        iteration. (In a delayed iteration a claim does not show it, and is counted all the same.) False for
-        one that is no member."""
+        iteration: an honest replica makes its first one once it has applied the last step, in a delayed
+        iteration too. False for one that is no member."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False
@@ -193,8 +194,7 @@ class StateAgreement:
         that serve only from the next iteration on, a replica is named only if it claimed such units and there
         is a snapshot to go back to, or if another one says that it cannot get the state: the log goes back
         for a stage only once all its replicas say so. Where others serve, a replica's stalls of former steps
-        count, too (`_held`): it could have each step stall twice. (In a delayed step a claim does not show
-        that its sender has applied the last one.)
+        count, too (`_held`): it could have each step stall twice.
         """
         if self.last or not max(current.stalls, *current.retries.values(), 0):
             return {}
@@ -215,8 +215,7 @@ class StateAgreement:
                 continue
             fetching = self.stage_recovery.witnesses.fetching(stage, self.tip.t)
             for peer in (peer for peer in silent if claims.get(peer) or peer not in fetching):
-                has = claims.get(peer) and not self.ctx.run.settings.delay.has(current.t)
-                if again and len(live) > 1 and (has or current.stalls > UNCOUNTED):
+                if again and len(live) > 1 and (claims.get(peer) or current.stalls > UNCOUNTED):
                     self._held[peer] = self._held.get(peer, 0.0) + 1.0
                     self._holding.add(peer)
                 tried = current.retries.get(stage, 0) if claims.get(peer) else 0

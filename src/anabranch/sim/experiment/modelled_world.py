@@ -232,8 +232,10 @@ class ModelledWorld(LinedWorld):
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`. Nothing happens, and nothing is counted,
-        without an open link. A payload shares bandwidth (`traffic`). The sender's `mouth` is not asked.
-        Messages are not decoded from bytes: only `simtest` checks that every message can be."""
+        without an open link. A payload shares bandwidth (`traffic`); no black hole holds it back, and it
+        arrives although its sender has vanished meanwhile (simulations have none of these faults, only
+        crashes). The sender's `mouth` is not asked. Messages are not decoded from bytes: only `simtest`
+        checks that every message can be."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
