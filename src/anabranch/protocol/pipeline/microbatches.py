@@ -138,9 +138,9 @@ class Iteration:
         return {*self.credits.ledger.grants, *self.sender.credits}
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Free the unused credits of `peer`, whose link broke, and send the microbatches that it had and owes
-        a gradient of to another replica. Those that came from it stay: their gradients are sent once asked
-        for again."""
+        """Free the unused credits of `peer`, whose link broke. Microbatches whose gradient it owes, or whose
+        claim the leader misses, go to another replica (`Repairs.link_down`). Those that came from it stay:
+        their gradients are sent once asked for again."""
         self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
@@ -166,12 +166,12 @@ class Iteration:
     def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
         """Take an activation, use its sender's credit, and submit its forward task (at a data node: head,
         loss and gradient), in a delayed iteration that of an evaluation window after `settle`. With
-        `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why the
-        message is refused, or None.
+        `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why it is
+        refused (no payload, microbatch, seat or credit), which the caller answers with `Lack`; else None.
 
-        A repeated message is ignored. So is one of a peer that sent UNUSABLE_MAX unusable ones of this
-        microbatch. If the microbatch is here already, `peer` becomes its upstream peer and gets the gradient,
-        and the credit is freed. An activation of a sender of false inputs is given up (`Lack`).
+        A repeated message, or one of a peer after UNUSABLE_MAX unusable ones of this microbatch, is ignored.
+        If this peer has the microbatch already, it sends the gradient to `peer`, too, and frees the credit;
+        a spoilt one begins anew. The activation of a forger is not used: a `Lack` answers it.
         """
         if payload is None:
             return "forward without its activation"
@@ -606,7 +606,8 @@ class Iteration:
         return self.sender.deadline()
 
     def tick(self) -> None:
-        """Send microbatches that were held back long enough; inquire after those that take too long."""
+        """Send microbatches that were held back long enough; inquire after those that take too long, and send
+        those that are overdue to another replica."""
         self.sender.tick()
         self.repairs.tick()
 
