@@ -267,7 +267,7 @@ class Iterations(Timer):
 
     def report_applied(self, timing: dict[str, float]) -> None:
         """Report the last applied step, and the fingerprint of the state after it, to the leader, which
-        releases the step when enough replicas agree (R9); repeated until then (`released`). timing: compute
+        releases the step when enough replicas agree (R11); repeated until then (`released`). timing: compute
         seconds by task kind since the step before; {} if not known."""
         self.applied = self._applied_report(timing)
         self._repeat_at = self._ctx.clock.now + self._repeat_s()

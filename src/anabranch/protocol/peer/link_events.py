@@ -49,7 +49,8 @@ class LinkEvents(Timer):
         self._on_up, self._on_down = up, down
 
     def observes(self, peer: str) -> bool:
-        """True if `peer` is an observer, which only reads the run's event log."""
+        """True if `peer` is an observer, which only reads the run's event log: it has asked for the log here
+        and is still connected, or it showed a ticket to watch last and is no member."""
         if peer in self._ctx.run.membership.members:  # nearly all senders
             return peer in self._event_log_server.asked_at
         return self._only_watches(peer) or peer in self._event_log_server.asked_at
