@@ -21,10 +21,10 @@ class VerifiedCredential(msgspec.Struct, frozen=True):
     """Verified right of a peer to take part in the run.
 
     role: "relay", "data" (may be a data node too), "watch", "open" (a relay that nobody invited), or
-    "auditor" (computes others' work again, and is believed).
-    expires_at_s: Unix time from which it is void. ticket: public key of the ticket that it descends from ("":
-    the owner's own). quota: number of peers that may be members with this ticket at one time (0: any number).
-    block: network that the peer dialled from ("": not known, or this machine).
+    "auditor" (computes others' work again, and is believed). expires_at_s: Unix time from which it is void.
+    ticket: public key of the ticket that it descends from ("": none, for the owner's own peer). quota: number
+    of peers that may be members with this ticket at one time (0: any number). block: network that the peer
+    dialled from ("": not known, or this machine).
     """
 
     role: str
