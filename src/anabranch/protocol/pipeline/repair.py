@@ -282,9 +282,9 @@ class Repairs:
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
-        """True if the gradient with which microbatch `index` overflowed here came from a relay, the last
-        overflow of this microbatch here was not with one of that relay, and another peer could send one: it
-        may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
+        """True if the gradient with which microbatch `index` overflowed at this peer came from a relay, the
+        overflow before it of this microbatch was not with one of that relay, and another peer could send one:
+        it may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
         overflow is entered in `claims`."""
         item = self._sender.items.get(index)
         if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):

@@ -76,7 +76,7 @@ class Source:
         return whole and not run.membership.handed(self.t)
 
     def expected(self) -> Mapping[str, int] | None:
-        """Upstream peer -> number of slots that it sends here, in a round whose slots are all bound to
+        """Upstream peer -> number of slots that it sends this peer, in a round whose slots are all bound to
         machines; None in other iterations. A machine gets its slots from the one before it in the crew, the
         first from the data nodes that begin them, and a data node gets the losses from the last one."""
         if not sets_of(self.slots).bound:

@@ -125,7 +125,7 @@ class UpstreamReplies:
 
     def delivered(self, unit: IncomingMicrobatch | None, peer: str) -> None:
         """Measure the link to `peer` by its acknowledgement of a gradient; ignored unless it is awaited from
-        `peer`. unit: None if the microbatch is not here."""
+        `peer`. unit: None if this peer does not have the microbatch."""
         if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
             self.ctx.links.payloads_come(peer)
