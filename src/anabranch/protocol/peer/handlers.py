@@ -292,8 +292,8 @@ class MessageHandlers:
         return self.sources.heard(peer, message)
 
     def _pass_times(self) -> tuple[float, float]:
-        """Forward and backward seconds of a microbatch here: measured in this run, or, before both are known,
-        estimated from the block that was measured when this machine joined."""
+        """Forward and backward seconds of a microbatch at this peer: measured in this run, or, before both
+        are known, estimated from the block that was measured when this machine joined."""
         costs, run = self._ctx.costs, self._ctx.run
         measured, member = (costs.forward_s, costs.backward_s), run.membership.members.get(self._ctx.me)
         if all(measured) or member is None:
