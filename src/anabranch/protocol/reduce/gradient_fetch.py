@@ -59,8 +59,8 @@ class GradientFetch:
 
     def seek(self, soon: bool) -> None:
         """Begin to fetch the gradient of the next step, or begin anew with the wait; `tick` sends the
-        requests. soon: True if a reduce of the step is under way here, so that the first request waits for
-        FETCH_AFTER_S."""
+        requests. soon: True if this replica takes part in a reduce of the step now, so that the first request
+        waits for FETCH_AFTER_S."""
         self._at = self.ctx.clock.now + (FETCH_AFTER_S if soon else 0.0)
 
     def end(self) -> None:
