@@ -243,7 +243,8 @@ class Showed(Effect, frozen=True):
 
 
 class HangUp(Effect, frozen=True):
-    """Close the link to a peer, which is told the reason; no LinkDown is reported here."""
+    """Close the link to a peer, which is told the reason; the driver reports no LinkDown of it to this
+    peer."""
 
     peer: str
     reason: str

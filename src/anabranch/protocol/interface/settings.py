@@ -187,6 +187,6 @@ class Settings:
         return self.ends_bytes / self.block_bytes if self.block_bytes else 0.0
 
     def cover(self, stage: int) -> frozenset[int]:
-        """Units that a step counts at a stage: its microbatches, or at stage 0 their heads and embeddings
-        (`tasks`)."""
+        """Units that a synchronous step counts at a stage: its microbatches, or at stage 0 their heads and
+        embeddings (`tasks`). `RunView.cover` has those of any iteration."""
         return full_cover(stage, self.microbatches)
