@@ -187,8 +187,9 @@ class PeerCosts:
         neighbour.avoided_until = max(neighbour.avoided_until, t + AVOIDED_FACTOR**neighbour.often)
 
     def withheld(self, peer: str, t: int) -> None:
-        """Note that a peer gave microbatches of iteration t back and does not claim them: it gets none for a
-        while, longer each time. Ignored while it gets none already."""
+        """Note that a peer gave the gradients of microbatches of iteration t back and does not claim them: it
+        gets none, while others can take them, for AVOIDED_FACTOR iterations, the next time for their square,
+        and so on up to AVOIDED_MAX factors; the count never falls. Ignored while it gets none already."""
         neighbour = self.of(peer)
         if not self.avoided(peer, t):
             neighbour.unclaimed = min(neighbour.unclaimed + 1, AVOIDED_MAX)
