@@ -126,7 +126,8 @@ class Carry(Message, frozen=True, tag=91):
 
 
 class Elsewhere(Message, frozen=True, tag=65):
-    """Redirect of a joiner or carrier to the log's leader and its address ("": not known)."""
+    """Redirect of a joiner or carrier to the log's leader and its address; both are "" if the sender does not
+    know the leader as a member."""
 
     leader: Id
     address: Text
