@@ -37,7 +37,7 @@ from anabranch.protocol.reduce.helper import ReduceHelper
 class MessageHandlers:
     """Parts of one peer that messages are handed to, and the handlers that do so.
 
-    `not_leading` handles messages to the leader while another peer leads.
+    `not_leading` handles messages to the leader while this peer does not lead.
     """
 
     shared: SharedParts
