@@ -26,9 +26,10 @@ FETCH_AGAIN = (1.0, 4.0)
 class GradientFetch:
     """Fetch of the gradient of the next step, from one replica after the other.
 
-    wanted: returns the next step to apply, or None while it is being applied. comes: returns True if the
-    missing parts of step t are on their way, so that nothing need be fetched. fetched: called with the step
-    whose gradient arrived with the digest of the log. give_up: called with t if no replica has it.
+    wanted: returns the next step to apply, or None while it is not known or being applied. comes: returns
+    True if the missing parts of step t are on their way, so that nothing need be fetched. fetched: called
+    with the step whose gradient arrived with the digest of the log. give_up: called with t if no replica has
+    it.
     """
 
     def __init__(

@@ -128,7 +128,8 @@ class StepApply(Timer):
 
     def roll_back(self) -> None:
         """Give up the state, all pending steps and the open iteration: the log went back to an earlier
-        iteration, whose state the caller has loaded next (`loaded`)."""
+        iteration, or this peer was moved to another stage. The caller has another state loaded next
+        (`loaded`)."""
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
         self._applying = False
@@ -142,7 +143,7 @@ class StepApply(Timer):
         self.lacking.tick()
 
     def _wanted(self) -> Commit | None:
-        """Next step, if it is known and not being applied."""
+        """Next step, if it is known and not being applied; else None."""
         following = self.pending.get(self.t + 1)
         return None if following is None or self._applying else following[0]
 
