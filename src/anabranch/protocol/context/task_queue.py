@@ -100,7 +100,8 @@ class WorkQueue:
 
     def finish(self, task: Task) -> Then | None:
         """Note that the running task has ended; returns the function that takes its result (one that ignores
-        it, if it was dropped meanwhile). Raises RuntimeError if `task` is another one; nothing runs then."""
+        it, if the task was dropped meanwhile; never None). Raises RuntimeError if `task` is another one;
+        nothing runs then."""
         job, self.running = self.running, None
         if job is None or job.task is not task:
             raise RuntimeError(f"the driver finished {task}, which was not running")
