@@ -159,7 +159,8 @@ class CheckpointWritten(Event, frozen=True):
 
 
 class EventsRead(Event, frozen=True):
-    """Answer to ReadEvents: the event log from byte `position` on (zlib; empty: nothing), and its size."""
+    """Answer to ReadEvents: a piece of the event log from byte `position` on (zlib; empty: nothing new), and
+    the log's size in bytes (0: it cannot be read)."""
 
     peer: str
     position: int
@@ -182,8 +183,8 @@ class Wake(Event, frozen=True):
 
 
 class Stopping(Event, frozen=True):
-    """Request of the user to stop (Ctrl+C): the founder stops the run if it leads, any other peer leaves the
-    run."""
+    """Request of the user to stop (Ctrl+C): a founder that leads stops the run; a founder that does not, or
+    any other peer, leaves the run."""
 
     reason: str
 
