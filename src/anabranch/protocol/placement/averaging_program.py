@@ -60,9 +60,9 @@ class Averaging:
 
 
 class AveragingProgram:
-    """Linear program of one exchange. Its unknowns are the shares of the gradient that peers sum, and lines
-    and links bound them; the seconds of the exchange are minimised. `optimum` solves it, `in_parts` in whole
-    parts, and `seconds` judges any shares.
+    """Linear program of one exchange. Its only unknowns are the shares of the gradient that peers sum; it
+    minimises the seconds that the exchange takes over the given lines and links. `optimum` solves it,
+    `in_parts` in whole parts, and `seconds` judges any shares.
 
     peers: senders, receivers and helpers; at least one sends, and at least one may sum. sums_bits,
     result_bits: bits of a whole sum and of the whole result.
