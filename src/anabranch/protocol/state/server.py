@@ -185,7 +185,8 @@ class StateServer:
             self.on_fetch_state(peer, FetchState(of_stage, t))
 
     def rolled_back(self, t: int) -> None:
-        """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
+        """Drop states of iterations after t, and answer the requests for them that there are none, because
+        the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
         self._newest = {stage: newest for stage, newest in self._newest.items() if newest <= t}
