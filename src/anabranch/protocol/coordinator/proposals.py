@@ -147,8 +147,8 @@ class Proposals:
 
 
 def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
-    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count. () in
-    a run without private data, and at other stages than 1."""
+    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count, and if
+    the owner reported none. () in a run without private data, and at other stages than 1."""
     if attempt.stage != 1 or not current.own:
         return ()
     return tuple(digest for digest, _ in _own_work(current, attempt))
