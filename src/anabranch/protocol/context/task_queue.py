@@ -131,8 +131,8 @@ class WorkQueue:
         self._forget(lambda job: job.rank not in _OUTLIVING and job.t <= t)
 
     def drop_after(self, t: int) -> None:
-        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t`: waiting tasks, and
-        the result of the running one."""
+        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t` or a move to
+        another stage (-1): waiting tasks, and the result of the running one."""
         self._forget(lambda job: job.t > t)
 
     def _forget(self, void: Callable[[_Job], bool]) -> None:
