@@ -100,7 +100,7 @@ class KeptState(msgspec.Struct, frozen=True):
 
 class StageBuilt(Event, frozen=True):
     """Answer to BuildStage: the worker exists. fingerprint: hash of its initial state, made from the seed.
-    kept: state of the stage that this machine has on disk."""
+    kept: state of the stage that this machine has on disk; None: it has none."""
 
     stage: int
     fingerprint: str
