@@ -44,7 +44,8 @@ class Reached(Message, frozen=True, tag=92):
 
 
 class JoinRequest(Message, frozen=True, tag=40):
-    """Application of a peer with a valid ticket to serve `stage` (-1: any stage)."""
+    """Application of a peer with a valid ticket to serve `stage` (-1: any stage). model_hash: of the model's
+    shape; "": not stated. corpus_fingerprint: of its corpus, which only a data node needs ("": none)."""
 
     member: Member
     stage: StageOrNone
