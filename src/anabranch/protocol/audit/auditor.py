@@ -158,8 +158,8 @@ class Auditor(Timer):
         self._applied_t = -1
 
     def applied(self, t: int) -> None:
-        """Note that step t was applied here, with which the weights before it were kept if they are audited.
-        A member that only audits can begin audits of t now."""
+        """Note that this peer has applied step t, with which the weights before it were kept if they are
+        audited. A member that only audits can begin audits of t now."""
         self._applied_t = t
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
@@ -413,7 +413,7 @@ class Auditor(Timer):
         self._go_on(job)
 
     def _go_on(self, job: _Job) -> None:
-        """Fetch the next missing input; compute once all inputs are here."""
+        """Fetch the next missing input; compute once this peer has all inputs."""
         job.asked = {}
         if job.wanted:
             self._fetch(job)

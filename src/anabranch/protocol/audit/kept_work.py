@@ -54,7 +54,7 @@ class KeptWork:
 
     def on_fetch(self, peer: str, message: FetchWork, known: bytes = b"") -> str | None:
         """Send `peer` the piece of a contribution that it requests, or the answer that this peer does not
-        have it. A request about a step that is not committed here yet waits for its commit; only the newest
+        have it. A request about a step of which this peer has no commit yet waits for that; only the newest
         one of a peer is kept. Returns the reason if the request is refused (work of another stage), else
         None. known: receipt of the contribution, if this peer leads and has it (b"": not). A requester that
         took its budget of receipts (RECEIPT_BYTES) for now is told that there is none."""

@@ -133,7 +133,7 @@ class EarlyBuffer:
 
     def _make_room(self) -> None:
         """Drop what strangers sent, all of one with the most first, until the others' is within the budget of
-        all: an honest one has little here."""
+        all: an honest stranger has little in this buffer."""
         strangers = {peer: sender for peer, sender in self._senders.items() if not sender.member}
         size_bytes = sum(sender.size_bytes for sender in strangers.values())
         share = sum(sender.share for sender in strangers.values())

@@ -39,8 +39,8 @@ class LostLink:
 class LinkTable:
     """Table of the connected peers: of each link its silence timeout, the epoch announced on it, its carrier,
     and whether it loses payloads. Beside it: peers that are suspected or sent something false, and counts of
-    what failed through which carrier. Delays and bandwidths are not here (`PeerCosts`). incarnations: last
-    linked process (incarnation) of each peer; outlives the link."""
+    what failed through which carrier. Delays and bandwidths are in `PeerCosts`. incarnations: last linked
+    process (incarnation) of each peer; outlives the link."""
 
     def __init__(self) -> None:
         self.up: dict[str, AdaptiveTimeout] = {}

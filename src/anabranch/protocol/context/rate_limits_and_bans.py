@@ -161,7 +161,7 @@ class RateLimits:
     def ban(self, peer: str, now: float) -> None:
         """Ban a peer, and strangers that come with its ticket or from its address block: for BAN_S, and each
         time for twice as long, up to LONGEST_BAN_S; after FORGIVEN_S without a ban it begins with BAN_S
-        again. Links are not closed here."""
+        again. The caller closes the links."""
         self._bans = {name: ban for name, ban in self._bans.items() if ban.until + FORGIVEN_S > now}
         for name in (peer, *self._came_with.get(peer, ())):
             former = self._bans.pop(name, None)

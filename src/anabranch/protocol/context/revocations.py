@@ -18,7 +18,7 @@ class Revocations:
         return target in self.reasons
 
     def fold(self, record: AnyRecord) -> None:
-        """Add the revocations in the next record of the log."""
+        """Add the revocation, if the next record of the log is one; the first reason of a target stays."""
         if isinstance(record, Revoke):
             self.add({record.id: record.reason})
 

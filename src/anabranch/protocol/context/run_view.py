@@ -59,8 +59,8 @@ class RunCourse:
 
 class RunView:
     """A peer's view of the run: settings, members, its own stage, pause and length (`course`), revocations,
-    plans of rounds, routing policy (`policy`) and overlay graph of neighbours (`near`). Which step is
-    committed is not here. memberships: factory of an empty membership."""
+    plans of rounds, routing policy (`policy`) and overlay graph of neighbours (`near`).
+    `shared_state.Progress` says which step is committed. memberships: factory of an empty membership."""
 
     policy: Policy
     near: Overlay
@@ -161,8 +161,8 @@ class RunView:
         return tuple(range(self.settings.microbatches))
 
     def split(self, t: int) -> Assignment:
-        """Data node of each microbatch of iteration t's batch; of each slot that has a crew, the crew's. A
-        copy of its own, which the caller may change."""
+        """Data node of each microbatch of iteration t's batch; in a round of pipeline islands that of the
+        crew, for each slot that has one. A copy of its own, which the caller may change."""
         split = self.membership.assignment(t, self.batch(t))
         if self.settings.rounds.pipeline and self.settings.rounds.has(t):
             crews = {slot: self.plan(t)[slot].crew for slot in self.batch(t)}
@@ -170,14 +170,17 @@ class RunView:
         return split
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
-        """Units that iteration t counts at a stage if no slot is late."""
+        """Units that iteration t counts at a stage if no slot is late; empty for a round whose plan is not
+        known."""
         if self.settings.rounds.has(t):
             return sets_of(self.plan(t)).cover(stage)
         return self.settings.cover(stage)
 
     def manifest(self, t: int) -> str:
-        """Hash of the batch of iteration t, in a round of its plan; "" if this peer does not have the corpus
-        and t is no round."""
+        """Hash of the batch of iteration t. In a round it is the hash of the plan, which has only the slots'
+        inner steps: plans for other machines have the same hash, and a plan that is not known the hash of an
+        empty one. Outside rounds "" if this peer does not have the corpus, or the driver has not described
+        the run yet."""
         if self.settings.rounds.has(t):
             return plan_hash(self.plan(t))
         return "" if self.schedule is None or self.schedule.manifest is None else self.schedule.manifest(t)

@@ -100,7 +100,8 @@ class WorkQueue:
 
     def finish(self, task: Task) -> Then | None:
         """Note that the running task has ended; returns the function that takes its result (one that ignores
-        it, if it was dropped meanwhile). Raises RuntimeError if `task` is another one; nothing runs then."""
+        it, if the task was dropped meanwhile; never None). Raises RuntimeError if `task` is another one;
+        nothing runs then."""
         job, self.running = self.running, None
         if job is None or job.task is not task:
             raise RuntimeError(f"the driver finished {task}, which was not running")
@@ -130,8 +131,8 @@ class WorkQueue:
         self._forget(lambda job: job.rank not in _OUTLIVING and job.t <= t)
 
     def drop_after(self, t: int) -> None:
-        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t`: waiting tasks, and
-        the result of the running one."""
+        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t` or a move to
+        another stage (-1): waiting tasks, and the result of the running one."""
         self._forget(lambda job: job.t > t)
 
     def _forget(self, void: Callable[[_Job], bool]) -> None:

@@ -65,13 +65,13 @@ MOST_SLOTS = 6.0
 @dataclass
 class Case:
     """Audit of one contribution, as the leader follows it. drawn: which contribution, and who is to audit it.
-    receipt: of the audited peer, as it came with PREPARED (b"": not known here). since: time (s) at which the
-    step was committed, or this leader took over. over: True once no more reports are awaited. incarnation:
-    process number of the audited peer when the step was committed (-1: no member then). verdicts: auditor ->
-    its word, of VERDICTS. asked: jurors that this leader ordered to audit, without the first of the jury,
-    which begins by itself, or by an order in place of the trusted auditor. gone: True once the audited peer
-    left its stage. replaced: True once replicas were asked in place of the trusted auditor. inherited: True
-    if another leader opened the case, and may have asked replicas that are not in `asked`."""
+    receipt: of the audited peer, as it came with PREPARED (b"": this leader does not know it). since: time
+    (s) at which the step was committed, or this leader took over. over: True once no more reports are
+    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
+    verdicts: auditor -> its word, of VERDICTS. asked: jurors that this leader ordered to audit, without the
+    first of the jury, which begins by itself, or by an order in place of the trusted auditor. gone: True once
+    the audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
+    inherited: True if another leader opened the case, and may have asked replicas that are not in `asked`."""
 
     drawn: Drawn
     receipt: bytes
@@ -450,7 +450,7 @@ class AuditCases:
         return min(first, self.returns_before) if self.returns else first
 
     def receipt_of(self, t: int, subject: str) -> bytes:
-        """Receipt of the audited contribution of `subject` to step t; b"" if it is not known here."""
+        """Receipt of the audited contribution of `subject` to step t; b"" if this leader does not know it."""
         case = self._cases.get((t, subject))
         return case.receipt if case is not None else b""
 

@@ -24,8 +24,8 @@ WITHHELD_MOST = 2
 
 @dataclass
 class Collection:
-    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that are here. base:
-    hash of the log entry of t."""
+    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that have arrived.
+    base: hash of the log entry of t."""
 
     t: int
     base: str

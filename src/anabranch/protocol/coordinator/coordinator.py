@@ -348,9 +348,11 @@ class Coordinator:
                 self.admission.serve_at_once(stage, current.t)
 
     def _await_reports(self) -> None:
-        """Plan the removal of replicas that keep back their report of the last step while no step is open
-        that could stall for it: at the end of the run, and in a pause. The time without news counts as stalls
-        here, too. Nothing while a step is open, or once the last one is released."""
+        """Plan the removal of replicas that keep back their report of the last step
+        (`StateAgreement.withheld`) while no step is open that could stall for it: at the end of the run, in a
+        pause, or while a stage has nobody alive. Stalls are counted for the release itself: one each time
+        that `patience_s` has passed, also if reports came meanwhile, but none while this peer hears nobody.
+        Nothing while a step is open, or once the last one is released."""
         now, current = self.ctx.clock.now, self.released.unopened
         if self.round is not None or self.released.last:
             return

@@ -238,7 +238,8 @@ class IslandRounds:
         """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
         `current` -> crew that filled it. Slots go to members that get the result of `current` with its
         reduce. A member that still lacks an earlier state would begin late, and its slot would hold up the
-        others; only if all lack one, all get slots. With pipeline islands the crews' speeds in `current` are
+        others; only if all lack one, all get slots. Members that are to be removed get none, nor machines
+        that rest for being late (`LateMachines`). With pipeline islands the crews' speeds in `current` are
         measured first: to be called once a round."""
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):

@@ -46,8 +46,8 @@ class FounderRequests:
             self._revocations[target] = wish
 
     def repeat(self) -> None:
-        """Send the pending requests again, to the leader that is known here now; give all but revocations up
-        after WISH_S seconds, with a note. Nothing without a request."""
+        """Send the pending requests again, to the present leader as far as this peer knows it; give all but
+        revocations up after WISH_S seconds, with a note. Nothing without a request."""
         ctx = self._ctx
         for wish in self._revocations.values():
             ctx.outbox.send(ctx.log.leader, wish)

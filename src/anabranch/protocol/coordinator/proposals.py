@@ -39,7 +39,7 @@ class Proposals:
         """Record of the open step `current`, for the caller to log, if it may be proposed now; else None. It
         may be if all stages are PREPARED with receipts that agree, the batch's hash is known, the last step
         is released, the held-out windows are evaluated, and no difference that an audit found has to be
-        checked before (`AuditCases.holds`). A skipped step (`Round.witness`) needs only the release, the
+        checked before (`SecondAudits.holds`). A skipped step (`Round.witness`) needs only the release, the
         batch's hash, and no such difference. After the run's last step: the record of the last evaluation.
         Not a mere query: where reports or receipts differ, it removes or convicts members, and gives reduces
         up (`ReduceAttempts.prepared`, `AuditCases.consistent`)."""
@@ -147,8 +147,8 @@ class Proposals:
 
 
 def _digests(current: Round, attempt: Attempt) -> tuple[str, ...]:
-    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count. () in
-    a run without private data, and at other stages than 1."""
+    """Digest of each slot's contribution, as its owner reported it; "" for a slot that does not count, and if
+    the owner reported none. () in a run without private data, and at other stages than 1."""
     if attempt.stage != 1 or not current.own:
         return ()
     return tuple(digest for digest, _ in _own_work(current, attempt))

@@ -37,7 +37,8 @@ EVEN_FOR = 50
 @dataclass(frozen=True)
 class ReducePlan:
     """Plan of a stage's reduce. helpers: peers that sum parts besides the members. sums: for each part the
-    peer that sums it, as a position in members + helpers. Both are empty if every member sums one part."""
+    peer that sums it, as a position in members + helpers. Both are empty if no more is planned than that the
+    members sum one part each (in a large stage as its cells arrange it)."""
 
     helpers: tuple[str, ...] = ()
     sums: tuple[int, ...] = ()

@@ -128,10 +128,10 @@ class WitnessedReduces:
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> tuple[dict[str, str], list[str]] | None:
         """Members that block a stalled witnessed attempt: (member -> reason to remove it, members that are
-        given more time); None if this attempt is not witnessed; ({}, []) if it has not begun here. Nobody is
-        removed by this: the caller does that. Each call counts as one more try. Silent members are judged
-        elsewhere. Members that others hear and this peer cannot reach are named only after TRIES_LATE tries,
-        and only if their parts did not all come."""
+        given more time); None if this attempt is not witnessed; ({}, []) if this peer has not begun it.
+        Nobody is removed by this: the caller does that. Each call counts as one more try. Silent members are
+        judged elsewhere. Members that others hear and this peer cannot reach are named only after TRIES_LATE
+        tries, and only if their parts did not all come."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage

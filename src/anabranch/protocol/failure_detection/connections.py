@@ -417,7 +417,7 @@ class Connections:
 
     def connect(self) -> None:
         """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial;
-        plan to dial others that nobody can dial directly. None while it is no member itself."""
+        plan to dial others that nobody can dial directly. Nothing while this peer is no member."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return

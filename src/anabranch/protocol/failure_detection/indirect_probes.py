@@ -224,7 +224,8 @@ class IndirectProbes:
         return at if link is None else min(at, max(since + PING_S, link.doubted_at()))
 
     def tick(self) -> None:
-        """Answer the questions that have waited long enough: the subject was not heard here meanwhile."""
+        """Answer the questions that have waited long enough: this peer has not heard the subject
+        meanwhile."""
         ctx = self.ctx
         for (asker, subject), (number, since) in list(self._questions.items()):
             if ctx.clock.now >= self._answer_at(subject, since):

@@ -185,7 +185,7 @@ class Rebalancing:
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
         """Seconds per microbatch that moves save in the later iterations (HORIZON at most), less those lost
-        while the relays move; infinitely negative if a stage stands still meanwhile. The time of the run is
+        while the relays move; infinitely negative if a stage stands still meanwhile. The run gets shorter by
         that many seconds times the microbatches of an iteration.
 
         :param now: lowest stage rate at present, in microbatches per second, above 0. :param away: lowest

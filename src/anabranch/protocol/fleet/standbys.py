@@ -111,8 +111,9 @@ class Withholders:
         self._until.pop(peer, None)
 
     def waits(self) -> Mapping[str, float]:
-        """Relays that get no microbatches now while others of their stage can take them, as many as an
-        announcement may name -> seconds that a sender waits for those others."""
+        """Relays that get no microbatches now while others of their stage can take them -> seconds that a
+        sender waits for those others. At most as many as an announcement may name: those whose time is over
+        last."""
         now = self.ctx.clock.now
         self._until = {peer: until for peer, until in self._until.items() if until > now}
         return dict.fromkeys(sorted(self._until, key=lambda p: (self._until[p], p))[-SEARCHED:], LEAST_S)

@@ -1,8 +1,9 @@
-"""Rounds of pipeline islands that no crew fills, one after the other, though nobody leaves: a relay of
-another stage comes to help.
+"""Help for pipeline islands of which no slot counts in several rounds running, though nobody leaves: the
+leader moves a relay from the stage with most replicas to the one with fewest.
 
 Nobody can tell which machine of a crew is at fault. If all replicas of a stage are, each crew has one of
-them, and no round counts ever again. Who comes from another stage makes a crew without them.
+them, and no round counts ever again. A relay from another stage makes a crew without them, if the stage that
+it comes to is theirs; it need not be.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ EVEN = 2
 
 
 class StrandedCrews:
-    """Count of such rounds at the leader; a new leader counts anew. move(stage, t, least, why): record that
-    moves a relay to `stage` from the one with most replicas, if that has at least `least`; None if nobody can
-    be moved."""
+    """Count, at the leader, of the rounds running without a slot that counts; a new leader counts from zero.
+    move(stage, t, least, why): record that moves a relay to `stage` from the one with most replicas, if that
+    has at least `least`; None if nobody can be moved."""
 
     def __init__(self, ctx: PeerContext, move: Callable[[int, int, int, str], Members | None]) -> None:
         self.ctx, self._move = ctx, move
@@ -35,8 +36,10 @@ class StrandedCrews:
 
     def decide(self, t: int) -> Members | None:
         """Record that moves a relay to the stage with fewest replicas, if STRANDED_MOST rounds in a row had
-        no crew that filled its slot; where all stages have as many, after EVEN times as many, as there are
-        fewer crews then, and lines may just be slow. t: last committed iteration."""
+        no slot that counts; then the count begins anew. Where all stages have as many, after EVEN times as
+        many rounds, as there are fewer crews then, and lines may just be slow. The caller must log it. None
+        before that, if nobody can be moved, and in runs without pipeline islands. t: last committed
+        iteration."""
         settings = self.ctx.run.settings
         if self._rounds < STRANDED_MOST or not settings.rounds.pipeline:
             return None

@@ -21,10 +21,10 @@ class VerifiedCredential(msgspec.Struct, frozen=True):
     """Verified right of a peer to take part in the run.
 
     role: "relay", "data" (may be a data node too), "watch", "open" (a relay that nobody invited), or
-    "auditor" (computes others' work again, and is believed).
-    expires_at_s: Unix time from which it is void. ticket: public key of the ticket that it descends from ("":
-    the owner's own). quota: number of peers that may be members with this ticket at one time (0: any number).
-    block: network that the peer dialled from ("": not known, or this machine).
+    "auditor" (computes others' work again, and is believed). expires_at_s: Unix time from which it is void.
+    ticket: public key of the ticket that it descends from ("": none, for the owner's own peer). quota: number
+    of peers that may be members with this ticket at one time (0: any number). block: network that the peer
+    dialled from ("": not known, or this machine).
     """
 
     role: str
@@ -100,7 +100,7 @@ class KeptState(msgspec.Struct, frozen=True):
 
 class StageBuilt(Event, frozen=True):
     """Answer to BuildStage: the worker exists. fingerprint: hash of its initial state, made from the seed.
-    kept: state of the stage that this machine has on disk."""
+    kept: state of the stage that this machine has on disk; None: it has none."""
 
     stage: int
     fingerprint: str
@@ -159,7 +159,8 @@ class CheckpointWritten(Event, frozen=True):
 
 
 class EventsRead(Event, frozen=True):
-    """Answer to ReadEvents: the event log from byte `position` on (zlib; empty: nothing), and its size."""
+    """Answer to ReadEvents: a piece of the event log from byte `position` on (zlib; empty: nothing new), and
+    the log's size in bytes (0: it cannot be read)."""
 
     peer: str
     position: int
@@ -182,8 +183,8 @@ class Wake(Event, frozen=True):
 
 
 class Stopping(Event, frozen=True):
-    """Request of the user to stop (Ctrl+C): the founder stops the run if it leads, any other peer leaves the
-    run."""
+    """Request of the user to stop (Ctrl+C): a founder that leads stops the run; a founder that does not, or
+    any other peer, leaves the run."""
 
     reason: str
 
@@ -243,7 +244,8 @@ class Showed(Effect, frozen=True):
 
 
 class HangUp(Effect, frozen=True):
-    """Close the link to a peer, which is told the reason; no LinkDown is reported here."""
+    """Close the link to a peer, which is told the reason; the driver reports no LinkDown of it to this
+    peer."""
 
     peer: str
     reason: str

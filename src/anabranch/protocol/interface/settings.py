@@ -16,10 +16,11 @@ HEARTBEAT_S, NEIGHBOURS, NEWCOMER_S = 1.0, 4, 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Part of the run's configuration that the protocol reads.
+    """Part of the run's configuration that the protocol reads. Sizes of 0 are not known.
 
-    stages: number of relay stages. steps: iterations of the run. windows: held-out windows per evaluation (0:
-    none). evaluate_every, checkpoint_every: in optimizer steps (0: never). min_replicas: relays that each
+    run: id of the run. epoch: counts the owner's replacements of its voters. stages: number of relay stages.
+    microbatches: of each iteration. steps: iterations of the run. windows: held-out windows per evaluation
+    (0: none). evaluate_every, checkpoint_every: in optimizer steps (0: never). min_replicas: relays that each
     stage must have before the run begins. policy: routing policy of microbatches. returns: "own" if each
     microbatch ends at the data node where it began. numerics: "strict" admits one numerics class only,
     "mixed" any. activation_bytes: one activation on the wire. heartbeat_s: seconds between pings. voters:
@@ -44,10 +45,9 @@ class Settings:
     reduce), "always" (at random, for tests), "never". audit_share: probability that a relay's contribution to
     a step is computed again by another replica (0: no receipts, no audits). rounds: which iterations are
     rounds of islands. round_bytes: an island's contribution, and the result, of the whole model on the wire
-    (0: not known).
-    frozen: hashes of the frozen weights of stages 0 to S, in a run that trains adapters (empty: all weights
-    are trained). frozen_bytes: their sizes (empty: not known). delay: which iterations begin before the step
-    before them.
+    (0: not known). frozen: hashes of the frozen weights of stages 0 to S, in a run that trains adapters
+    (empty: all weights are trained). frozen_bytes: their sizes (empty: not known). delay: which iterations
+    begin before the step before them.
     """
 
     run: str
@@ -187,6 +187,6 @@ class Settings:
         return self.ends_bytes / self.block_bytes if self.block_bytes else 0.0
 
     def cover(self, stage: int) -> frozenset[int]:
-        """Units that a step counts at a stage: its microbatches, or at stage 0 their heads and embeddings
-        (`tasks`)."""
+        """Units that a synchronous step counts at a stage: its microbatches, or at stage 0 their heads and
+        embeddings (`tasks`). `RunView.cover` has those of any iteration."""
         return full_cover(stage, self.microbatches)

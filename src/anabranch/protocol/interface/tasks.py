@@ -53,7 +53,7 @@ def unit_count(stage: int, microbatches: int) -> int:
 
 @lru_cache(COVERS_CACHED)
 def full_cover(stage: int, microbatches: int) -> frozenset[int]:
-    """Units that a committed step counts at `stage`, each exactly once (invariant I1)."""
+    """Units that a synchronous step counts at `stage`, each exactly once (invariant I1)."""
     return frozenset(range(unit_count(stage, microbatches)))
 
 

@@ -27,8 +27,8 @@ class Member(msgspec.Struct, frozen=True):
     the forms of `anabranch.addresses`: its own, at carriers, or through iroh ("": it cannot be dialled).
     disk: name of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured
     seconds per block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by
-    the leader ("": the owner's own, or of an earlier release). walk_in: True if that is an open ticket, which
-    is no secret; else unset.
+    the leader ("": none, as of the owner's own peer, or it is not known, in logs of an earlier release).
+    walk_in: True if that is an open ticket, which is no secret; else unset.
     """
 
     id: str

@@ -121,8 +121,8 @@ class Membership:
 
     def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
         """Take over another peer's view: its `members` in the order of joining, `active_from` as the
-        attribute, and the `number` of its latest Members record. Members that are known here and not in
-        `members` stay."""
+        attribute, and the `number` of its latest Members record. Members that this membership has and
+        `members` has not stay."""
         before = self._seen_of([member.id for member in members])
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)
@@ -274,7 +274,8 @@ class Membership:
         return self._versions.get(stage, 0)
 
     def live(self, stage: int, t: int) -> list[str]:
-        """Active members of `stage` at iteration t, sorted by id."""
+        """Active members of `stage` at iteration t, sorted by id: a list of its own, which the caller may
+        change."""
         return list(self._active(stage, t))
 
     def count(self, stage: int, t: int) -> int:

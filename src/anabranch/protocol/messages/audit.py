@@ -52,7 +52,7 @@ class Work(Message, frozen=True, tag=88):
 
 class Audited(Message, frozen=True, tag=89):
     """Report of an auditor to the leader about the contribution of peer `subject` to step t at `stage`. base:
-    hash of the step's log entry. receipt: the subject's.
+    hash of the step's log entry. receipt: the subject's, in a report of a difference; else b"".
 
     verdict: "same", "different" (what: the first thing that differs; found, claimed: its hash as computed
     again and in the receipt), "withheld" (no source handed over what the subject computed with) or "unable"

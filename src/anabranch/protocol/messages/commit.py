@@ -145,7 +145,8 @@ class Announce(Message, frozen=True, tag=27):
 
 
 class FetchLog(Message, frozen=True, tag=28):
-    """Request for the committed log entries from index `start` on; answered by Announce."""
+    """Request for the committed log entries from index `start` on; answered by Announce, or not at all if
+    there are none, or beyond the asker's budget of their bytes."""
 
     start: Count
 

@@ -44,7 +44,8 @@ class Reached(Message, frozen=True, tag=92):
 
 
 class JoinRequest(Message, frozen=True, tag=40):
-    """Application of a peer with a valid ticket to serve `stage` (-1: any stage)."""
+    """Application of a peer with a valid ticket to serve `stage` (-1: any stage). model_hash: of the model's
+    shape; "": not stated. corpus_fingerprint: of its corpus, which only a data node needs ("": none)."""
 
     member: Member
     stage: StageOrNone
@@ -126,7 +127,8 @@ class Carry(Message, frozen=True, tag=91):
 
 
 class Elsewhere(Message, frozen=True, tag=65):
-    """Redirect of a joiner or carrier to the log's leader and its address ("": not known)."""
+    """Redirect of a joiner or carrier to the log's leader and its address; both are "" if the sender does not
+    know the leader as a member."""
 
     leader: Id
     address: Text

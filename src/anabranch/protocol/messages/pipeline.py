@@ -96,7 +96,8 @@ class Want(FencedMessage, frozen=True, tag=6):
 
 
 class Have(FencedMessage, frozen=True, tag=7):
-    """Positive answer to Want number `way`: the sender holds microbatch `index`."""
+    """Positive answer to Want number `way`: the sender holds microbatch `index`, has made the receiver its
+    upstream peer, and will send it the gradient (Backward)."""
 
     index: Index
     way: Count

@@ -8,8 +8,8 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Message
 class AskVote(Message, frozen=True, tag=60):
     """RequestVote RPC of a candidate whose log has `length` entries, the last of `last_term`.
 
-    trial: True for a pre-vote, which does not bind the voter. forced: True in a leadership transfer: voters
-    answer though they hear a leader.
+    trial: True for a pre-vote, which does not bind the voter. forced: True if the leader handed its
+    leadership over, or gave it up to be elected anew: voters may grant the vote though they hear a leader.
     """
 
     sender: Id

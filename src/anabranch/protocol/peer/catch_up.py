@@ -223,9 +223,10 @@ class CatchUp(Timer):
             self._download(stage, t, list(message.peers), self._fetched, message.fingerprint)
 
     def _proved_false(self, t: int, fingerprint: str) -> bool:
-        """Fetch another state, from other peers if there are some, if this peer waits to serve: the leader
-        says that the state which it reported after iteration t is not the run's, whoever gave it. False if it
-        does not wait, or has the state with this fingerprint: the answer is an old one."""
+        """Fetch another state, from other peers if there are some, and return True, if this peer waits to
+        serve: the leader says that the state which it reported after iteration t is not the run's, whoever
+        gave it. False if it does not wait, or has the state with this fingerprint: the answer is an old
+        one."""
         ctx = self._ctx
         if self._entry.step is not Step.READY or ctx.me in ctx.run.membership.active_from:
             return False

@@ -37,7 +37,7 @@ from anabranch.protocol.reduce.helper import ReduceHelper
 class MessageHandlers:
     """Parts of one peer that messages are handed to, and the handlers that do so.
 
-    `not_leading` handles messages to the leader while another peer leads.
+    `not_leading` handles messages to the leader while this peer does not lead.
     """
 
     shared: SharedParts
@@ -89,9 +89,9 @@ class MessageHandlers:
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
         """Help to find units whose claims the leader lacks; `message.units` has them by stage. This peer asks
         the peers to which it sent those microbatches whether they have them, and sends the microbatches again
-        if not (R6); credits of this peer that others were asked to return, and keep unused, go to peers that
-        wait for some. From now on claims name who has the microbatches that were sent on. If no units are
-        lacking, this peer repeats its own reports, as the leader may lack one."""
+        if not (R6); credits that this peer granted, and that others were asked to return and keep unused, go
+        to peers that wait for some. From now on claims name who has the microbatches that were sent on. If no
+        units are lacking, this peer repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.claims.names_holders = True
         repairs = iteration.repairs
@@ -241,9 +241,9 @@ class MessageHandlers:
         return refusal
 
     def _report(self, peer: str, message: msg.Report, payload: Payload | None) -> str | None:
-        """Write lines to the run's event log at the founder; keep them elsewhere while the founder is away.
-        Returns the reason if they are refused: too many lines, or lines of a third peer. Too many bytes are
-        dropped, and their sender is not charged.
+        """Take lines for the run's event log: the founder has them written, any other peer keeps them in
+        memory for it (`ReportBuffer`). Returns the reason if they are refused: too many lines, or lines of a
+        third peer. Too many bytes are dropped, and their sender is not charged.
 
         Only members and voters may report; lines of other peers are dropped. From voters the founder also
         accepts lines that other peers reported to them meanwhile.
@@ -296,8 +296,8 @@ class MessageHandlers:
         return self.sources.heard(peer, message)
 
     def _pass_times(self) -> tuple[float, float]:
-        """Forward and backward seconds of a microbatch here: measured in this run, or, before both are known,
-        estimated from the block that was measured when this machine joined."""
+        """Forward and backward seconds of a microbatch at this peer: measured in this run, or, before both
+        are known, estimated from the block that was measured when this machine joined."""
         costs, run = self._ctx.costs, self._ctx.run
         measured, member = (costs.forward_s, costs.backward_s), run.membership.members.get(self._ctx.me)
         if all(measured) or member is None:
@@ -354,9 +354,12 @@ class MessageHandlers:
     # --- observers -----------------------------------------------------------------------------
 
     def _watch(self, peer: str, message: msg.Watch, payload: Payload | None) -> str | None:
-        """Show the event log to an observer; return the reason if that is refused, as it is by any peer but
-        the founder. A peer with any ticket may read it: one that was taken for a joiner until then counts as
-        linked no more."""
+        """Handle an observer's request for one piece of the event log, from the position that it names: the
+        driver reads the piece, and it is sent later. Returns the reason if the request is refused: this peer
+        is not the founder, the observer is a member, or its last request is not answered yet. None also if
+        there is no seat for it, and it is disconnected, or if the allowance of bytes is used up, and the
+        answer is empty (`EventLogServer.asked`). A peer with any ticket may read the log: one that was taken
+        for a joiner until then counts as linked no more."""
         if not self.leadership.founder:
             return "the run's events are with the data node that founded it"
         refusal = self.event_log_server.asked(peer, message, self._ticket_of(peer))

@@ -75,7 +75,7 @@ class Iterations(Timer):
 
     def reduce_account(self, attempt: msg.Attempt) -> ReduceAccount | None:
         """First-hand account (who sent what, and the result) of an attempt whose parts are all summed by this
-        peer; None if the attempt has not begun here."""
+        peer; None if this peer has not begun the attempt."""
         if attempt.stage == self._ctx.run.stage:
             return self.replica.all_reduce.account(attempt)
         return self.helping.account(attempt)
@@ -173,9 +173,8 @@ class Iterations(Timer):
         self.replica.commit(record, base)
 
     def _separate(self, record: Commit) -> None:
-        """Exchange no more work with relays from which inputs came that overflowed here, if the committed
-        owner, of this peer's numerics class, computed the same microbatch in range: these inputs were
-        false."""
+        """Exchange no more work with relays whose inputs overflowed at this peer, if the committed owner, of
+        this peer's numerics class, computed the same microbatch in range: these inputs were false."""
         ctx, iteration = self._ctx, self.current
         if iteration is None or iteration.t != record.t or record.verdict != "step" or not ctx.run.stage:
             return
@@ -190,7 +189,7 @@ class Iterations(Timer):
 
     def _keep_work(self, record: Commit, audited: list[Drawn]) -> None:
         """Keep what audited contributions were computed from: this replica's own, and what it sent others;
-        nothing unless the committed iteration is the current one here."""
+        nothing unless the committed iteration is this peer's current one."""
         ctx, iteration, prepared = self._ctx, self.current, self.replica.all_reduce.prepared
         if iteration is None or iteration.t != record.t:
             return
@@ -267,7 +266,7 @@ class Iterations(Timer):
 
     def report_applied(self, timing: dict[str, float]) -> None:
         """Report the last applied step, and the fingerprint of the state after it, to the leader, which
-        releases the step when enough replicas agree (R9); repeated until then (`released`). timing: compute
+        releases the step when enough replicas agree (R11); repeated until then (`released`). timing: compute
         seconds by task kind since the step before; {} if not known."""
         self.applied = self._applied_report(timing)
         self._repeat_at = self._ctx.clock.now + self._repeat_s()

@@ -166,7 +166,8 @@ class JoinProcess(Timer):
         self._ask_again()
 
     def on_reached(self, message: Reached) -> None:
-        """Tell the user if other peers can dial this machine directly, or only reach it through a carrier."""
+        """Note in the event log whether other peers can dial this machine directly, or only reach it through
+        a carrier."""
         if message.addresses:
             text = f"others reach this machine directly, at {message.addresses}"
         else:
@@ -307,7 +308,7 @@ class JoinProcess(Timer):
     def _report_applied(self) -> None:
         """Report to the leader, as applied, the step that led to the loaded state; nothing unless this peer
         serves. If the other replicas of the stage are gone, the leader needs this report: only a step that
-        replicas of every stage have applied is released, and the next one taken (R9)."""
+        replicas of every stage have applied is released, and the next one taken (R11)."""
         serves = self._ctx.me in self._ctx.run.membership.active_from
         if self.step is Step.READY and serves and self._iterations.replica.t > 0:
             self._iterations.report_applied({})

@@ -49,7 +49,8 @@ class LinkEvents(Timer):
         self._on_up, self._on_down = up, down
 
     def observes(self, peer: str) -> bool:
-        """True if `peer` is an observer, which only reads the run's event log."""
+        """True if `peer` is an observer, which only reads the run's event log: it has asked this peer for the
+        log and is still connected, or it showed a ticket to watch last and is no member."""
         if peer in self._ctx.run.membership.members:  # nearly all senders
             return peer in self._event_log_server.asked_at
         return self._only_watches(peer) or peer in self._event_log_server.asked_at
@@ -141,8 +142,8 @@ class LinkEvents(Timer):
         return run.revoked.refusal(peer, shown.ticket if shown is not None else by_log)
 
     def close_revoked(self) -> None:
-        """Close the links to revoked peers that showed a credential here and are no members, and send each
-        the reason (`Refused`); members are removed by the log."""
+        """Close the links to revoked peers that showed this peer a credential and are no members, and send
+        each the reason (`Refused`); members are removed by the log."""
         members = self._ctx.run.membership.members
         for peer in list(self.credentials):
             if peer not in members and (reason := self.revoked(peer)) is not None:

@@ -123,7 +123,7 @@ class LogSources:
 
     def redirect(self, peer: str) -> None:
         """Tell `peer`, which takes this peer for the leader, the id and address of the leader; empty ones if
-        it is unknown."""
+        that is unknown, or no member that this peer knows."""
         ctx = self._ctx
         member = ctx.run.membership.members.get(ctx.log.leader)
         leader, address = (ctx.log.leader, member.address) if member is not None else ("", "")

@@ -50,8 +50,10 @@ class LogReactions:
     # --- lines ---------------------------------------------------------------------------------
 
     def chosen(self, line: bytes) -> None:
-        """Handle a line that the voters committed: apply it once this peer follows the log. A leader
-        announces it before it is applied, since applying it may end this peer."""
+        """Handle a line that the voters committed: apply it, if this peer follows the log. A line that comes
+        before that is not kept, as the log that this peer will follow begins after it; only a returning
+        founder looks at it (`Leadership.missed`). A leader announces a line before it is applied, since
+        applying it may end this peer."""
         self.leadership.missed(line)
         if not self.shared.entry.done:
             return

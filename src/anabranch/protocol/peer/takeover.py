@@ -175,8 +175,8 @@ class Leadership:
 
     def end_run(self, reason: str) -> bool:
         """End the run after the open step (at once, if nothing has begun) if this peer leads it as its
-        founder; returns True then. Else False; `reason` is remembered, so that the run ends once this peer
-        comes to lead it."""
+        founder; returns True then. Else False, and nothing ends now; `reason` is remembered, and the run ends
+        so if this process, founder or not, comes to lead it."""
         self._stop_wanted = reason
         lead = self._coordination.coordinator
         if lead is None or not self.founder:

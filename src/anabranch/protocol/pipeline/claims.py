@@ -19,9 +19,9 @@ class Claims:
     """Results of iteration t at one replica, which `send` reports to the leader in cumulative claims. held:
     units whose weight gradient is in this replica's sum. losses, evaluations: microbatch index -> sum of its
     losses (nats), in training (entered by the caller, and reported once its head is held) and in evaluation.
-    overflows: microbatch index -> its last overflow here. changed: True if something is not reported yet.
-    names_holders: True once the leader sent any `Missing`: claims say who has the microbatches that this
-    replica sent on."""
+    overflows: microbatch index -> its last overflow at this replica. changed: True if something is not
+    reported yet. names_holders: True once the leader sent any `Missing`: claims say who has the microbatches
+    that this replica sent on."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, holders: Callable[[], SentOn] = dict) -> None:
         """holders: returns, for `Claim.holders`, who has the microbatches that this replica sent on (peer of
@@ -71,11 +71,12 @@ class Claims:
 
     def give_up(self, slot: int, sender: str = "") -> None:
         """Keep for the next `send` that the crew of slot number `slot` does not go on, as a task of it failed
-        here. A second call with the same sender does nothing. sender: peer that sent the last input."""
+        at this machine. A second call with the same sender does nothing. sender: peer that sent the last
+        input."""
         self.in_range(slot, Result(overflow=GIVEN_UP), sender)
 
     def overflowed(self, index: int, sender: str) -> bool:
-        """True if the last overflow of microbatch `index` here was with an input of `sender`."""
+        """True if the last overflow of microbatch `index` at this replica was with an input of `sender`."""
         return index in self.overflows and self.overflows[index].sender == sender
 
     def send(self) -> None:

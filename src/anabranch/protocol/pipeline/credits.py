@@ -44,8 +44,8 @@ class Grant:
     upstream peer is granted without regard to its use of credits (`SlotLedger._bound`); they may be taken
     back all the same. calls: times that another peer was asked to return a credit for this one. linked: True
     while its link is up. at_work: its microbatches at this receiver whose gradient is not ready. told_others:
-    microbatches of other upstream peers here, as this peer was last told. withdrawn: unused credits that went
-    to others, although the upstream peer may not know.
+    microbatches of other upstream peers at this receiver, as the upstream peer was last told. withdrawn:
+    unused credits that went to others, although the upstream peer may not know.
     """
 
     standing: int
@@ -89,7 +89,7 @@ class Grant:
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
         """Make the report of this grant to its peer; the caller sends it. others: microbatches of other
-        senders being computed here; stored, so that only great changes are reported again."""
+        senders that this receiver computes now; stored, so that only great changes are reported again."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -138,9 +138,10 @@ class SlotLedger:
         return list(upstream)
 
     def expect(self, slots: Mapping[str, int]) -> list[str]:
-        """Grant in advance one credit for each slot of a round that is to come here (upstream peer ->
-        number), in place of `deal`. The rest of the capacity is the pool. If there are more slots, their
-        number is the capacity, as a data node keeps but a byte of each. Returns the peers to be told."""
+        """Grant in advance one credit for each slot of a round that is to come to this receiver (upstream
+        peer -> number), in place of `deal`. The rest of the capacity is the pool. If there are more slots,
+        their number is the capacity, as a data node keeps but a byte of each. Returns the peers to be
+        told."""
         self.once = True
         self.capacity = max(self.capacity, sum(slots.values()))
         self.pool = self._spare = max(0, self.capacity - sum(slots.values()))
@@ -165,8 +166,8 @@ class SlotLedger:
         return False
 
     def use(self, peer: str) -> list[str]:
-        """Count a microbatch of `peer` that was received and is new here, which by that may get another
-        credit that it asked for; returns the peers to tell their credits."""
+        """Count a microbatch of `peer` that was received and is new to this receiver; by that the peer may
+        get another credit that it asked for; returns the peers to tell their credits."""
         self.uses[peer] = self.uses.get(peer, 0.0) + 1.0
         if not self.asks:
             return []
@@ -344,7 +345,8 @@ class SlotLedger:
 
     def forget(self, peer: str) -> list[str]:
         """Free the unused credits of a removed peer, and drop its grant and requests; credits of its
-        microbatches that are here are freed by `release`. Returns the peers to tell their credits."""
+        microbatches that this receiver has are freed by `release`. Returns the peers to tell their
+        credits."""
         notified = self.unlink(peer)
         self.grants.pop(peer, None)
         return notified

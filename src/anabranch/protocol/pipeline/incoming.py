@@ -39,9 +39,9 @@ class IncomingMicrobatch:
     nothing is left to compute for upstream. sent_back_at: time (s) of the last sending back, None before it
     and once it is acknowledged. back: upstream peer -> gradient last sent to it. sender, gradient_sender:
     peers that sent the activation and the gradient. others: further upstream peers that wait for the gradient
-    -> number of their transmission. again: upstream peer -> Forwards of it that came while the microbatch was
-    here. spoilt: True if its forward overflowed: it waits for the input of another peer. added: True once its
-    weight gradient was added before its gradient came.
+    -> number of their transmission. again: upstream peer -> Forwards of it that came while this peer had the
+    microbatch. spoilt: True if its forward overflowed: it waits for the input of another peer. added: True
+    once its weight gradient was added before its gradient came.
     """
 
     index: int

@@ -48,15 +48,15 @@ class IslandSteps:
         self._slots.pop(index, None)
 
     def on_activation(self, peer: str, message: InnerActivation, payload: Payload | None) -> str | None:
-        """Take an activation of an inner step of a slot that is begun here; return why it is refused, or
-        None."""
+        """Take an activation of an inner step of a slot that this peer has begun; return why it is refused,
+        or None."""
         crew = self._slots.get(message.index)
         if crew is None or payload is None:
             return f"slot {message.index} takes no inner steps here"
         return crew.on_activation(peer, message.step, message.number, payload)
 
     def on_gradient(self, peer: str, message: InnerGradient, payload: Payload | None) -> str | None:
-        """Take a gradient of an inner step of a slot that is begun here; return why it is refused, or
+        """Take a gradient of an inner step of a slot that this peer has begun; return why it is refused, or
         None."""
         crew = self._slots.get(message.index)
         if crew is None or payload is None:

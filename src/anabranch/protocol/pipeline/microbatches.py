@@ -138,9 +138,9 @@ class Iteration:
         return {*self.credits.ledger.grants, *self.sender.credits}
 
     def link_down(self, peer: str, reason: str) -> None:
-        """Free the unused credits of `peer`, whose link broke, and send the microbatches that it had and owes
-        a gradient of to another replica. Those that came from it stay: their gradients are sent once asked
-        for again."""
+        """Free the unused credits of `peer`, whose link broke. Microbatches whose gradient it owes, or whose
+        claim the leader misses, go to another replica (`Repairs.link_down`). Those that came from it stay:
+        their gradients are sent once asked for again."""
         self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
@@ -166,12 +166,12 @@ class Iteration:
     def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
         """Take an activation, use its sender's credit, and submit its forward task (at a data node: head,
         loss and gradient), in a delayed iteration that of an evaluation window after `settle`. With
-        `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why the
-        message is refused, or None.
+        `message.repair` a relay asks the next stage meanwhile if it has the microbatch. Returns why it is
+        refused (no payload, microbatch, seat or credit), which the caller answers with `Lack`; else None.
 
-        A repeated message is ignored. So is one of a peer that sent UNUSABLE_MAX unusable ones of this
-        microbatch. If the microbatch is here already, `peer` becomes its upstream peer and gets the gradient,
-        and the credit is freed. An activation of a sender of false inputs is given up (`Lack`).
+        A repeated message, or one of a peer after UNUSABLE_MAX unusable ones of this microbatch, is ignored.
+        If this peer has the microbatch already, it sends the gradient to `peer`, too, and frees the credit;
+        a spoilt one begins anew. The activation of a forger is not used: a `Lack` answers it.
         """
         if payload is None:
             return "forward without its activation"
@@ -251,7 +251,7 @@ class Iteration:
 
     def _begin(self, unit: IncomingMicrobatch) -> None:
         """Submit the forward task of a microbatch that arrived; at a data node its head task, or the inner
-        steps of a crew's slot, which is refused if it did not begin here."""
+        steps of a crew's slot, which is refused if this data node did not begin it."""
         payload = unit.received
         slot = self.source.slot(unit.index)
         if self.ctx.run.stage == 0:
@@ -312,7 +312,7 @@ class Iteration:
 
     def _send_on(self, unit: IncomingMicrobatch, output: Payload) -> None:
         """Send the output of a forward task to the next stage; begin the inner steps if the microbatch is a
-        crew's slot; submit the backward task if its gradient is here already."""
+        crew's slot; submit the backward task if its gradient has come already."""
         unit.forward_done = True
         slot = self.source.slot(unit.index)
         if slot.crew and self.ctx.run.settings.rounds.pipeline:
@@ -341,8 +341,8 @@ class Iteration:
         return False
 
     def _give_up(self, unit: IncomingMicrobatch) -> None:
-        """Tell the leader that the crew of a slot does not go on, as a task of it failed here; nothing for a
-        microbatch, or a slot that one machine fills."""
+        """Tell the leader that the crew of a slot does not go on, as a task of it failed at this machine;
+        nothing for a microbatch, or a slot that one machine fills."""
         if self.source.slot(unit.index).others:
             self.claims.give_up(unit.index, unit.sender_of_last)
 
@@ -513,8 +513,8 @@ class Iteration:
 
     def _refuse(self, unit: IncomingMicrobatch, reason: str) -> None:
         """Give up a microbatch that cannot be computed: free its credit, and tell all upstream peers that
-        wait for it that it is not here; these may try elsewhere. A relay also forgets that it sent the
-        microbatch on. A task of it that runs is not stopped. reason: for the event log."""
+        wait for it that this peer does not have it (`Lack`); these may try elsewhere. A relay also forgets
+        that it sent the microbatch on. A task of it that runs is not stopped. reason: for the event log."""
         del self.units[unit.index]
         self.islands.end(unit.index)
         if self.ctx.run.stage:  # a data node may be the source of the microbatch too, and stays so
@@ -530,9 +530,10 @@ class Iteration:
     # --- questions and recall ----------------------------------------------------------------
 
     def on_want(self, peer: str, message: Want) -> str | None:
-        """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
-        the gradient once it is ready. A spoilt one counts as not here for another peer than its sender, and
-        so does any for a peer that sent false inputs. Returns why the question is refused, or None."""
+        """Answer a peer that asks if this peer has a microbatch. If so, `peer` becomes its upstream peer and
+        gets the gradient once it is ready. The answer is no for a spoilt one, unless its sender asks, for any
+        to a peer that sent false inputs, and by `UpstreamReplies.on_want`. Returns why the question is
+        refused, or None."""
         if (refusal := self._not_of_crew(peer, message.index)) is not None:
             return refusal
         known = self.units.get(message.index)
@@ -606,7 +607,8 @@ class Iteration:
         return self.sender.deadline()
 
     def tick(self) -> None:
-        """Send microbatches that were held back long enough; inquire after those that take too long."""
+        """Send microbatches that were held back long enough; inquire after those that take too long, and send
+        those that are overdue to another replica."""
         self.sender.tick()
         self.repairs.tick()
 
@@ -630,7 +632,7 @@ class Iteration:
     def inputs_of(self, unit: int) -> tuple[Payload, ...]:
         """Inputs of the `Recount` task of a claimed unit: (activation, gradient) of a relay's microbatch, or
         (activation,) of a slot that was added before its gradient came; at stage 0 the gradient for the
-        embedding, or the activation for the head. Raises KeyError if it is not here."""
+        embedding, or the activation for the head. Raises KeyError if this peer does not have it."""
         if self.ctx.run.stage == 0:
             index, embeds = divmod(unit, 2)
             if embeds:

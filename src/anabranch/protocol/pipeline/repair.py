@@ -50,8 +50,9 @@ class Repairs:
         """Add a microbatch that a later stage may already have: ask the next stage for it before sending it.
         With nobody to ask it is sent as soon as it can be. One of this index that the sender has is replaced.
 
-        path: peers that computed it, this one last. train: False in an evaluation. lost: peers of this stage
-        that may have sent it on; in a sparse overlay their neighbours are dialled and asked too.
+        path: peers that computed it, this one last. train: False in an evaluation. lost: former peers of this
+        peer's own stage that may have sent it on; in a large swarm their neighbours at the next stage are
+        dialled and asked, too.
         """
         number = self._sender.new_transmission()
         item = OutgoingMicrobatch(
@@ -161,16 +162,19 @@ class Repairs:
         """Send the microbatches whose gradient `peer` owes, or whose claim the leader misses, to another
         replica, as the link to it broke. Searches do not wait for it any more; its credits are void until it
         reports them anew, and requests to it are forgotten. Other microbatches whose gradient is back stay.
-        Nothing in a large swarm for a member of another stage than the next. reason: for the event log."""
+        The routing policy is told, and what can be sent is sent. Nothing in a large swarm for a member of
+        another stage than the next. reason: for the event log."""
         if self._is_beyond(peer):
             return
         self._sender.link_down(peer)
         self.peer_lost(peer, reason)
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """Give up `peer`, whose link broke or which is suspected: send the microbatches whose gradient it
-        owes, or whose claim the leader misses, to another replica, and await no answers from it in searches.
-        Nothing if its link events do not matter (`_is_beyond`)."""
+        """Give up `peer`, whose link broke or which is suspected. Microbatches whose gradient it owes, or
+        whose claim the leader misses, wait for another replica again, and go to it without a search of this
+        peer; the new holder asks the next stage for them. Searches do not wait for its answer any more. The
+        routing policy is told, and what can be sent is sent. Nothing in a large swarm for a member of another
+        stage than the next. reason: for the event log."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 
@@ -186,14 +190,16 @@ class Repairs:
         self._sender.pump()
 
     def _is_beyond(self, peer: str) -> bool:
-        """True if link events of `peer` do not matter here: the swarm is large, and `peer` serves another
-        stage than the next one. In a small swarm every link event is taken as an occasion to send."""
+        """True if link events of `peer` do not matter to this sender: the swarm is large, and `peer` is a
+        member of another stage than the next one. In a small swarm every link event is taken as an occasion
+        to send."""
         ctx = self.ctx
         return ctx.run.near.crowded and ctx.run.membership.stage_of(peer) not in (None, ctx.run.next_stage())
 
     def peer_removed(self, peer: str, reason: str) -> None:
-        """Send the microbatches of a removed peer again, also those with gradients: its claims are void. Its
-        credits are forgotten. reason: for the event log."""
+        """Send the microbatches of a removed peer again, also those whose gradient is back: its claims are
+        void. Its credits and the requests to it are forgotten, and searches do not wait for it any more. In a
+        large swarm this holds for a member of any stage. reason: for the event log."""
         self._sender.drop_peer(peer)
         self._lost(peer, reason)  # the same record may move it to another stage
         for item in list(self._sender.items.values()):
@@ -227,10 +233,11 @@ class Repairs:
         self._sender.pump()
 
     def recheck_further(self, beyond: Mapping[int, int]) -> None:
-        """Have microbatches computed by another replica that lack at later stages (microbatch -> stages
-        beyond the next): whoever has one at the next stage gave its gradient back, and is to send it on
-        again, as a peer was lost that had it there; but may never do it. Called once for each report of the
-        leader; those that are searched, or sent anew, have their time."""
+        """Count a report of the leader that later stages lack microbatches whose gradient is back. beyond:
+        microbatch -> how many stages after the next one the first stage is that lacks it. The peer of the
+        next stage that has one is to send it on again, as a later peer was lost with it. If it has not done
+        so in UNCLAIMED_REPORTS such reports, and FURTHER_REPORTS more for each of these stages, another
+        replica gets the microbatch. Microbatches that are being searched, or sent anew, are not counted."""
         for index, further in beyond.items():
             item = self._sender.items.get(index)
             if item is None or not item.train or not item.returned or item.redoing or item.peer is None:
@@ -275,9 +282,9 @@ class Repairs:
         self._repair(item, reason)
 
     def may_be_false(self, index: int, claims: Claims) -> bool:
-        """True if the gradient with which microbatch `index` overflowed here came from a relay, the last
-        overflow of this microbatch here was not with one of that relay, and another peer could send one: it
-        may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
+        """True if the gradient with which microbatch `index` overflowed at this peer came from a relay, the
+        overflow before it of this microbatch was not with one of that relay, and another peer could send one:
+        it may be made up, and the caller has the microbatch computed again (`reject`). To be asked before the
         overflow is entered in `claims`."""
         item = self._sender.items.get(index)
         if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):

@@ -118,8 +118,8 @@ class Sender:
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
         """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
-        gradients. payload: not stored here; None only in an evaluation. Returns True if it is the first one
-        for this microbatch, and the reason if it is refused, else None. A further one is not refused, and
+        gradients. payload: the caller keeps it; None only in an evaluation. Returns True if it is the first
+        one for this microbatch, and the reason if it is refused, else None. A further one is not refused, and
         ends a redo."""
         item = self.items.get(index)
         if item is None and index in self.called_back:
@@ -247,8 +247,9 @@ class Sender:
         """Return to each receiver, or only to `to` (which reported credits), the free credits beyond those it
         guarantees.
 
-        They were requested for a microbatch that went to another receiver, and would stay idle here while
-        other senders wait. Called after every pass over the waiting microbatches, which may have used them.
+        They were requested for a microbatch that went to another receiver, and would stay idle at this sender
+        while other senders wait. Called after every pass over the waiting microbatches, which may have used
+        them.
         """
         for peer, credit in self.credits.items() if to is None else [(to, self.credits[to])]:
             spare = min(credit.free, credit.beyond_standing)
@@ -412,8 +413,8 @@ class Sender:
         machine than the planned one has it, or that one has not opened the round (`_unopened_at`). Without
         meaning once its gradient is back.
 
-        The wait doubles, up to 64-fold, each time that the microbatch was overdue. While no usual time is
-        known here: the time of the leader's second report (`reported`), since it was sent, that the leader
+        The wait doubles, up to 64-fold, each time that the microbatch was overdue. While this sender knows no
+        usual time: the time of the leader's second report (`reported`), since it was sent, that the leader
         lacks something of the iteration; infinite before that report.
         """
         if self._plan and item.train and not self._is_redone(item):

@@ -76,7 +76,7 @@ class Source:
         return whole and not run.membership.handed(self.t)
 
     def expected(self) -> Mapping[str, int] | None:
-        """Upstream peer -> number of slots that it sends here, in a round whose slots are all bound to
+        """Upstream peer -> number of slots that it sends this peer, in a round whose slots are all bound to
         machines; None in other iterations. A machine gets its slots from the one before it in the crew, the
         first from the data nodes that begin them, and a data node gets the losses from the last one."""
         if not sets_of(self.slots).bound:
@@ -89,8 +89,9 @@ class Source:
         return Counter(crew[stage - 1] for crew in around if crew[stage : stage + 1] == (self.ctx.me,))
 
     def settle(self) -> None:
-        """Begin the held-out windows of a delayed iteration whose previous step is applied now; called once.
-        Nothing more at a relay."""
+        """Begin this data node's held-out windows of a delayed iteration whose previous step is applied now;
+        those taken over from removed data nodes meanwhile are searched at the next stage first. Called once,
+        also at a relay, which has no windows to begin."""
         self._delayed = False
         if self.ctx.run.stage == 0:
             self._admit([1])
@@ -148,8 +149,9 @@ class Source:
             self.sender.provide(index, result.outputs[0])
 
     def gradient_arrived(self, index: int, payload: Payload | None) -> None:
-        """Use the first gradient of microbatch `index` that came back: keep it, and have it added once it is
-        hashed, if this run seals payloads. Nothing for an evaluation window, or without a payload."""
+        """Use the first gradient of microbatch `index` that came back: keep it, and have it added to the
+        embedding's gradient; in a run with audits only once its hash fits the seal of its sender. Nothing for
+        an evaluation window, or without a payload."""
         if not self.trains(index) or payload is None:
             return
         self.gradients[index] = payload

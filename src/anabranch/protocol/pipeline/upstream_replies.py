@@ -94,8 +94,9 @@ class UpstreamReplies:
         return late_s < 0.0
 
     def on_want(self, unit: IncomingMicrobatch | None, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None) or the peer asks
-        for more than it may (MAY_ASK), else Have; then that peer becomes its upstream peer."""
+        """Answer a peer that asks for a microbatch: Lack if this peer does not have it (`unit` is None) or
+        `peer` asks for more than it may (MAY_ASK), else Have; then `peer` becomes its upstream peer, and gets
+        its gradient."""
         if unit is None or not self._may_ask(unit, peer):
             self.lack(peer, message.index, message.way, refused=False)
             return
@@ -111,9 +112,9 @@ class UpstreamReplies:
         return peer == unit.sender or unit.again[peer] > 0
 
     def _may_ask(self, unit: IncomingMicrobatch, peer: str) -> bool:
-        """True if a peer gets the gradient of a microbatch for the asking: it sent that here, or its sender
-        is not heard any more, or the peer asked for few such (MAY_ASK), which is counted then; always in an
-        evaluation."""
+        """True if a peer gets the gradient of a microbatch for the asking: it sent this peer the microbatch
+        itself, or whoever sent it is not heard any more, or the peer has asked for few microbatches that
+        others sent (MAY_ASK; this one is counted then). Always in an evaluation."""
         if not unit.train or self._sent(unit, peer) or not self._heard(unit.sender):
             return True
         asked = self._asked[peer]
@@ -124,13 +125,14 @@ class UpstreamReplies:
 
     def delivered(self, unit: IncomingMicrobatch | None, peer: str) -> None:
         """Measure the link to `peer` by its acknowledgement of a gradient; ignored unless it is awaited from
-        `peer`. unit: None if the microbatch is not here."""
+        `peer`. unit: None if this peer does not have the microbatch."""
         if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
             self.ctx.links.payloads_come(peer)
             unit.sent_back_at = None
 
     def lack(self, peer: str, index: int, transmission: int, refused: bool) -> None:
-        """Tell an upstream peer that a microbatch is not here. transmission: its number of the send or search
-        that is answered. refused: True if it was here, and was refused or called back."""
+        """Tell an upstream peer that this peer does not have a microbatch. transmission: the upstream peer's
+        number of the send or search that is answered. refused: True if the microbatch came, and was given up
+        or called back."""
         self.ctx.outbox.send(peer, Lack(self.ctx.fence(self.t, self.base), index, refused, transmission))

@@ -1,13 +1,13 @@
-"""Averaging program: shares of a gradient that peers sum, so that the exchange of a step is as short as lines
-allow.
+"""Averaging program: the share of a gradient that each peer sums, chosen so that the exchange of a step takes
+the fewest seconds that the peers' lines and links allow.
 
 The linear program is DeDLOC's (Diskin et al., arXiv 2106.10207, section 3.2) with the peers that compute
 given. w_k is the share of the gradient that peer k sums, with sum(w) = 1. In the first phase each sender
 sends its sum of every share that another peer sums; in the second, who sums a share sends the result to all
 receivers. A peer's uplink, downlink and slowest link bound both:
 
-    there:  (1 - w_k) S / up_k <= T1 (a sender)     w_k (senders but k) S / down_k <= T1    w_k S / link <= T1
-    back:   (1 - w_k) G / down_k <= T2 (a receiver) w_k (receivers but k) G / up_k <= T2    w_k G / link <= T2
+there: (1 - w_k) S / up_k <= T1 (a sender) w_k (senders but k) S / down_k <= T1 w_k S / link <= T1 back: (1 -
+w_k) G / down_k <= T2 (a receiver) w_k (receivers but k) G / up_k <= T2 w_k G / link <= T2
 
 S and G are the bits of a whole sum and of the whole result. The least T1 + T2 is sought. The paper streams
 both phases at once and minimises one time; here a result leaves once all its sums came.
@@ -60,7 +60,9 @@ class Averaging:
 
 
 class AveragingProgram:
-    """Linear program of one exchange.
+    """Linear program of one exchange. Its only unknowns are the shares of the gradient that peers sum; it
+    minimises the seconds that the exchange takes over the given lines and links. `optimum` solves it,
+    `in_parts` in whole parts, and `seconds` judges any shares.
 
     peers: senders, receivers and helpers; at least one sends, and at least one may sum. sums_bits,
     result_bits: bits of a whole sum and of the whole result.

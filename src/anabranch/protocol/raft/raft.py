@@ -230,8 +230,8 @@ class Raft(VoterState):
         return known is not None and not known.probing and known.match_index >= self.commit_index
 
     def lags(self, learner: str) -> bool:
-        """True if the log of `learner`, another voter or a learner, ends before the first entry kept here: it
-        cannot catch up. False on a voter that does not lead."""
+        """True if the log of `learner`, another voter or a learner, ends before the first entry that this
+        leader keeps: it cannot catch up. False on a voter that does not lead."""
         known = self.replication.progress.get(learner)
         return known is not None and known.beyond_reach
 

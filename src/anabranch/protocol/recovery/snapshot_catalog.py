@@ -115,7 +115,7 @@ class SnapshotCatalog:
         self._changed = True
 
     def inherit(self, points: Mapping[int, RestorePoint], first: RestorePoint) -> None:
-        """Take the restore points that a new coordinator knows from the log in place of those known here.
+        """Take the restore points that a new coordinator knows from the log in place of those that it had.
         first: the initial state."""
         self.points = {**points, 0: first}
         self._logged = set(self.points)
@@ -124,7 +124,7 @@ class SnapshotCatalog:
     def logged(self, point: RestorePoint) -> None:
         """Note that the log has the fingerprints of a restore point (the record of step t + 1 has those after
         iteration t), so that the next leader will know the point. A leader that took over before it applied
-        that record learns the point itself here."""
+        that record learns the point itself by this call."""
         if self.ctx.run.settings.snapshots_at(point.t) and point.t >= self.complete_t:
             self.points.setdefault(point.t, point)
             self._logged.add(point.t)

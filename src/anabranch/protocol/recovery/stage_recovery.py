@@ -121,8 +121,9 @@ class StageRecovery:
         return None
 
     def _move_after_s(self, stage: int) -> float:
-        """Seconds for which a stage has to be lost before a peer is moved to it: MOVE_AFTER_S, or if the
-        stage has members, as long as these may be fetching a state."""
+        """Seconds for which a stage has to be lost before a peer is moved to it: MOVE_AFTER_S, or if members
+        serve or are to serve there (auditors do not), as long as these may be fetching a state
+        (`LastStates.fetch_s`, LONG_S at least)."""
         if self.ctx.run.membership.replicas(stage):
             return self.states.fetch_s(stage, self.states.t)
         return MOVE_AFTER_S

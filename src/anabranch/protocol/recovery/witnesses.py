@@ -289,7 +289,7 @@ class Witnesses:
         return None
 
     def deadline(self) -> float:
-        """Time (s) of the next decision about a doubted stage."""
+        """Time (s) of the next decision about a doubted stage; infinite if none is due by time."""
         if not self._doubts:
             return math.inf
         now, t = self.ctx.clock.now, self._states.t

@@ -53,8 +53,8 @@ class AllReduce:
     """Reduce of the open iteration at one replica.
 
     iteration: the open iteration; reduce: the attempt that has begun; prepared: report of the whole reduced
-    gradient once it is here; each None before. committed(t): True if the step of iteration t is committed and
-    not applied yet. on_prepared: called when this replica holds the whole reduced gradient.
+    gradient once this replica has it; each None before. committed(t): True if the step of iteration t is
+    committed and not applied yet. on_prepared: called when this replica holds the whole reduced gradient.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class AllReduce:
         return attempt_sets(message).units_of(self.ctx.me)
 
     def resume(self) -> None:
-        """Begin the announced attempt if no weight gradient is being added and all units that it assigns to
-        this replica are here: subtract units that other members own (and add those again that were subtracted
-        for an older attempt), cut this replica's sum into parts, and send them. Nothing if there is no
-        attempt, or it has begun."""
+        """Begin the announced attempt if no weight gradient is being added and this replica holds all units
+        that the attempt assigns to it: subtract units that other members own (and add those again that were
+        subtracted for an older attempt), cut this replica's sum into parts, and send them. Nothing if there
+        is no attempt, or it has begun."""
         message, iteration = self._announced, self.iteration
         if message is None or iteration is None or self.reduce is not None:
             return
@@ -187,7 +187,7 @@ class AllReduce:
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
         """Start the task that adds (+1) or subtracts (-1) the weight gradient of a unit to or from this
-        replica's sum; the unit's inputs must be here still. The claim is left as it is."""
+        replica's sum; this replica must still have the unit's inputs. The claim is left as it is."""
         task = Recount(iteration.t, unit, sign)
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
@@ -257,9 +257,9 @@ class AllReduce:
     ) -> str | None:
         """Take a part of a member's sum, or a reduced part; return why it is refused, or None.
 
-        A part of an attempt that has not begun here is kept until it begins; one of an older attempt, and a
-        second one, is dropped. In iterations in which links are timed, the sender of a part of a sum gets an
-        acknowledgement (`Got`). share: memory of the payload, in largest payloads of the run.
+        A part of an attempt that this replica has not begun is kept until it begins; one of an older attempt,
+        and a second one, is dropped. In iterations in which links are timed, the sender of a part of a sum
+        gets an acknowledgement (`Got`). share: memory of the payload, in largest payloads of the run.
         """
         if payload is None:
             return "a part of a reduce without its payload"
@@ -346,8 +346,8 @@ class AllReduce:
         self._add_up(reduce)
 
     def _add_up(self, reduce: ReduceAttempt) -> None:
-        """Add up this replica's part over all cells, once, when the sum of every cell is here, in cell order:
-        every collector of the part gets the same bits."""
+        """Add up this replica's part over all cells, once, when the sum of every cell has come, in cell
+        order: every collector of the part gets the same bits."""
         cells = range(len(reduce.cells.bounds))
         if reduce.added or len(reduce.sums) < len(cells):
             return
@@ -367,8 +367,8 @@ class AllReduce:
         self._assemble(reduce)
 
     def _assemble(self, reduce: ReduceAttempt) -> None:
-        """Join the reduced parts to a gradient once all are here, once for each attempt; `_assembled` checks
-        and reports it."""
+        """Join the reduced parts to a gradient once this replica has all, once for each attempt; `_assembled`
+        checks and reports it."""
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
@@ -421,7 +421,7 @@ class AllReduce:
 
     def account(self, message: Attempt) -> ReduceAccount | None:
         """Account of an attempt of this stage: members whose parts are lacking or unusable, and the result,
-        as far as this replica knows them. None if this attempt has not begun here."""
+        as far as this replica knows them. None if it has not begun this attempt."""
         reduce, prepared = self.reduce, self.prepared
         if reduce is None or reduce.summing is None or reduce.message.attempt != message.attempt:
             return None
@@ -431,8 +431,8 @@ class AllReduce:
     # --- repeating -----------------------------------------------------------------------------
 
     def repeat_prepared(self) -> None:
-        """Send PREPARED to the leader as known here (again), with a new receipt if the work went on since;
-        nothing unless this replica has the reduced gradient."""
+        """Send PREPARED (again) to the leader that this peer knows, with a new receipt if the work went on
+        since; nothing unless this replica has the reduced gradient."""
         if self.prepared is None:
             return
         reduce, iteration = self.reduce, self.iteration

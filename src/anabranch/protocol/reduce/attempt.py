@@ -37,8 +37,8 @@ class ReduceAttempt:
     members. cells: division of the members into cells (groups, in a large stage; else one). parts: parts of
     its own sum. summing: sums in progress. sums: cell -> sum of the cell for the part that this replica
     collects. reduced: part -> reduced part. memory: of the parts that came. added: True once all cells' sums
-    of its part are being added up. assembled: True if all reduced parts are here. begun_at: time (s) at which
-    this replica began the attempt.
+    of its part are being added up. assembled: True if this replica has all reduced parts. begun_at: time (s)
+    at which this replica began the attempt.
 
     Computed: positions: member -> its position. collectors: peer that sums each part for this replica. mine:
     parts that this replica sums. senders: positions in this replica's cell that send parts. first: positions
@@ -94,7 +94,7 @@ class ReduceAttempt:
 
     def late(self) -> list[str]:
         """Peers whose payloads are late, this replica left out: LATE_SHARE of those of the same kind (parts
-        of members' sums, sums of other cells, reduced parts) are here. Empty before the sum is cut."""
+        of members' sums, sums of other cells, reduced parts) have come. Empty before the sum is cut."""
         if self.summing is None:
             return []
         found = _late([self.members[position] for position in self.summing.lacking()], len(self.senders))

@@ -48,11 +48,13 @@ class DeferredDelivery:
         self._committed_at = self.ctx.clock.now
 
     def first(self, reduce: ReduceAttempt, committed: bool) -> Collection[int]:
-        """Positions of the members that get the reduced parts at once, asked once for each attempt: all but
-        standbys that own no unit; and if these standbys outnumber the others, as many of them as bring the
-        number to half of all members, since half have to agree on the result. Every member gets the parts at
-        once if fewer than two would remain, in a reduce by cells, in a later attempt of the iteration, and if
-        the step is `committed` already."""
+        """Positions of the members that get this replica's reduced parts at once: all but standbys that own
+        no unit. If these standbys outnumber the others, as many of them as bring the number to half of all
+        members get the parts at once, too, since half have to agree on the result. The positions are those of
+        this replica's cell (`fellows`), without exception, in a reduce by cells; in a reduce of one cell they
+        are those of all members if fewer than two would get the parts at once, in a later attempt of the
+        iteration, and if the step is `committed` already. To be called once for each attempt, as it notes
+        that the iteration had one."""
         spared, again = self.ctx.standby_view.waits, self._tried or committed
         self._tried = True
         if again or len(reduce.cells.bounds) > 1:

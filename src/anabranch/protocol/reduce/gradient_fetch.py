@@ -26,9 +26,10 @@ FETCH_AGAIN = (1.0, 4.0)
 class GradientFetch:
     """Fetch of the gradient of the next step, from one replica after the other.
 
-    wanted: returns the next step to apply, or None while it is being applied. comes: returns True if the
-    missing parts of step t are on their way, so that nothing need be fetched. fetched: called with the step
-    whose gradient arrived with the digest of the log. give_up: called with t if no replica has it.
+    wanted: returns the next step to apply, or None while it is not known or being applied. comes: returns
+    True if the missing parts of step t are on their way, so that nothing need be fetched. fetched: called
+    with the step whose gradient arrived with the digest of the log. give_up: called with t if no replica has
+    it.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class GradientFetch:
 
     def seek(self, soon: bool) -> None:
         """Begin to fetch the gradient of the next step, or begin anew with the wait; `tick` sends the
-        requests. soon: True if a reduce of the step is under way here, so that the first request waits for
-        FETCH_AFTER_S."""
+        requests. soon: True if this replica takes part in a reduce of the step now, so that the first request
+        waits for FETCH_AFTER_S."""
         self._at = self.ctx.clock.now + (FETCH_AFTER_S if soon else 0.0)
 
     def end(self) -> None:

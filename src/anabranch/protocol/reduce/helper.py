@@ -182,7 +182,7 @@ class ReduceHelper:
 
     def account(self, message: Attempt) -> ReduceAccount | None:
         """Account of an attempt that this peer helps with: members whose parts are lacking or unusable, and
-        the result, as far as known here. None if this attempt has not begun here."""
+        the result, as far as this peer knows them. None if it has not begun this attempt."""
         help = self._helps.get(message.stage)
         if help is None or help.message.attempt != message.attempt:
             return None

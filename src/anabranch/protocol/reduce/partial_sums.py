@@ -100,7 +100,7 @@ class PartialSums:
 
     def add(self, part: int, position: int, payload: Payload) -> None:
         """Store the contribution of the member at `position` to a part; the last one to arrive starts the
-        part's sum. A second one, and one to a part that is not summed here, is ignored."""
+        part's sum. A second one, and one to a part that this peer does not sum, is ignored."""
         contributions = self._contributions.get(part)
         if contributions is None or position in contributions:
             return  # the sum is being computed
@@ -243,7 +243,7 @@ def account_of(
 
 
 class EarlyParts:
-    """Parts that arrived before their attempt began here, with the memory of their payloads (in largest
+    """Parts that arrived before this peer began their attempt, with the memory of their payloads (in largest
     payloads of the run); of each sender only those of its newest attempt."""
 
     def __init__(self) -> None:

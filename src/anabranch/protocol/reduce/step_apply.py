@@ -62,8 +62,8 @@ class StepApply(Timer):
             self.advance()
 
     def advance(self) -> None:
-        """Apply the next committed step if its gradient is here, or it is a skip; otherwise fetch the
-        gradient. If the next step was dropped from `pending`, or the state proves false, a whole state is
+        """Apply the next committed step if this replica has its gradient, or it is a skip; otherwise fetch
+        the gradient. If the next step was dropped from `pending`, or the state proves false, a whole state is
         fetched. Nothing without a state, without a pending step, or while one is being applied."""
         if not self.pending or self._applying or self.t < 0:
             return
@@ -122,13 +122,14 @@ class StepApply(Timer):
     def loaded(self, t: int, base: str, fingerprint: str) -> None:
         """Record that the state after iteration `t` was loaded by the worker, and drop the pending steps up
         to `t`; the caller then calls `advance`, which applies the later ones. base: hash of the log entry
-        after which the state stands. fingerprint: hash of the state, which is not checked here."""
+        after which the state stands. fingerprint: hash of the state, which this function does not check."""
         self.t, self.base, self.fingerprint = t, base, fingerprint
         self.pending = {k: v for k, v in self.pending.items() if k > t}
 
     def roll_back(self) -> None:
         """Give up the state, all pending steps and the open iteration: the log went back to an earlier
-        iteration, whose state the caller has loaded next (`loaded`)."""
+        iteration, or this peer was moved to another stage. The caller has another state loaded next
+        (`loaded`)."""
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
         self._applying = False
@@ -142,7 +143,7 @@ class StepApply(Timer):
         self.lacking.tick()
 
     def _wanted(self) -> Commit | None:
-        """Next step, if it is known and not being applied."""
+        """Next step, if it is known and not being applied; else None."""
         following = self.pending.get(self.t + 1)
         return None if following is None or self._applying else following[0]
 
@@ -178,8 +179,8 @@ class StepApply(Timer):
 
     def _apply_task(self, record: Commit) -> Apply:
         """Task that takes a step (no skipped one) with the log's values (learning rate, clip factor, bias
-        corrections, digest of this stage's reduced gradient), which are never recomputed here. It also has
-        the weights before the step kept, if the step is audited here (`keeps`)."""
+        corrections, digest of this stage's reduced gradient), which this peer never recomputes. It also has
+        the weights before the step kept, if this peer may have to audit it (`keeps`)."""
         return Apply(
             record.t,
             record.learning_rate,

@@ -340,8 +340,9 @@ def keepers(members: Sequence[str], t: int) -> frozenset[str]:
 
 
 def plan_hash(plan: Sequence[Slot]) -> str:
-    """Hash that stands for the batch of a round: the batch follows from the inner steps of each slot, and
-    from corpus and seed."""
+    """Hash that stands for the batch of a round: of the inner steps of each slot (`first`, `steps`, `late`),
+    from which the batch follows with corpus and seed. The machines that fill the slots, and what they carry,
+    are not in it."""
     texts = (f"{slot.first}+{slot.steps}" + f"&{slot.late}" * (slot.late > 0) for slot in plan)
     text = "anabranch round 1 " + " ".join(texts)
     return hashlib.sha256(text.encode()).hexdigest()[:64]

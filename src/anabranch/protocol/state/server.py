@@ -77,10 +77,10 @@ class StateServer:
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
         """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
-        that it is not here. A request for the state after the next step is answered once that step is
-        applied. The request of a peer that may not have states of the stage (`_needs`) is kept until the
-        members change, as the log entry that admits it may not be here yet; beyond EARLY_KEPT such peers it
-        is dropped."""
+        that this peer does not have it. A request for the state after the next step is answered once that
+        step is applied. The request of a peer that may not have states of the stage (`_needs`) is kept until
+        the members change, as this peer may not have the log entry that admits it yet; beyond EARLY_KEPT such
+        peers it is dropped."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message
@@ -185,7 +185,8 @@ class StateServer:
             self.on_fetch_state(peer, FetchState(of_stage, t))
 
     def rolled_back(self, t: int) -> None:
-        """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
+        """Drop states of iterations after t, and answer the requests for them that there are none, because
+        the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
         self._newest = {stage: newest for stage, newest in self._newest.items() if newest <= t}
@@ -214,11 +215,12 @@ class StateServer:
         self.ctx.outbox.send(peer, offer)
 
     def _lack(self, peer: str, stage: int, t: int) -> None:
-        """Answer `peer` that the state it asked for is not here."""
+        """Answer `peer` that this peer does not have the state it asked for."""
         self.ctx.outbox.send(peer, StateOffer(stage, t, "", 0))
 
     def on_fetch_piece(self, peer: str, message: FetchPiece) -> str | None:
-        """Send a piece of a state, or say that the state is not here; returns why it is refused, or None."""
+        """Send a piece of a state, or say that this peer does not have it; returns why the request is refused
+        (by `_needs`), or None."""
         if not self._needs(peer, message.stage):
             return f"a state of stage {message.stage}, for which it has no need"
         state = self.find(message.stage, message.t)

@@ -67,9 +67,9 @@ class Snapshots(Timer):
     # --- copies for others ---------------------------------------------------------------------
 
     def on_keep(self, order: Keep) -> str | None:
-        """Handle the leader's order to copy another stage's state: download it, or report again if it is here
-        or has no room; an order older than `complete_t` is ignored. Returns the reason if it is refused: no
-        such stage, or this peer does not serve yet."""
+        """Handle the leader's order to copy another stage's state: download it, or report again if this peer
+        holds it, or has no room for it; an order older than `complete_t` is ignored. Returns the reason if it
+        is refused: no such stage, or this peer does not serve yet."""
         key = (order.stage, order.t)
         if order.stage > self.ctx.run.settings.stages:
             return f"there is no stage {order.stage}"
@@ -119,8 +119,8 @@ class Snapshots(Timer):
     # --- all snapshots -----------------------------------------------------------------------------
 
     def report(self) -> None:
-        """Send the leader the list of all snapshots held here, and of ordered copies for which there is no
-        room (with fingerprint ""). Nothing is sent in a run without snapshots."""
+        """Send the leader the list of all snapshots that this peer holds, and of ordered copies for which
+        there is no room (with fingerprint ""). Nothing is sent in a run without snapshots."""
         if self.ctx.run.settings.snapshot_every == 0:
             return
         held = [Held(s.stage, s.t, s.fingerprint) for _, s in sorted(self.states.pinned.items())]

@@ -62,7 +62,7 @@ class AdaptiveTimeout:
 
     def doubted_at(self) -> float:
         """Time (s) from which other peers are asked about the silent peer, early enough for their answers to
-        be here at `suspected_at`."""
+        come by `suspected_at`."""
         return self.last_heard + DOUBT * self.patience_s
 
     def suspected_at(self) -> float:

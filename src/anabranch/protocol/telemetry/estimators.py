@@ -237,8 +237,9 @@ class StableEstimate:
     """Hysteresis filter of a moving estimate: decides when the published value follows it.
 
     The published value changes only after IN_A_ROW estimates in a row that lie on one side of it by more than
-    the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value, and after
-    each change by more than MARGIN, a quarter of MARGIN is enough: the quantity may still have been moving.
+    the share MARGIN of it and by more than `floor`; then it is the last of these estimates. For WINDOW
+    estimates after the first value, and after each change by more than MARGIN, a quarter of MARGIN is enough:
+    the quantity may still have been moving.
     """
 
     __slots__ = ("_beyond", "_floor", "_unsettled", "published")
@@ -250,8 +251,9 @@ class StableEstimate:
         self._beyond = 0  # number of estimates in a row above (or, negative, below) the published value
 
     def offer(self, estimate: float) -> float | None:
-        """Add an estimate, ignored if implausible. Returns the value published from now on, by the rule of
-        the class; None before the first plausible estimate."""
+        """Add an estimate. One that is not `plausible` (not positive, or absurd) is ignored, and does not end
+        a row. Returns the value published from now on, by the rule of the class; None before the first
+        plausible estimate."""
         if not plausible(estimate):
             return self.published
         if self.published is None:

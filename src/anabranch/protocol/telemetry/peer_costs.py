@@ -187,8 +187,9 @@ class PeerCosts:
         neighbour.avoided_until = max(neighbour.avoided_until, t + AVOIDED_FACTOR**neighbour.often)
 
     def withheld(self, peer: str, t: int) -> None:
-        """Note that a peer gave microbatches of iteration t back and does not claim them: it gets none for a
-        while, longer each time. Ignored while it gets none already."""
+        """Note that a peer gave the gradients of microbatches of iteration t back and does not claim them: it
+        gets none, while others can take them, for AVOIDED_FACTOR iterations, the next time for their square,
+        and so on up to AVOIDED_MAX factors; the count never falls. Ignored while it gets none already."""
         neighbour = self.of(peer)
         if not self.avoided(peer, t):
             neighbour.unclaimed = min(neighbour.unclaimed + 1, AVOIDED_MAX)
@@ -205,9 +206,9 @@ class PeerCosts:
 
     def avoided(self, peer: str, t: int) -> int:
         """Above 0 if `peer` gets no microbatches of iteration t while others can take them, because of
-        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 plus the number of
-        iterations in a row in which it kept some, which a gradient that it gives back ends, or, if that is
-        more, in which it did not claim some."""
+        earlier ones that it kept too long (`missed`) or did not claim (`withheld`): 1 plus the greater one of
+        two numbers: iterations in which it kept one since it last gave a gradient back, and times that it was
+        found not to have claimed some."""
         known = self.neighbours.get(peer)
         if known is None or t >= known.avoided_until:
             return 0
