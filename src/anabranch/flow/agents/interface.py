@@ -122,7 +122,8 @@ class DemandChanged(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """Event: a message has arrived from neighbour (peer, side)."""
+    """Event: `message` has arrived from the neighbour `peer`. side: its stage, as seen from this node: the
+    previous or next one or, under policy `gwtf`, the same one."""
 
     peer: str
     side: Side

@@ -57,8 +57,9 @@ class Negotiation:
 
     def request(self) -> list[Send]:
         """Make the next request and return its message: for a unit of flow, or else a change or redirect with
-        a random node of the same stage. It becomes `pending`; call it only if none is. Nothing is requested
-        if nothing is wanted, or nothing changed for `REST_ROUNDS`."""
+        a random node of the same stage. It becomes `pending`; call it only if none is. No change or redirect
+        is requested by a data node, or once nothing has changed for `REST_ROUNDS`. Empty if there is nothing
+        to request."""
         units = self._units
         wanted = units.next_request()
         if wanted is not None:
