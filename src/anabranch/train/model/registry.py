@@ -52,9 +52,10 @@ class CausalModel:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a registered model, for memory estimates. block: parameters of the block with the most. end:
-    of stage 0 (embeddings and head). total: of the whole model. kept: activation elements per token that a
-    block holds from its forward to its weight gradients, in the block that holds the most."""
+    """Sizes of a registered model, for memory estimates; a tied parameter counts once. block: parameters of
+    the block with the most. end: of stage 0 (embeddings and head). total: of the whole model. kept: elements
+    per token that a block holds from its forward to its weight gradients, in the block that holds the most:
+    activations, and as many again for the gradients that wait with them."""
 
     block: int
     end: int

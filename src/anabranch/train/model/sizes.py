@@ -286,7 +286,7 @@ def total_parameters(config: ModelConfig) -> int:
 
 def block_flops(config: ModelConfig, sequence: int) -> int:
     """Floating-point operations of one block's forward per token, at `sequence` tokens; a multiplication with
-    its addition counts as two."""
+    its addition counts as two. Of a registered model all parameters count as those of matrix products."""
     dim, stream = config.dim, config.stream
     projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
     feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn

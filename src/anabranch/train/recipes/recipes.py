@@ -135,8 +135,8 @@ def batch_tokens(batch: BatchSection) -> int:
 
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of activations and gradients that cross stage boundaries and are kept until the step is
-    committed, at the node with the largest share of the microbatches (see `config.check_fleet_holds`)."""
+    """Bytes of activations and gradients that cross stage boundaries and are kept until the step is released,
+    at the node with the largest share of the microbatches (see `config.check_fleet_holds`)."""
     width, tensors = _WIDTHS[run.compute.dtype], 4 * (1 + run.iteration.delay)
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     if run.pipeline.whole:  # token ids, and answers of a few bytes

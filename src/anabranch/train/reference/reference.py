@@ -93,9 +93,11 @@ class Share:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch (NaN: of a slot whose
-    data are not here). squares: by tensor. norm: before clipping. contributions: digest by slot of those that
-    were computed here on private data. Stage-wise tuples are indexed by stage 0..S."""
+    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch, in a round by slot
+    (NaN: its private data are not on this machine). squares: by tensor. norm: before clipping. In a round
+    squares and norm are of the summed contributions, learning_rate is that of the outer step, and clip_factor
+    is 1 / all inner steps. contributions: digest by slot of those that this replay computed on private data.
+    Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -297,8 +299,8 @@ class Reference:
 
     def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
         """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
-        Before the first round and after the last one the first moment and the outer momentum are exchanged.
-        ahead: `ahead_of` the state before t's step."""
+        Before the first round and after the last one the first moment and the outer momentum are exchanged
+        (moments that are agreed on are scaled). ahead: `ahead_of` the state before t's step."""
         advance_state(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)

@@ -267,8 +267,9 @@ class Island:
         return Contribution(whole, self._loss, kept)
 
     def _normalise(self) -> None:
-        """Move the weights of a slot that took fewer or more steps than round.steps to where that number of
-        steps with the same mean gradient would have ended (`agreed_moments.normalise`)."""
+        """Move the weights of a slot that took fewer or more steps than the round has (`Rounds.length`) to
+        where that number of steps with the same mean gradient would have ended (`agreed_moments.normalise`).
+        """
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
         for part, decay in blocks_of(run, state):

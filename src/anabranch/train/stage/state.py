@@ -57,9 +57,11 @@ PLAIN_FORM = SnapshotForm()
 
 @dataclass
 class StageState:
-    """State of one stage after step `t`; the vectors are flat, in the master dtype. ahead: what iteration t +
-    1 computes with, if it is delayed. rate, corrections: learning rate and bias corrections of the last step
-    that was taken, from which weights are predicted; kept in runs with delay."""
+    """State of one stage after step `t`; the vectors are flat, in the master dtype. exp_avg, exp_avg_sq:
+    Adam's moments; between the first and the last round exp_avg is the outer momentum, unless the islands
+    agree on moments. ahead: what iteration t + 1 computes with, if it is delayed. rate, corrections: learning
+    rate and bias corrections of the last step that was taken, from which weights are predicted; kept in runs
+    with delay."""
 
     layout: Layout
     weights: Tensor

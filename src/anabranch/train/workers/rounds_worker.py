@@ -155,7 +155,8 @@ class RoundsWorker(SumsOfRounds):
 
     def _passed(self, t: int) -> None:
         """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
-        becomes the outer momentum before the first round, and the reverse after the last one."""
+        becomes the outer momentum before the first round, and the reverse after the last one. Moments that
+        are agreed on are scaled instead."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:
