@@ -45,7 +45,8 @@ _OPPOSITE = {Side.PREVIOUS: Side.NEXT, Side.NEXT: Side.PREVIOUS, Side.SAME: Side
 
 
 class UnitId(NamedTuple):
-    """Name of a unit (path of one microbatch in the plan). A data node never uses a number twice."""
+    """Name of a unit (path of one microbatch in the plan). source: data node where it begins, which never
+    uses a number twice."""
 
     source: str
     number: int
@@ -71,8 +72,9 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Setup:
     """Facts that a node's agent is given when it is made. stage: 0 for a data node. capacity: of a relay, in
     microbatches. demand: of a data node, in microbatches. incarnation: number of this process of the node,
-    higher after each restart. relays, cost_max: upper bounds of the number of relays and of link costs, from
-    which a policy may derive the cost of a refusal."""
+    higher after each restart. returns: "any" if a unit may end at any data node, "own" if only where it
+    began. relays, cost_max: upper bounds of the number of relays and of link costs, from which a policy may
+    derive the cost of a refusal."""
 
     id: str
     stage: int

@@ -186,8 +186,8 @@ class Reservations:
 
     def lost(self, peer: str, side: Side) -> list[Send]:
         """Free the places of units whose path goes through the lost neighbour (peer, side), and return the
-        messages that notify their other neighbours (`Stale`, `Release`); give up those that begin here and
-        leave by it."""
+        messages that notify their other neighbours (`Stale`, `Release`); give up those that begin at this
+        node and leave by it."""
         sends: list[Send] = []
         for unit, place in list(self._through.items()):
             if side is Side.NEXT and place.next == peer:

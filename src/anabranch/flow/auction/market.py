@@ -127,7 +127,8 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost (s) of a path from here to its end, of units placed at next hops; 0: none."""
+        """Greatest finite cost (s) of a path from this node to its end, of units placed at next hops; 0:
+        none."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property

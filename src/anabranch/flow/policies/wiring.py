@@ -69,7 +69,8 @@ class LeastCost:
         return sorted(costs, key=lambda peer: (costs[peer], peer))
 
     def used(self, peer: str, cost: float) -> None:
-        """Called when a unit was handed over to `peer` over a link of this cost; does nothing here."""
+        """Called when a unit was handed over to `peer` over a link of this cost; does nothing in this class.
+        """
 
 
 class VirtualTime(LeastCost):
@@ -239,7 +240,7 @@ class WiringAgent:
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
         """Remove a unit that is given up from `table`; returns the message to its next node, [] if it has
-        none. If it comes here again, it is refused. Raises KeyError if it is not in `table`."""
+        none. If it comes to this node again, it is refused. Raises KeyError if it is not in `table`."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

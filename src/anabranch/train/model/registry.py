@@ -88,8 +88,8 @@ def _of_environment() -> dict[str, str]:
 
 def parts_of(config: Any) -> CausalModel:
     """Parts of the model that a `ModelConfig` names: imports its user's function and calls it. The current
-    folder becomes part of the module search path. Raises ConfigError if it is not registered here, or its
-    function fails or returns no CausalModel of config.blocks blocks."""
+    folder becomes part of the module search path. Raises ConfigError if it is not registered on this machine,
+    or its function fails or returns no CausalModel of config.blocks blocks."""
     name = config.architecture
     where = registered().get(name)
     if where is None:

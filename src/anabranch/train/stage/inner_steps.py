@@ -209,8 +209,9 @@ class Island:
 
     def step(self, loss: float = 0.0) -> None:
         """Take the next inner step with `gradient`, clipped by its own norm (of the stage, if this is one),
-        and set that to zero. loss: sum of its microbatches (nats), if it is known here. Raises Overflow if
-        the norm is not finite: no step was taken, but `gradient` stays, and the island is void."""
+        and set that to zero. loss: sum of its microbatches (nats); 0 at a stage that computes none. Raises
+        Overflow if the norm is not finite: no step was taken, but `gradient` stays, and the island is void.
+        """
         run, local = self._run, self.local
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
         if not math.isfinite(norm):
