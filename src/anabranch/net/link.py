@@ -183,9 +183,9 @@ class Link:
 
     def check_progress(self) -> None:
         """Close the link if its peer stalls; to be called STALL_CHECKS times in `Limits.stall_s`. It stalls
-        if in STALL_CHECKS calls payloads were unfinished and not held back by this side, none was finished
-        and fewer than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit.
-        """
+        if in STALL_CHECKS calls in a row payloads were unfinished and not held back by this side, none was
+        finished and fewer than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without
+        limit."""
         count = self._payloads.unfinished if self._payloads is not None else 0
         finished, seen = self._progress
         moved = self._finished != finished or self.bulk.bytes_received >= seen + STALL_BYTES

@@ -160,7 +160,7 @@ class FastAccumulator:
         self.flat.zero_()
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Do nothing: the unit is the same for every state."""
+        """Do nothing: sums of floats have no unit."""
 
 
 def float_limit(dtype: torch.dtype) -> float:

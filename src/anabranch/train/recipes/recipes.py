@@ -253,7 +253,8 @@ def _steps_by_tokens(size: str, tokens: int) -> int:
 
 
 def _usual_rate(parameters: int) -> float:
-    """Usual learning rate at a number of parameters: the recipes', log-linear between two of them."""
+    """Usual learning rate at a number of parameters: the recipes', log-linear between two of them; beyond all
+    of them that of the nearest."""
     known = sorted((total_parameters(named_size(size)), recipe.lr) for size, recipe in _RECIPES.items())
     below = [point for point in known if point[0] <= parameters] or known[:1]
     above = [point for point in known if point[0] >= parameters] or known[-1:]

@@ -335,8 +335,8 @@ class Reference:
         )
 
     def skip(self, share: Share) -> StepRecord:
-        """Let iteration share.t pass without a step, as a logged skip does: no weights change. Returns a
-        record with the share's losses."""
+        """Let iteration share.t pass without a step, as a logged skip does: no weights change, and Adam's
+        counter stays. Returns a record with the share's losses."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
             self._stepped(state, share.t, ahead, None)
