@@ -343,7 +343,8 @@ def write_part(corpus: Corpus, part: int, parts: int, directory: Path) -> Corpus
 
 
 def is_held_out(number: int) -> bool:
-    """True if document `number` (from 0, in sorted order) is held out: the last of each HELD_OUT_EVERY."""
+    """True if document `number` (from 0, in the order of the source) is held out: the last of each
+    HELD_OUT_EVERY."""
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 

@@ -194,7 +194,9 @@ class WiringAgent:
     # -- walking -----------------------------------------------------------------------------------------
 
     def _start(self) -> list[Send]:
-        """At a data node: start the next unit once the one before has a whole path; returns the messages."""
+        """At a data node: start the next unit up to its demand, once all before it have whole paths or were
+        given up; none after one that found no path, until next hops or demand change. Returns the messages.
+        """
         if not self._setup.is_data or not self._next or self._hopeless:
             return []
         if len(self._walks) >= self._demand or not self.quiet():
