@@ -11,7 +11,7 @@
       frozen/                     frozen weights by hash, of a run that trains adapters
 
 A checkpoint is written under a temporary name, flushed to the disk, then renamed: a folder named `step-...`
-is complete. `docs/reference/run-directory.md` documents the files.
+is complete. `docs/reference/run-directory.md` documents these files and those of other modules.
 """
 
 from __future__ import annotations

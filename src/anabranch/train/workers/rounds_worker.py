@@ -31,8 +31,9 @@ ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class SumsOfRounds(Worker):
-    """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
-    `round.results` sets, and joins received parts into the whole, for any stage."""
+    """Worker of a run with rounds of islands: rounds each finished part of a round's result (not the sums of
+    single cells) to the bits that `round.results` sets, and joins received parts into the whole, for any
+    stage."""
 
     @cached_property
     def _rounds(self) -> Rounds:
