@@ -45,8 +45,9 @@ _OPPOSITE = {Side.PREVIOUS: Side.NEXT, Side.NEXT: Side.PREVIOUS, Side.SAME: Side
 
 
 class UnitId(NamedTuple):
-    """Name of a unit (path of one microbatch in the plan). source: data node where it begins, which never
-    uses a number twice."""
+    """Name of a unit (path of one microbatch in the plan). source: data node where it begins. Under `gwtf`
+    single hops and requests have such names, too, and `source` is the node that made them. No node uses a
+    number twice."""
 
     source: str
     number: int
