@@ -11,7 +11,7 @@
       frozen/                     frozen weights by hash, of a run that trains adapters
 
 A checkpoint is written under a temporary name, flushed to the disk, then renamed: a folder named `step-...`
-is complete. `docs/reference/run-directory.md` documents the files.
+is complete. `docs/reference/run-directory.md` documents these files and those of other modules.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Manifest of a checkpoint. `base`: hash of the log record (`Genesis`, `Commit` or `Rollback`) that led
-    to the state."""
+    """Manifest of a checkpoint. version: of this format. t: step after which the state is. `base`: hash of
+    the log record (`Genesis`, `Commit` or `Rollback`) that led to the state. stages: stage -> its file."""
 
     version: int
     run_id: str

@@ -260,7 +260,7 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig:
     """Model shape of a `config.json`. architecture: name in `SHAPE_KEYS`. path: named in messages. Raises
     KeyError for a missing key, TypeError, ValueError or OverflowError for a bad value, ConfigError for one
-    that the models here cannot have."""
+    that the models of `train` cannot have."""
     values: dict[str, Any] = SHAPE_DEFAULTS[architecture] | config
     types = get_type_hints(ModelConfig)
     if architecture == "gpt":
@@ -291,7 +291,8 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
 
 def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
     """Base and factor of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and
-    `rope_scaling` (transformers 4). Raises ConfigError for kinds and parameters that the models here lack."""
+    `rope_scaling` (transformers 4). Raises ConfigError for kinds and parameters that the models of `train`
+    lack."""
     new = config.get("rope_parameters") or {}
     section = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # the former counts
     if not isinstance(config.get(section) or {}, dict):

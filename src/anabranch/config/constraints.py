@@ -32,7 +32,7 @@ class Range:
         return self.high is None or not (value > self.high or (self.open_high and value == self.high))
 
     def problem(self, value: Any) -> str:
-        """Clause that says why `value` is refused, "" if it is allowed."""
+        """Clause that says why `value`, an int or float, is refused; "" if it is allowed."""
         return "" if self.holds(value) else f"is {value!r}; it must be {self}"
 
     def __str__(self) -> str:
@@ -61,11 +61,13 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Regular expression for a whole text, and the same in words."""
+    """Constraint on a text: the regular expression that the whole text must match, and the same in words, for
+    messages."""
 
     expression: str
     words: str
 
     def problem(self, value: Any) -> str:
-        """Clause that says why `value` is refused, "" if it is allowed."""
+        """Clause that says why `value` is refused, "" if it is allowed. value: a text; its type is checked
+        before (another raises TypeError)."""
         return "" if re.fullmatch(self.expression, value) else f'is "{value}"; it must be {self.words}'

@@ -117,10 +117,11 @@ def relays_by_stage(config: RunConfig) -> tuple[int, ...]:
 
 
 def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
-    """Raise ConfigError if the nodes cannot keep the boundary tensors of a batch until its step is committed.
-    activation_bytes: one microbatch's activation between two stages, as it is sent. For each microbatch a
-    node keeps four tensors of that size: the activation it received and the one it sent, and the gradients of
-    both. A stage's replicas share the batch, or two batches where two iterations are in flight."""
+    """Raise ConfigError if the nodes of the local swarm cannot keep the boundary tensors of a batch until its
+    step is released. activation_bytes: one microbatch's activation between two stages, as it is sent. For
+    each microbatch a node keeps four tensors of that size: the activation it received and the one it sent,
+    and the gradients of both. A stage's replicas share the batch, or two batches where two iterations are in
+    flight."""
     budget = config.fleet.boundary_budget_bytes
     microbatches, tensors = config.batch.microbatches, 4 * (1 + config.iteration.delay)
     for stage, replicas in enumerate((config.fleet.data_nodes, *relays_by_stage(config))):
@@ -149,8 +150,9 @@ def _alternative(stage: int, microbatches: int, fitting: int) -> str:
 
 def address_problem(host: str, advertise: str, host_name: str, advertise_name: str) -> str:
     """Reason why others cannot dial a peer that listens on `host` and advertises `advertise`, "" if nothing
-    speaks against it: `advertise` is malformed, or `host` is any address and nothing is advertised.
-    host_name, advertise_name: the run file's keys or the options that hold the two values."""
+    speaks against it: `advertise` is malformed, or `host` stands for all addresses (0.0.0.0 or ::) and
+    `advertise` is "". host_name, advertise_name: the run file's keys or the options that hold the two values.
+    """
     if advertise:
         try:
             parse_addresses(advertise)

@@ -13,7 +13,8 @@ Conversations have masks besides, and a corpus of whole documents their ends:
     train.mask       a byte for each training id, 1 if it counts as a target (heldout.mask for the others)
     train.ends       positions behind the training documents; little-endian int64 (heldout.ends)
 
-The *fingerprint* is the hash of everything that determines a batch: token files, token width and tokenizer.
+The *fingerprint* is the hash of everything in a corpus that determines a batch: all its files but the
+manifest, the width of an id in them, and the sources of a mixture with their weights.
 """
 
 from __future__ import annotations
@@ -352,7 +353,8 @@ def write_part(corpus: Corpus, part: int, parts: int, directory: Path) -> Corpus
 
 
 def is_held_out(number: int) -> bool:
-    """True if document `number` (from 0, in sorted order) is held out: the last of each HELD_OUT_EVERY."""
+    """True if document `number` (from 0, in the order of the source) is held out: the last of each
+    HELD_OUT_EVERY."""
     return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 

@@ -99,8 +99,8 @@ def _check_room(repository: str, revision: str, initial_weights: str) -> None:
 
 
 def stream(section: DataSection) -> Iterator[dict[str, Any]]:
-    """Records of a run file's dataset (a folder here, or a pinned name), as they arrive, from `section.skip`
-    on. Raises ConfigError during the iteration if it cannot be read."""
+    """Records of a run file's dataset (a folder of this machine, or a pinned name of the Hub), as they
+    arrive, from `section.skip` on. Raises ConfigError during the iteration if it cannot be read."""
     try:
         import datasets
     except ImportError:

@@ -71,8 +71,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """Model as it is evaluated. path, step: for the result. functions: that compute in the dtype and on the
-    device of `weights`."""
+    """Model as it is evaluated. path, step: place and step of its weights, for the result. functions: the
+    model's computations, in the dtype and on the device of `weights`."""
 
     path: Path
     step: int

@@ -36,8 +36,8 @@ class Score:
 
 def choice_scores(items: Sequence[Item], scored: Sequence[Sequence[Scored]]) -> dict[str, Score]:
     """Scores of multiple choice by name: the share of items whose right choice has the highest log-likelihood
-    (as a whole, per character, per token), and the share that drawing a choice would get. scored: for each
-    item its choices, in their order. There must be an item."""
+    (as a whole, per character, per token; of equal ones the first counts), and the share that drawing a
+    choice would get. scored: for each item its choices, in their order. There must be an item."""
 
     def accuracy(meaning: str, weights: Sequence[Sequence[float]]) -> Score:
         right = []

@@ -17,7 +17,8 @@ RESTARTS = 1000
 
 
 def manifests(fleet: Fleet) -> str:
-    """YAML documents for `kubectl apply -f`: a job for each group of the fleet."""
+    """YAML documents for `kubectl apply -f`: a job for each group of the fleet. The ticket is not in them: it
+    comes from a secret, which the comment tells how to create."""
     secret = fleet.label(Group(0)) + "-ticket"
     head = (
         f"{fleet.peers} peers of the run {fleet.name}. The ticket comes from a secret:\n"

@@ -78,7 +78,8 @@ if __name__ == "__main__":
 
 
 def program(fleet: Fleet) -> str:
-    """Text of a Python program that starts the fleet's peers on a Ray cluster."""
+    """Text of a Python program that starts the fleet's peers on a Ray cluster and waits until the run is
+    over. The ticket is not in it: the program takes it from the environment."""
     groups = []
     for group in fleet.groups:
         words = fleet.join_words(group, "", port=0)[4:]

@@ -12,7 +12,8 @@ TICKET_FILE = "$HOME/.anabranch/ticket"
 
 
 def script(fleet: Fleet) -> str:
-    """Script for `sbatch`. The groups of the fleet are ranges of the array's numbers."""
+    """Script for `sbatch`. The groups of the fleet are ranges of the array's numbers. The ticket is not in
+    it: a job takes it from the environment, or else from TICKET_FILE."""
     gpus = [f"#SBATCH --gpus-per-task={fleet.gpus}"] if fleet.gpus else []
     cases, first = [], 0
     for group in fleet.groups:

@@ -258,7 +258,7 @@ class FrameReader:
     def received(self, count: int) -> Sequence[Parsed]:
         """Parse `count` bytes that were written into the last `get_buffer()`; returns what is complete now:
         messages, offers, a Goodbye. Raises FrameError for bytes that the framing does not allow,
-        ResourceRefused if a payload has no room."""
+        ResourceRefused if a payload or a long message has no room."""
         if self._finished:
             raise FrameError("bytes after the end of the connection")
         if self._current is not None:

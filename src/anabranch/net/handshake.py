@@ -216,10 +216,10 @@ class _Reader:
 
 
 class ServerHandshake:
-    """Listening side of a handshake. Send `greeting()`, then `receive` until it returns a Hello.
-
-    The caller then checks the incarnation and `Gate.authorize`, and sends `accept()` or `refuse(...)`.
-    """
+    """Listening side of a handshake. Send `greeting()`, then pass received bytes to `receive` until it
+    returns a Hello, whose run, key, work and credential are verified. The caller then checks the incarnation
+    and `Gate.authorize`, and sends `accept()` or `refuse(...)`. It also sends `refuse(error)` for a Refused
+    that `receive` raises."""
 
     def __init__(
         self,

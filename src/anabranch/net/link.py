@@ -53,7 +53,8 @@ class Way:
 
     address: address that this side dialled; None: the other side dialled. via: id of the carrier that
     forwards the link's bytes; "": none. iroh: True if the bytes go through iroh. host: of a link that the
-    other side dialled through iroh, whose connection ends on this machine: where it came from.
+    other side dialled through iroh, the IP address that it came from or "iroh relay", as its socket is a
+    local one; "": any other link.
     """
 
     address: Address | None = None
@@ -174,16 +175,17 @@ class Link:
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
         """Change the largest payload (bytes) that is accepted from now on; payloads that have begun are not
-        affected."""
+        affected. A larger one, or a packed one that is larger when unpacked, is a broken frame: the link
+        closes."""
         self._limits = replace(self._limits, max_payload_bytes=max_payload_bytes)
         if self._payloads is not None:
             self._payloads.max_payload_bytes = max_payload_bytes
 
     def check_progress(self) -> None:
         """Close the link if its peer stalls; to be called STALL_CHECKS times in `Limits.stall_s`. It stalls
-        if in STALL_CHECKS calls payloads were unfinished and not held back by this side, none was finished
-        and fewer than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit.
-        """
+        if in STALL_CHECKS calls in a row payloads were unfinished and not held back by this side, none was
+        finished and fewer than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without
+        limit."""
         count = self._payloads.unfinished if self._payloads is not None else 0
         finished, seen = self._progress
         moved = self._finished != finished or self.bulk.bytes_received >= seen + STALL_BYTES

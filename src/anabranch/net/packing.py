@@ -1,9 +1,9 @@
 """Lossless packing of 64-bit integers into as few bytes as they need.
 
-Used for sums of gradients (`train.numerics.exact`), whose upper bits mostly repeat the sign, and whose lower
-bits are zero where contributions are rounded (`train.numerics.coarse_sums`). Values are packed in chunks of
-1,024 (the last may be shorter). A chunk is shifted right by the zero bits that all its values end in; each of
-its values then takes as many bytes as the chunk's greatest magnitude needs:
+Used for sums of gradients (`train.numerics.exact`), whose upper bits mostly repeat the sign; for values that
+are small numbers times a power of two the sender takes `scaled_packing` (`scaled_packing.pays`). Values are
+packed in chunks of 1,024 (the last may be shorter). A chunk is shifted right by the zero bits that all its
+values end in; each of its values then takes as many bytes as the chunk's greatest magnitude needs:
 
     chunks  those of width 1, then those of width 2, and so on, each in order; last the shorter one, if any
     widths  one byte for each chunk, in order: bytes per value, 1..8
@@ -11,7 +11,8 @@ its values then takes as many bytes as the chunk's greatest magnitude needs:
 
 A chunk's values are little-endian two's complement of that width, split into planes (`_PLANES`): the low
 words of up to 64 chunks, then the next words. Computers copy words much faster than values of five bytes. The
-widths come last so that the words are aligned."""
+widths come last so that the words are aligned.
+"""
 
 from __future__ import annotations
 

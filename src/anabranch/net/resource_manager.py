@@ -243,7 +243,8 @@ class ResourceManager:
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:
         """Empty reservation for the payloads of a link, charged to the system, the address block of the other
-        end (`host`), the peer and its ticket. ticket: "" if not known, or of the owner's own peer."""
+        end (`host`), the peer and its ticket. ticket: its key; "" if it is not known, or for the owner's own
+        peer: none is charged."""
         keys = [("system", ""), ("block", block_of(host)), ("peer", peer)]
         return Reservation(self, keys + ([("ticket", ticket)] if ticket else []))
 

@@ -1,13 +1,15 @@
 """Lossless packing of 64-bit integers that are small numbers times a power of two, by blocks of 64.
 
-Used for the contributions and results of rounds, which are rounded to such values
-(`train.numerics.block_float`). Values are packed in blocks of 64 (the last is filled up with zeros):
+Used for the contributions and results of rounds (`train.numerics.block_float`) and for coarse sums
+(`train.numerics.coarse_sums`), which are rounded to such values, if a sample of them shows it (`pays`).
+Values are packed in blocks of 64 (the last is filled up with zeros):
 
     shifts  one byte for each block, in order: exponent of the power of two that divides its values, 0..63
     widths  one byte for each block, in order: 0 (all zero), or 1..5 for 4, 8, 16, 32, 64 bits a value
     blocks  those of width 1, then those of width 2, and so on, each in order
 
-Values are little-endian two's complement; of two 4-bit values in a byte the first is in the low half."""
+Values are little-endian two's complement; of two 4-bit values in a byte the first is in the low half.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ _OPPOSITE = {Side.PREVIOUS: Side.NEXT, Side.NEXT: Side.PREVIOUS, Side.SAME: Side
 
 
 class UnitId(NamedTuple):
-    """Name of a unit (path of one microbatch in the plan). A data node never uses a number twice."""
+    """Name of a unit (path of one microbatch in the plan). source: data node where it begins. Under `gwtf`
+    single hops and requests have such names, too, and `source` is the node that made them. No node uses a
+    number twice."""
 
     source: str
     number: int
@@ -71,8 +73,9 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Setup:
     """Facts that a node's agent is given when it is made. stage: 0 for a data node. capacity: of a relay, in
     microbatches. demand: of a data node, in microbatches. incarnation: number of this process of the node,
-    higher after each restart. relays, cost_max: upper bounds of the number of relays and of link costs, from
-    which a policy may derive the cost of a refusal."""
+    higher after each restart. returns: "any" if a unit may end at any data node, "own" if only where it
+    began. relays, cost_max: upper bounds of the number of relays and of link costs, from which a policy may
+    derive the cost of a refusal."""
 
     id: str
     stage: int
@@ -122,7 +125,8 @@ class DemandChanged(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """Event: a message has arrived from neighbour (peer, side)."""
+    """Event: `message` has arrived from the neighbour `peer`. side: its stage, as seen from this node: the
+    previous or next one or, under policy `gwtf`, the same one."""
 
     peer: str
     side: Side

@@ -31,13 +31,15 @@ class Reserved(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Message to the previous hop, passed on to the source: give these units up, as their paths changed."""
+    """Message to the previous hop, which relays pass on to the source (data node where the unit begins): the
+    paths of these units changed. The source alone gives them up, and frees their places by `Release`."""
 
     units: tuple[UnitId, ...]
 
 
 class Release(Message, frozen=True):
-    """Message to the next hop, passed on along the path: these units are given up and their places free."""
+    """Message to the next hop, passed on along the path: these units are given up. Each receiver frees its
+    places for them."""
 
     units: tuple[UnitId, ...]
 
@@ -46,7 +48,8 @@ class Release(Message, frozen=True):
 class _Reservation:
     """Place (capacity for one microbatch) that this node reserves for a unit. link: the working unit by which
     it arrives (at the source: departs). previous, next: nodes before and after this one on its path; None at
-    the path's ends. reported: True once `Stale` was sent for it."""
+    the path's ends. reported: True if `Stale` was sent for it since the last confirmation from a neighbour.
+    """
 
     link: UnitId
     previous: str | None
@@ -183,8 +186,8 @@ class Reservations:
 
     def lost(self, peer: str, side: Side) -> list[Send]:
         """Free the places of units whose path goes through the lost neighbour (peer, side), and return the
-        messages that notify their other neighbours (`Stale`, `Release`); give up those that begin here and
-        leave by it."""
+        messages that notify their other neighbours (`Stale`, `Release`); give up those that begin at this
+        node and leave by it."""
         sends: list[Send] = []
         for unit, place in list(self._through.items()):
             if side is Side.NEXT and place.next == peer:

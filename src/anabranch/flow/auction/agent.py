@@ -263,8 +263,9 @@ class AuctionAgent:
         return self._letters(now)
 
     def _withdraw_orphans(self, now: float) -> None:
-        """Withdraw units from next hops if more are placed there than this node has, because its demand fell
-        or previous hops took units back. A relay waits for ORPHAN_S first, as other units may come."""
+        """Withdraw units from next hops if more are placed there than this node has, because its demand fell,
+        or previous hops took units back or were lost. A relay waits for ORPHAN_S first, as other units may
+        come."""
         market = self._market
         if market.surplus >= 0:
             self._orphan_at = math.inf

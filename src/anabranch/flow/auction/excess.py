@@ -26,9 +26,9 @@ class Excess:
         self._evened = 0
 
     def changed(self) -> None:
-        """After an external change: let the next search for free capacity begin after a small rise of this
-        source's price (during churn only if the required rise was still smaller), and let the refusal price
-        (above which sources refuse a unit) be announced again."""
+        """Note an external change. The next search for free capacity begins once this source's price has
+        risen by SEARCH_EPSILONS from now on; during churn the rise is raised to SEARCH_MAX_EPSILONS if it is
+        smaller, else kept. The refusal price (above which sources refuse a unit) may be announced again."""
         unceasing = self._changes.unceasing
         least = timing.SEARCH_MAX_EPSILONS if unceasing else timing.SEARCH_EPSILONS
         if not unceasing or self._step < least:
@@ -45,8 +45,8 @@ class Excess:
 
     def _apply_result(self) -> bool:
         """Set the refusal price (`Market.limit`) by this source's finished search for free capacity: if no
-        free path was found, units above `Searches.bound` are refused, which other sources are told, else none
-        is. True if it changed."""
+        free path was found, units that cost more than `Searches.bound` are refused, and other sources are
+        told this price. If one was found, no unit is refused. True if the price changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:
@@ -80,7 +80,7 @@ class Excess:
     def tell_dearest(self) -> None:
         """Announce the cost of this source's most expensive unit, so that the other sources refuse no cheaper
         unit of theirs. Done only if this source has no excess units, its last search found a free path, and
-        another source's search found none from this node. Called at rest."""
+        another source's search found none from this node. Called after a repair, as no units move then."""
         market, searches = self._market, self._searches
         own = searches.own
         if market.surplus > 0 or own is None or not own.open:

@@ -77,8 +77,9 @@ class Market:
     """Working units of one node, their bids, and the node's price.
 
     placed: units at next hops. ins, outs: links by peer. ranking: see `Ranking`. senders: in-links with units
-    at this node. users: out-links with units of this node. price: cost of one more unit from here to the end
-    of its path, with the price of this node's capacity; level: the same without. capacity: most units at a
+    at this node. users: out-links with units of this node. price: cost (s) of one more unit from this node to
+    the end of its path, with the price of this node's capacity (0 at a data node: paths end there); level:
+    the same without that price (at a data node: of a unit that begins there). capacity: most units at a
     relay; demand: units of a source. epsilon: least raise of a bid (s). limit: price above which a source
     refuses a unit; bypass: greatest value of `limit`, above the cost of every path. ready: True once bidding
     has begun. moved: True if a unit was received, handed back or placed, or this node's bids and prices may
@@ -126,7 +127,8 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost (s) of a path from here to its end, of units placed at next hops; 0: none."""
+        """Greatest finite cost (s) of a path from this node to its end, of units placed at next hops; 0:
+        none."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property
@@ -191,7 +193,7 @@ class Market:
 
     def resize(self, capacity: int) -> None:
         """Set the capacity; once bidding has begun, hand back units beyond it, those with the lowest bids,
-        and withdraw as many from next hops at once."""
+        and withdraw from next hops, at once, what is placed there beyond the units that are left."""
         self.capacity = capacity
         self.moved = True
         if self.ready and self._arrived > capacity:
@@ -215,7 +217,7 @@ class Market:
     def act(self) -> None:
         """Hand back units beyond capacity, place the others at next hops, set the price, and mark changed
         links as dirty. Units whose bid is below the cost of every next hop are handed back too; a source
-        keeps those that cost more than `limit` unplaced. Nothing before the start."""
+        leaves those unplaced that would cost `limit` or more. Nothing before the start."""
         if not self.ready:
             return
         if not self._is_data:

@@ -36,8 +36,9 @@ class RepairSchedule:
 
     def moved(self, now: float) -> None:
         """Put the next repair off after units have moved in the market: by the rest, which each repair
-        doubles. Once the rest exceeds LULL_MAX_S, only a few repairs follow, MORE_S after a move and only if
-        a price, bid or unit would change."""
+        doubles, and which is at least half of the time since the last external change. Once the rest exceeds
+        LULL_MAX_S, only a few repairs follow, MORE_S after a move and only if a price, bid or unit would
+        change."""
         self._lull_s = max(self._lull_s, (now - self._changes.last_at) * timing.LULL_SHARE)
         if self._lull_s <= timing.LULL_MAX_S:
             self.at = now + self._lull_s

@@ -53,8 +53,8 @@ class Explorer:
         self.explore()
 
     def reached(self, link: Link) -> None:
-        """Handle a neighbour's request, received over `link`, to search for a free path from here. Searches
-        on; or answers at once: True if a path is known, False while one that asked first waits."""
+        """Handle a neighbour's request, received over `link`, to search for a free path from this node.
+        Searches on; or answers at once: True if a path is known, False while one that asked first waits."""
         if link.side is Side.PREVIOUS:
             self._at_entry = True
         else:
@@ -71,7 +71,7 @@ class Explorer:
 
     def found(self, link: Link, is_open: bool) -> None:
         """Handle a neighbour's answer, received over `link`, to this node's request. is_open: True if the
-        neighbour knows a free path, which ends the search here; else it goes on."""
+        neighbour knows a free path, which ends the search at this node; else it goes on."""
         self._waiting.discard(link)
         if is_open:
             self._succeed()
@@ -180,7 +180,8 @@ class Searches:
 
     @property
     def others_closed(self) -> bool:
-        """True if another source's search ended here without a free path: that source refuses units."""
+        """True if another source's search ended at this node without a free path: that source refuses units.
+        """
         others = (explorer for source, explorer in self._explorers.items() if source != self._name)
         return any(explorer.done and not explorer.open for explorer in others)
 

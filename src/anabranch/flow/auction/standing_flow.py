@@ -119,7 +119,7 @@ class StandingFlow:
     ) -> bool:
         """Apply the next hop's answer about the units that this node wants to pass through it. A unit counts
         only if the next hop knew the newest request for it. True if this changed which units are whole or
-        stale. A unit that is whole no longer gets a time limit."""
+        stale. A unit that was whole and is not any more has to become whole again within a time limit."""
         if not (whole or stale or link.whole or link.stale):
             return False
         # An answer about a unit counts only if the next hop knew of the newest request for it.
@@ -241,8 +241,8 @@ class StandingFlow:
             self._want(unit, link)
 
     def _depart(self, now: float) -> None:
-        """At a source: start a standing unit for each working unit that has none, unless it pauses after one
-        that was never confirmed."""
+        """At a source: begin to reserve a path for each unit of the working flow that has none. Nothing is
+        begun during a pause, which follows a unit that was never confirmed."""
         if now < self._depart_at:
             self._check(self._depart_at)
             return

@@ -20,7 +20,7 @@ STAGES_KEPT = 64
 def places(pass_s: Mapping[str, float], capacity: Mapping[str, int], batch: int) -> Mapping[str, int]:
     """Number of microbatches that each replica of a stage offers to the plan; from 1 (0 for one without
     capacity) to its capacity. pass_s: replica -> seconds per microbatch (all positive). capacity: replica ->
-    most microbatches that it can hold. batch: microbatches that the stage has to serve at once."""
+    most microbatches that it can hold. batch: microbatches of an iteration, all of which the stage serves."""
     return _places(tuple([(peer, seconds, capacity[peer]) for peer, seconds in pass_s.items()]), batch)
 
 

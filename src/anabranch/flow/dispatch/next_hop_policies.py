@@ -56,7 +56,7 @@ class Choice(NamedTuple):
 
 class Policy:
     """Base of the dispatch policies: chooses the next hops of one sender's microbatches. The methods that are
-    told of events do nothing here."""
+    told of events do nothing in this class."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

@@ -3,8 +3,8 @@
 Interleaved weighted round robin: every sender keeps a virtual time for each peer of the next stage and sends
 the next microbatch to the peer with the least. That peer's virtual time then grows by the expected time of a
 microbatch at the peer, a running mean, so quick peers are chosen more often. If the chosen peer grants no
-slot in time, the microbatch goes to another. A peer whose link broke is banned for as long as its
-announcement would have lasted, and its times are forgotten.
+slot in time, a peer is chosen anew. A peer whose link broke, or that is suspected, is banned for as long as
+its announcement would have lasted, and its times are forgotten.
 
 Differences to the published code: a peer takes no more microbatches than it has slots, so a sender waits for
 a slot; the time of a microbatch at a peer is computed from measured parts (link both ways, passes, queue), as

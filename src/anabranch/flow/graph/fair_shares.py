@@ -22,7 +22,7 @@ TOLERANCE = 1e-7
 @dataclass(frozen=True)
 class FairShares:
     """Max-min fair flow. shares: data node with a demand -> the part of it that is admitted (0 to 1). flow:
-    microbatches in all. cost: least total cost of such a flow."""
+    microbatches in all, not always a whole number. cost: least total cost of such a flow."""
 
     shares: dict[str, float]
     flow: float

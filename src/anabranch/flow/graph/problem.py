@@ -22,7 +22,8 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class DataNode:
-    """A node of stage 0. microbatches: how many it wants to send. Any number of paths may end at it."""
+    """A node of stage 0. microbatches: how many it wants to send. Any number of paths may end at it, with
+    return "own" only its own."""
 
     id: str
     microbatches: int
@@ -39,7 +40,9 @@ class Relay:
 
 @dataclass(frozen=True)
 class Instance:
-    """A flow problem. `links` maps (from, to) to `d_ij` in seconds (or any other one unit), at least 0."""
+    """A flow problem. stages: number of relay stages, S. returns: "any" if a path may end at any data node,
+    "own" if only at the one where it began. `links` maps (from, to) to `d_ij` in seconds (or any other one
+    unit), at least 0."""
 
     stages: int
     returns: Return

@@ -259,8 +259,8 @@ class GwtfAgent:
 
     def _compare(self, peer: str, side: Side, message: msg.Confirm) -> list[Send]:
         """Take over the other ends of units, and a next hop's offer, from a neighbour's `Confirm`; returns
-        messages with the listed units and reservations that this node lacks, which the neighbour then
-        drops."""
+        messages with the listed units and reservations that this node lacks, which the neighbour then drops.
+        A unit that this node has just requested or handed over does not count as lacking."""
         units, pending = self._units, self._negotiation.pending
         table = units.ins if side is Side.PREVIOUS else units.outs
         requested = pending.number if pending is not None else None

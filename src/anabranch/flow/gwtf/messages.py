@@ -78,13 +78,15 @@ class Moved(Message, frozen=True):
 
 
 class PushBack(Message, frozen=True):
-    """Notice to the previous node that these units are dropped, as they lead to no sink."""
+    """Notice to the previous node: the sender has dropped these units, or lacks them, and the receiver drops
+    them too. Causes: no way on to a sink, or no capacity or demand for them."""
 
     links: tuple[UnitId, ...]
 
 
 class Cancel(Message, frozen=True):
-    """Notice to the next node that these units are dropped, as no node uses them."""
+    """Notice to the next node: the sender has dropped these units, or lacks them, and the receiver drops them
+    too. Causes: no unit of the previous stage needs them, or no capacity or demand for them."""
 
     links: tuple[UnitId, ...]
 

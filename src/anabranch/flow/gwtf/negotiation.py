@@ -21,7 +21,7 @@ T_START, T_FACTOR = 2.0, 0.95
 #: Least temperature, and gain or loss (s) that counts as none: below what a clock tells. A loss far below the
 #: temperature is always accepted, so two nodes would swap one path for ever.
 T_LEAST = 1e-9
-#: Rounds without an accepted change after which a node makes no requests until a neighbour or cost changes.
+#: Rounds without an accepted change after which a node requests no change or redirect, until one happens.
 #: The published algorithm never stops. Fewer rounds save messages and lose quality: on family E 20, 60 and
 #: 180 rounds ended at 1.30, 1.22 and 1.18 times the optimum.
 REST_ROUNDS = 60
@@ -57,8 +57,9 @@ class Negotiation:
 
     def request(self) -> list[Send]:
         """Make the next request and return its message: for a unit of flow, or else a change or redirect with
-        a random node of the same stage. It becomes `pending`; call it only if none is. Nothing is requested
-        if nothing is wanted, or nothing changed for `REST_ROUNDS`."""
+        a random node of the same stage. It becomes `pending`; call it only if none is. No change or redirect
+        is requested by a data node, or once nothing has changed for `REST_ROUNDS`. Empty if there is nothing
+        to request."""
         units = self._units
         wanted = units.next_request()
         if wanted is not None:

@@ -69,7 +69,8 @@ class LeastCost:
         return sorted(costs, key=lambda peer: (costs[peer], peer))
 
     def used(self, peer: str, cost: float) -> None:
-        """Called when a unit was handed over to `peer` over a link of this cost; does nothing here."""
+        """Called when a unit was handed over to `peer` over a link of this cost; does nothing in this class.
+        """
 
 
 class VirtualTime(LeastCost):
@@ -193,7 +194,9 @@ class WiringAgent:
     # -- walking -----------------------------------------------------------------------------------------
 
     def _start(self) -> list[Send]:
-        """At a data node: start the next unit once the one before has a whole path; returns the messages."""
+        """At a data node: start the next unit up to its demand, once all before it have whole paths or were
+        given up; none after one that found no path, until next hops or demand change. Returns the messages.
+        """
         if not self._setup.is_data or not self._next or self._hopeless:
             return []
         if len(self._walks) >= self._demand or not self.quiet():
@@ -239,7 +242,7 @@ class WiringAgent:
 
     def _drop(self, unit: UnitId, table: dict[UnitId, _Walk]) -> list[Send]:
         """Remove a unit that is given up from `table`; returns the message to its next node, [] if it has
-        none. If it comes here again, it is refused. Raises KeyError if it is not in `table`."""
+        none. If it comes to this node again, it is refused. Raises KeyError if it is not in `table`."""
         walk = table.pop(unit)
         self._refused[unit] = walk.used
         if walk.next is None:

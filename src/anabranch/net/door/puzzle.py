@@ -29,7 +29,7 @@ def work_in(statement: bytes, answer: bytes) -> int:
 
 def solve(statement: bytes, bits: int) -> bytes:
     """Answer that proves at least `bits` bits of work for `statement`, found after 2^bits hashes in the mean.
-    Blocks meanwhile."""
+    Blocks meanwhile. bits: not bounded here; the caller checks it against MOST_SOLVED."""
     head, below = hashlib.sha256(_PURPOSE + statement), 1 << (_HASH_BITS - bits)
     for number in count():
         answer = number.to_bytes(ANSWER_BYTES, "big")

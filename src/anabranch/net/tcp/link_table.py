@@ -30,8 +30,8 @@ class LinkTable:
         self._progress_check: asyncio.TimerHandle | None = None
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
-        """Change the largest payload (bytes) that each link open now accepts; those that have begun are not
-        affected. Later links have the endpoint's limits."""
+        """Change the largest payload (bytes) that each link open now accepts (`Link.limit_payloads`). Later
+        links have the endpoint's limits."""
         for link in self.links:
             link.limit_payloads(max_payload_bytes)
 

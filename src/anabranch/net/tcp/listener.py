@@ -240,8 +240,8 @@ class Listener:
 
     async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Serve a verified caller whose connection is about a circuit (`Hello.lane`). One that opens a
-        circuit here is accepted, and served on in a task of its own; one that comes for a circuit is handed
-        to that circuit. Raises Refused if the caller may not, or no circuit waits."""
+        circuit through this process is accepted, and served on in a task of its own; one that comes for a
+        circuit is handed to that circuit. Raises Refused if the caller may not, or no circuit waits."""
         self._end.fence.check(hello.peer_id, hello.incarnation)
         if caller.via:
             raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")

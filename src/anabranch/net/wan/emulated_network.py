@@ -130,7 +130,8 @@ def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple
 
 @functools.cache
 def available() -> str | None:
-    """Reason why no network can be emulated here, None if it can; found by making one, once in a process."""
+    """Reason why this process can emulate no network, None if it can; found by making one, once in a process.
+    """
     if sys.platform != "linux":
         return "the emulated network needs Linux"
     if os.geteuid() != 0:

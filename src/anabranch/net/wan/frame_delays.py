@@ -57,7 +57,7 @@ class Fabric:
     """All links between hosts, which are numbered from 0.
 
     addresses: IPv4 address of each host, four bytes. links: by (sender, receiver); between a pair without one
-    frames pass without delay and at any rate.
+    frames pass with no delay and no limit, but for the two hosts' access lines.
     """
 
     def __init__(

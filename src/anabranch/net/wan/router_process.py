@@ -33,7 +33,7 @@ _PR_SET_TIMERSLACK = 29
 
 class Router:
     """The loop that moves frames between the devices of the hosts. claim: ownership of the namespaces, which
-    are made here. parent: id of the process whose end ends the router.
+    the constructor makes. parent: id of the process whose end ends the router.
 
     network: "hosts", a list of [name, address, uplink bit/s, downlink bit/s], and "links", a list of [sender,
     receiver, delay (s), bit/s] with hosts' numbers; "prefix" of the addresses and "mtu".

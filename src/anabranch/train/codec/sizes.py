@@ -28,8 +28,8 @@ def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
 def coarse_digits(microbatches: int) -> int:
     """Binary digits by which the unit of a coarse sum lies below the gradient's root mean square. Each
     microbatch's contribution is rounded by itself, so the error grows with the root of their number: 4 digits
-    for up to 16 of them, one more for each factor of four. The error of the sum is then a thirtieth to a
-    sixth of the gradient's norm (docs/explanation/thin-lines.md)."""
+    for up to 16 of them, one more for each factor of four. Measured on llama-tiny with 8 microbatches, the
+    error of the sum is 0.04 to 0.16 of the gradient's norm (docs/explanation/thin-lines.md)."""
     return 4 + math.ceil(max(0.0, math.log2(microbatches / 16)) / 2)
 
 

@@ -21,7 +21,7 @@ class SplitModel:
     gradients keep their bits, if the devices are alike."""
 
     def __init__(self, config: ModelConfig, at: Mapping[int, torch.device], dtype: torch.dtype) -> None:
-        """at: block -> device, of all blocks that are computed here, in order."""
+        """at: block -> device, of all blocks that this peer computes, in order."""
         self.config, self._at = config, dict(at)
         self._models = {device: build(config, device, dtype) for device in dict.fromkeys(at.values())}
         self.home, self._last = next(iter(at.values())), max(at)

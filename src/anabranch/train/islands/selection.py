@@ -16,8 +16,9 @@ CHUNK = 4096
 def selected(
     part: RoundSection, layout: Layout, change: Tensor, weights: Tensor, round_number: int
 ) -> Tensor | None:
-    """Mask (flat, bool) of the values of a change that are sent in the n-th round; None: all of them. part:
-    the run file's section on rounds. change: flat. weights: those before the round, flat."""
+    """Mask (flat, bool) of the values of a change that are sent in the n-th round; None: all of them. With
+    several fragments those of the fragment whose turn it is, else by `round.select`. part: the run file's
+    section on rounds. change: flat. weights: those before the round, flat."""
     if part.fragments > 1:
         mask = torch.zeros_like(change, dtype=torch.bool)
         for begin, end in fragment_bounds(layout, part.fragments, turn(round_number, part.fragments)):
@@ -31,9 +32,9 @@ def selected(
 
 
 def largest(change: Tensor, share: float) -> Tensor:
-    """Mask (flat, bool) of a change's values of greatest magnitude: `share` of each CHUNK adjacent values, at
-    least one; of a shorter last chunk as many (Sarfi et al., "Communication Efficient LLM Pre-training with
-    SparseLoCo", arXiv 2508.15706)."""
+    """Mask (flat, bool) of the values of greatest magnitude of a change, which must be flat: of each CHUNK
+    adjacent values round(share · CHUNK), at least one; of a shorter last chunk as many (Sarfi et al.,
+    "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706)."""
     missing = -len(change) % CHUNK
     padded = torch.cat((change.abs(), change.new_full((missing,), -1.0)))
     table = padded.view(-1, CHUNK)

@@ -1,6 +1,6 @@
 """Check of a model for what would break exactness: cuts, hidden state, chance, in-place changes, the future.
 
-It computes on this machine's CPU in fp32, with weights of the run's seed and tokens that are drawn.
+It computes on this machine's CPU in fp32, with weights and tokens that are drawn from a seed.
 """
 
 from __future__ import annotations

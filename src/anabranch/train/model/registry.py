@@ -54,9 +54,10 @@ class CausalModel:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a registered model, for memory estimates. block: parameters of the block with the most. end:
-    of stage 0 (embeddings and head). total: of the whole model. kept: activation elements per token that a
-    block holds from its forward to its weight gradients, in the block that holds the most."""
+    """Sizes of a registered model, for memory estimates; a tied parameter counts once. block: parameters of
+    the block with the most. end: of stage 0 (embeddings and head). total: of the whole model. kept: elements
+    per token that a block holds from its forward to its weight gradients, in the block that holds the most:
+    activations, and as many again for the gradients that wait with them."""
 
     block: int
     end: int
@@ -91,8 +92,8 @@ def _of_environment() -> dict[str, str]:
 
 def parts_of(config: Any) -> CausalModel:
     """Parts of the model that a `ModelConfig` names: imports its user's function and calls it. The current
-    folder becomes part of the module search path. Raises ConfigError if it is not registered here, or its
-    function fails or returns no CausalModel of config.blocks blocks."""
+    folder becomes part of the module search path. Raises ConfigError if it is not registered on this machine,
+    or its function fails or returns no CausalModel of config.blocks blocks."""
     name = config.architecture
     where = registered().get(name)
     if where is None:

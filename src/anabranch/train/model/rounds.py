@@ -10,7 +10,8 @@ from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 
 
 def rounds_of(run: RunConfig) -> Rounds:
-    """Rounds of islands that a run file sets: first one, inner steps, slots, deadline; NO_ROUNDS without."""
+    """Rounds of islands that a run file sets: iterations before them, inner steps, slots, deadline, what
+    slots carry; NO_ROUNDS for a run file without rounds."""
     part = run.round
     if not part.slots:
         return NO_ROUNDS
@@ -28,7 +29,7 @@ def rounds_of(run: RunConfig) -> Rounds:
 
 
 def delay_of(run: RunConfig) -> Delay:
-    """First delayed iteration of a run file; NO_DELAY for a synchronous run."""
+    """Delayed iterations that a run file sets: those after Delay.start; NO_DELAY for a synchronous run."""
     part = run.iteration
     if not part.delay:
         return NO_DELAY

@@ -24,7 +24,9 @@ SCALED_BYTES = {4: 0.5 + 2 / 64, 8: 1.0 + 2 / 64}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
+    """Shape of a model. Widths are in elements, `max_sequence` in tokens. head_width: 0: dim / heads. window:
+    0: a token attends to all before it. subspace: 0: the residual stream has its full width. rope_factor: 1:
+    rotary wavelengths are not stretched."""
 
     architecture: str
     """Name in ARCHITECTURES, or of a model that a user registered (`train/model/registry.py`)."""
@@ -286,7 +288,7 @@ def total_parameters(config: ModelConfig) -> int:
 
 def block_flops(config: ModelConfig, sequence: int) -> int:
     """Floating-point operations of one block's forward per token, at `sequence` tokens; a multiplication with
-    its addition counts as two."""
+    its addition counts as two. Of a registered model all parameters count as those of matrix products."""
     dim, stream = config.dim, config.stream
     projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
     feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn

@@ -1,9 +1,9 @@
 """Rounding of vectors to integers of few bits with a power-of-two scale for each block of 64 values.
 
 A rounded value is a small integer times a power of two, so it is exact in fp32, in the 64-bit sums of
-`exact`, and in the packed form in which these travel (`net.packing`): what is sent is what is added. Blocks
-lie at multiples of 64 of the flat vector, whatever part of it a peer holds. A vector of 8-bit values has a
-form in bytes (`to_bytes`), too.
+`exact`, and in the packed form in which these travel (`net.scaled_packing`): what is sent is what is added.
+Blocks lie at multiples of 64 of the flat vector, whatever part of it a peer holds. A vector of 8-bit values
+has a form in bytes (`to_bytes`), too.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class FastAccumulator:
         self.flat.zero_()
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Do nothing: the unit is the same for every state."""
+        """Do nothing: sums of floats have no unit."""
 
 
 def float_limit(dtype: torch.dtype) -> float:
@@ -195,10 +195,11 @@ def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
 
 
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums. Integer
-    parts (units of 2⁻⁴⁸) are added exactly; a float `dtype` gets the sum, rounded through fp64, an integer
-    one the exact sum. Float parts are added in their order and rounded after each addition. Raises ValueError
-    if the parts differ in length or type."""
+    """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums (in a
+    reduce by cells, of the replicas of a cell, or of the sums of all cells). Integer parts (units of 2⁻⁴⁸)
+    are added exactly; a float `dtype` gets the sum, rounded through fp64, an integer one the exact sum. Float
+    parts are added in their order and rounded after each addition. Raises ValueError if the parts differ in
+    length or type."""
     first = parts[0]
     if any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
         raise ValueError("the members' parts differ in length or type")

@@ -13,8 +13,9 @@ from anabranch.train.numerics.exact import BLOCK, UNIT_EXPONENT
 
 
 def moments(parts: Sequence[Tensor]) -> tuple[Moments, ...]:
-    """(Sum of squares, scalar product with the sum of all parts) of each of `parts`. A part is one replica's
-    contribution to a sum: vectors of one length and type, as in `sum_part`.
+    """(Sum of squares, scalar product with the sum of all parts) of each of `parts`. A part is what one
+    replica, or in a reduce by cells one cell, adds to a sum: vectors of one length and type, as in
+    `sum_part`.
 
     Integers are taken as units of 2⁻⁴⁸. Products are summed in fp64, a block of BLOCK elements at a time, so
     that no more than a block of each part is copied. The last bits may depend on the number of threads:

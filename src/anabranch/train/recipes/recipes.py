@@ -135,8 +135,8 @@ def batch_tokens(batch: BatchSection) -> int:
 
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of activations and gradients that cross stage boundaries and are kept until the step is
-    committed, at the node with the largest share of the microbatches (see `config.check_fleet_holds`)."""
+    """Bytes of activations and gradients that cross stage boundaries and are kept until the step is released,
+    at the node with the largest share of the microbatches (see `config.check_fleet_holds`)."""
     width, tensors = _WIDTHS[run.compute.dtype], 4 * (1 + run.iteration.delay)
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     if run.pipeline.whole:  # token ids, and answers of a few bytes
@@ -253,7 +253,8 @@ def _steps_by_tokens(size: str, tokens: int) -> int:
 
 
 def _usual_rate(parameters: int) -> float:
-    """Usual learning rate at a number of parameters: the recipes', log-linear between two of them."""
+    """Usual learning rate at a number of parameters: the recipes', log-linear between two of them; beyond all
+    of them that of the nearest."""
     known = sorted((total_parameters(named_size(size)), recipe.lr) for size, recipe in _RECIPES.items())
     below = [point for point in known if point[0] <= parameters] or known[:1]
     above = [point for point in known if point[0] >= parameters] or known[-1:]

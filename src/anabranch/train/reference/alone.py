@@ -44,8 +44,9 @@ class _Leaves(PlainWeights):
 
 
 class Alone:
-    """Training of a whole model in this process by autograd and torch's AdamW: `step(t)` for t = 1, 2, ... No
-    step is skipped: a gradient that is not finite spoils the weights."""
+    """Training of a whole model in this process by autograd and torch's AdamW: `step(t)` for t = 1, 2, ...
+    Codecs, coarse sums, delay and rounds of the run file have no effect here. No step is skipped: a gradient
+    that is not finite spoils the weights."""
 
     def __init__(
         self,

@@ -260,8 +260,8 @@ class IndependentReference:
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
         """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for
-        sequences that are too long, and for what is lacking here: models but llama and gpt, optimizers but
-        AdamW, adapters, codecs in a subspace, rounds of islands."""
+        sequences that are too long, and for what this implementation lacks: models but llama and gpt,
+        optimizers but AdamW, adapters, codecs in a subspace, rounds of islands."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(

@@ -69,8 +69,8 @@ Witness = tuple[int, str]
 
 @dataclass
 class Share:
-    """Contribution of some microbatches of iteration t, in a round of some slots. Shares of disjoint
-    microbatches can be merged."""
+    """Contribution of some microbatches of iteration t, in a round of some slots: gradient sums of every
+    stage, loss sums, and overflows, which void the sums. Shares of disjoint microbatches can be merged."""
 
     t: int
     sums: list[Tensor]
@@ -93,9 +93,11 @@ class Share:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch (NaN: of a slot whose
-    data are not here). squares: by tensor. norm: before clipping. contributions: digest by slot of those that
-    were computed here on private data. Stage-wise tuples are indexed by stage 0..S."""
+    """Values of a step that the log holds too. losses: loss sum (nats) by microbatch, in a round by slot
+    (NaN: its private data are not on this machine). squares: by tensor. norm: before clipping. In a round
+    squares and norm are of the summed contributions, learning_rate is that of the outer step, and clip_factor
+    is 1 / all inner steps. contributions: digest by slot of those that this replay computed on private data.
+    Stage-wise tuples are indexed by stage 0..S."""
 
     t: int
     losses: dict[int, float]
@@ -119,11 +121,12 @@ class PrivateRounds(Protocol):
 
     def step_rows(self, t: int, slot: int) -> Callable[[int, int], Ids] | None:
         """Function (slot, inner step) -> token ids (microbatches · rows, sequence + 1) from the private
-        corpus that the slot had in round t; None if that corpus is not here."""
+        corpus that the slot had in round t; None if that corpus is not on this machine."""
         ...
 
     def contribution(self, t: int, slot: int) -> Tensor | None:
-        """Contribution of a slot to round t (flat), as its machine kept it; None if it is not here."""
+        """Contribution of a slot to round t (flat), as its machine kept it; None if that file is not on this
+        machine."""
         ...
 
 
@@ -185,7 +188,8 @@ class Reference:
         self._leaves: dict[str, Tensor] = {}
         self._private = private
         self._private_digests: dict[int, str] = {}
-        """Slot of the open round -> digest of its contribution, if that was computed here on private data."""
+        """Slot of the open round -> digest of its contribution, if this object computed that on private data.
+        """
         self._refresh()
 
     def restore(self, snapshots: Sequence[bytes]) -> None:
@@ -240,14 +244,14 @@ class Reference:
     def remember_late(self, t: int, slots: Iterable[int]) -> None:
         """Compute and keep the carried states of `slots` (keys of `late`), whose contributions to round t
         came too late to count: their next round begins from these states. A slot whose private data are not
-        here is passed over."""
+        on this machine is passed over."""
         for slot in slots:
             if self.knows(t, slot, self.late[slot]):
                 self._contributions_of(t, slot, self.late[slot], set())
 
     def knows(self, t: int, slot: int, plan: Slot) -> bool:
-        """True if the data of a slot in round t are here, and what it carries by its `plan`; always, unless
-        the run's data are private."""
+        """True if this machine has the data of a slot in round t, and this object the state that the slot
+        carries by its `plan`; always, unless the run's data are private."""
         if self._private is None:
             return True
         carried = self._slot_states[self._ends].find(slot, plan.carried) if plan.carried else None
@@ -297,8 +301,8 @@ class Reference:
 
     def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
         """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
-        Before the first round and after the last one the first moment and the outer momentum are exchanged.
-        ahead: `ahead_of` the state before t's step."""
+        Before the first round and after the last one the first moment and the outer momentum are exchanged
+        (moments that are agreed on are scaled). ahead: `ahead_of` the state before t's step."""
         advance_state(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)
@@ -331,8 +335,8 @@ class Reference:
         )
 
     def skip(self, share: Share) -> StepRecord:
-        """Let iteration share.t pass without a step, as a logged skip does: no weights change. Returns a
-        record with the share's losses."""
+        """Let iteration share.t pass without a step, as a logged skip does: no weights change, and Adam's
+        counter stays. Returns a record with the share's losses."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
             self._stepped(state, share.t, ahead, None)
@@ -422,7 +426,7 @@ class Reference:
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
         """Add a slot's contributions to the sums of round t; returns its loss sum (nats; 0 if its inner steps
-        overflow, NaN if its private data are not here) and its overflows."""
+        overflow, NaN if its private data are not on this machine) and its overflows."""
         found: set[Witness] = set()
         if self._private is not None:
             return self._contribute_privately(self._private, t, slot, found), frozenset(found)
@@ -437,7 +441,7 @@ class Reference:
         self, private: PrivateRounds, t: int, slot: int, found: set[Witness]
     ) -> float:
         """Add the contribution of a slot on private data to round t: the kept one, or the computed one if
-        only its data are here. Returns its loss sum (nats), NaN if the data are not here; overflows are added
+        this machine has only its data. Returns its loss sum (nats), NaN without the data; overflows are added
         to `found`. Raises ValueError if there is neither."""
         stage, loss = self._ends, math.nan
         layout, kept = self.states[stage].layout, private.contribution(t, slot)
@@ -498,7 +502,7 @@ class Reference:
 
     def _island(self, stage: int, t: int, slot: int, plan: Slot) -> Island:
         """New island of a slot at one stage, before its inner steps of round t. Raises ValueError if the
-        state that the slot carries by its `plan` was not replayed here, and Overflow as `Island` does."""
+        state that the slot carries by its `plan` was not replayed, and Overflow as `Island` does."""
         carried = self._slot_states[stage].find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")

@@ -30,8 +30,8 @@ OVERFLOWS = {ACTIVATION: "activation", GRADIENT: "input gradient"}
 
 @dataclass(frozen=True)
 class Place:
-    """Crossing of a cut: microbatch `index` in iteration t, at the output of stage `cut`; the key of the
-    draws that round its values. Held-out windows have t = 0."""
+    """Crossing of a cut: microbatch `index` in iteration t, at the output of stage `cut`. The key of the
+    draws that round its values follows from it. Held-out windows have t = 0."""
 
     t: int
     index: int

@@ -209,8 +209,9 @@ class Island:
 
     def step(self, loss: float = 0.0) -> None:
         """Take the next inner step with `gradient`, clipped by its own norm (of the stage, if this is one),
-        and set that to zero. loss: sum of its microbatches (nats), if it is known here. Raises Overflow if
-        the norm is not finite: no step was taken, but `gradient` stays, and the island is void."""
+        and set that to zero. loss: sum of its microbatches (nats); 0 at a stage that computes none. Raises
+        Overflow if the norm is not finite: no step was taken, but `gradient` stays, and the island is void.
+        """
         run, local = self._run, self.local
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
         if not math.isfinite(norm):
@@ -267,8 +268,9 @@ class Island:
         return Contribution(whole, self._loss, kept)
 
     def _normalise(self) -> None:
-        """Move the weights of a slot that took fewer or more steps than round.steps to where that number of
-        steps with the same mean gradient would have ended (`agreed_moments.normalise`)."""
+        """Move the weights of a slot that took fewer or more steps than the round has (`Rounds.length`) to
+        where that number of steps with the same mean gradient would have ended (`agreed_moments.normalise`).
+        """
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
         for part, decay in blocks_of(run, state):

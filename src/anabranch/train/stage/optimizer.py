@@ -20,7 +20,9 @@ from anabranch.train.stage.state import StageState
 
 @dataclass(frozen=True)
 class StepScalars:
-    """Scalars of one step, as the commit record carries them."""
+    """Scalars of one step: of an inner step of an island, or of an iteration as its commit record carries
+    them. Those of a round are for `outer_step`: learning_rate is that of the outer step, clip_factor 1 / all
+    inner steps."""
 
     learning_rate: float
     clip_factor: float

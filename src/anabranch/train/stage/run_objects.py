@@ -163,8 +163,9 @@ def initial_states(
 
 
 def contributions(run: RunConfig, model: Model, name: str) -> int:
-    """Most contributions that tensor `name` may get in one iteration; bounds the magnitude of each. A tensor
-    gets one per microbatch, a lookup table one per token, a tied table both."""
+    """Most contributions that tensor `name` may get in one synchronous iteration; bounds the magnitude of
+    each. (In a round the number of slots does.) A tensor gets one per microbatch, a lookup table one per
+    token, a tied table both."""
     batch = run.batch
     if name not in model.tables:
         return batch.microbatches
@@ -180,7 +181,8 @@ def is_coarse(run: RunConfig) -> bool:
 
 def units_of(run: RunConfig, state: StageState) -> Tensor | None:
     """Rounding units of coarse sums in the step after `state`: for each segment (up to 64 adjacent
-    parameters) an exponent e, the unit being 2^(e - 48) (`coarse_sums.unit_exponents`). None without."""
+    parameters) an exponent e, the unit being 2^(e - 48) (`coarse_sums.unit_exponents`). None in a run without
+    coarse sums."""
     if not is_coarse(run):
         return None
     digits = coarse_digits(run.batch.microbatches)

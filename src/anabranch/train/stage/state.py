@@ -45,7 +45,7 @@ class Ahead:
 @dataclass(frozen=True)
 class SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
-    iterations. segments: number of rounding units of coarse sums; 0: exact sums."""
+    iterations. segments: number of rounding units of coarse sums; 0: other sums."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -57,8 +57,10 @@ PLAIN_FORM = SnapshotForm()
 
 @dataclass
 class StageState:
-    """State of one stage after step `t`; the vectors are flat, in the master dtype. ahead: what iteration t +
-    1 computes with, if it is delayed. rate, corrections: learning rate and bias corrections of the last step
+    """State of one stage after step `t`; the vectors are flat, in the master dtype. exp_avg, exp_avg_sq:
+    Adam's moments (of matrices that Muon trains exp_avg is its momentum); between the first and the last
+    round exp_avg is the outer momentum, unless the islands agree on moments. ahead: what iteration t + 1
+    computes with, if it is delayed. rate, corrections: learning rate and bias corrections of the last step
     that was taken, from which weights are predicted; kept in runs with delay."""
 
     layout: Layout

@@ -32,9 +32,9 @@ InnerTask = InnerPass | tasks.InnerStep
 
 @dataclass(frozen=True)
 class _OpenSlot:
-    """Slot that was begun here and has not ended. first: number of inner steps that it took in earlier
-    rounds, as in `records.Slot`. steps: number that it takes in this round. stage: passes of its inner
-    steps."""
+    """Slot that was begun at this worker and has not ended. first: number of inner steps that it took in
+    earlier rounds, as in `records.Slot`. steps: number that it takes in this round. stage: passes of its
+    inner steps."""
 
     first: int
     steps: int
@@ -89,8 +89,8 @@ class PipelineWorker(RoundsWorker):
 
     def _begin(self, task: tasks.Embed | tasks.Forward) -> None:
         """Begin the slot task.index at this stage: make its island, before any inner step. A slot that is
-        open begins anew. Raises Refused if the state that the slot carries is not here, or its number or
-        number of inner steps is out of range, and Overflow as `Island`."""
+        open begins anew. Raises Refused if this worker does not have the state that the slot carries, or its
+        number or number of inner steps is out of range, and Overflow as `Island`."""
         if not (0 <= task.index < self._rounds.slots and 0 < task.steps <= self._rounds.most_steps):
             raise Refused(f"there is no slot {task.index} with {task.steps} inner steps")
         carried = self._carried(task.index, task.carried)

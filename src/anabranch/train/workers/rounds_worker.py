@@ -31,8 +31,9 @@ ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class SumsOfRounds(Worker):
-    """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
-    `round.results` sets, and joins received parts into the whole, for any stage."""
+    """Worker of a run with rounds of islands: rounds each finished part of a round's result (not the sums of
+    single cells) to the bits that `round.results` sets, and joins received parts into the whole, for any
+    stage."""
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -155,7 +156,8 @@ class RoundsWorker(SumsOfRounds):
 
     def _passed(self, t: int) -> None:
         """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
-        becomes the outer momentum before the first round, and the reverse after the last one."""
+        becomes the outer momentum before the first round, and the reverse after the last one. Moments that
+        are agreed on are scaled instead."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:

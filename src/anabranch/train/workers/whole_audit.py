@@ -79,8 +79,9 @@ class AuditedWholeSteps(AuditedSteps):
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor | None) -> tuple[Tensor, ...] | None:
         """Compute a microbatch, or the inner steps of a slot, again with the state before iteration task.t.
         x: token ids (rows, sequence + 1). dy: the data node's answer, whose content does not count. Adds the
-        contribution to the audit's sum, which `task.first` begins anew, and returns (loss sum, answer).
-        Without dy it adds nothing and returns (loss sum,). None if the state is not kept. Raises Overflow."""
+        contribution to the audit's sum, which `task.first` begins anew, and returns (loss sum in fp64, the
+        byte with which a relay answers). Without dy it adds nothing and returns (loss sum,). None if the
+        state is not kept. Raises Overflow."""
         audit = self._begun(task)
         if audit is None:
             return None

@@ -26,7 +26,7 @@ def make_worker(
     own: OwnData | None = None,
 ) -> Worker:
     """Worker of a stage, of the class that the run file needs. Arguments and errors are those of `Worker`;
-    own: as of `WholeWorker`."""
+    own: as of `WholeWorker`, unused by other classes."""
     kind = Worker
     if run.pipeline.whole and stage:
         return WholeWorker(run, model, stage, batches, initial, resident, frozen, own)
