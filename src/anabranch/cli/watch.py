@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(address)
         while not isinstance(end := ended.get(), Exception) and end.ok:
-            print(f"{end.reason}: the page stays as it is; Ctrl+C ends it", flush=True)
+            stays = "the page stays, perhaps without its last events; Ctrl+C ends it"
+            print(f"{end.reason}: {stays}", flush=True)
         raise end if isinstance(end, Exception) else UserError(end.reason)
     except KeyboardInterrupt:
         print()
