@@ -7,12 +7,13 @@ import multiprocessing
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from anabranch.audit.parallel_replay import _receive, _work
+from anabranch.audit.parallel_replay import ParallelStepper, _receive, _work
 from anabranch.audit.replay import replay
 from anabranch.audit.verification_report import Report
 from anabranch.audit.verify import verify
@@ -351,6 +352,10 @@ def test_a_worker_that_ends_is_told() -> None:
     there.close()
     with pytest.raises(UserError, match="a worker process of verify ended unexpectedly"):
         _receive(here)
+    reference = SimpleNamespace(slots={}, late={}, is_round=lambda t: True)
+    stepper = ParallelStepper(cast(Any, reference), 2, [here])
+    with pytest.raises(UserError, match="a worker process of verify ended unexpectedly"):
+        stepper.witnesses(1, 1)  # what is sent to it had ended the command without a word
 
 
 def test_a_worker_whose_first_process_has_ended_ends_without_a_traceback(

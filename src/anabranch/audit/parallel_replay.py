@@ -58,7 +58,7 @@ class ParallelStepper:
         rank = index % (len(self._pipes) + 1) if self.reference.is_round(t) else 0
         if not rank:
             return self.reference.witnesses(t, index)
-        self._pipes[rank - 1].send(("witnesses", self._round(t, index)))
+        _send(self._pipes[rank - 1], "witnesses", self._round(t, index))
         found: frozenset[Witness] = _receive(self._pipes[rank - 1])
         return found
 
@@ -69,7 +69,7 @@ class ParallelStepper:
 
     def _send(self, order: str, content: tuple[int, Slots, Slots, int] | PackedShare) -> None:
         for pipe in self._pipes:
-            pipe.send((order, content))
+            _send(pipe, order, content)
 
 
 @contextmanager
@@ -101,10 +101,22 @@ def parallel_stepper(inputs: Inputs, own_class: str, jobs: int) -> Iterator[Para
             process.join()
 
 
+def _send(pipe: Connection, order: str, content: tuple[int, Slots, Slots, int] | PackedShare) -> None:
+    with _ended_early():
+        pipe.send((order, content))
+
+
 def _receive(pipe: Connection) -> Any:
-    try:
+    with _ended_early():
         return pipe.recv()
-    except EOFError:
+
+
+@contextmanager
+def _ended_early() -> Iterator[None]:
+    """Context that turns the errors of a pipe to a worker that has ended into a UserError."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         raise UserError("a worker process of verify ended unexpectedly; use fewer --jobs") from None
 
 
