@@ -355,7 +355,7 @@ def test_a_worker_that_ends_is_told() -> None:
     reference = SimpleNamespace(slots={}, late={}, is_round=lambda t: True)
     stepper = ParallelStepper(cast(Any, reference), 2, [here])
     with pytest.raises(UserError, match="a worker process of verify ended unexpectedly"):
-        stepper.witnesses(1, 1)  # what is sent to it had ended the command without a word
+        stepper.witnesses(1, 1)  # the command had ended here without a word
 
 
 def test_a_worker_whose_first_process_has_ended_ends_without_a_traceback(
