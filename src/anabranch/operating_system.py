@@ -149,7 +149,8 @@ class OtherPrograms:
     """Meter of the processor cores that other programs use.
 
     On Linux programs of low priority (nice) do not count, such as further peers of this machine. Elsewhere
-    the load average of a minute is used, less this process's share. Raises OSError without either (Windows).
+    the load average of a minute is used, less this process's share. Making a meter raises OSError without
+    either (Windows).
     """
 
     def __init__(self) -> None:
@@ -159,7 +160,8 @@ class OtherPrograms:
         self._at = time.monotonic()
 
     def cores(self) -> float:
-        """Cores that other programs used on average since the last call, or since this meter was made."""
+        """Cores (0 or more) that other programs used on average since the last call, or since this meter was
+        made."""
         used_s, at = self._used_s(), time.monotonic()
         cores = (used_s - self._before) / max(at - self._at, 1e-3)
         self._before, self._at = used_s, at

@@ -32,7 +32,7 @@ PackedShare = tuple[list[npt.NDArray[np.int64]], dict[int, float], dict[int, fro
 
 class ParallelStepper:
     """`Stepper` that computes in this process together with workers; made by `parallel_stepper`. Its methods
-    raise UserError if a worker ends early."""
+    raise UserError if a worker that they need has ended early."""
 
     def __init__(self, reference: Reference, microbatches: int, pipes: Sequence[Connection]) -> None:
         self.reference = reference
@@ -54,7 +54,8 @@ class ParallelStepper:
         return self.reference.skip(Share(t, []))
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """As of `Stepper`. In a round the process finds them that has the state which the slot carries."""
+        """As of `Stepper`. In a round the process finds them that has the state which the slot carries;
+        outside rounds this process does."""
         rank = index % (len(self._pipes) + 1) if self.reference.is_round(t) else 0
         if not rank:
             return self.reference.witnesses(t, index)

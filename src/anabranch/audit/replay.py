@@ -26,8 +26,8 @@ class Stepper(Protocol):
     def skip(self, t: int) -> StepRecord: ...
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """All overflows of microbatch, or slot, `index` of the next iteration t (`Reference.witnesses`). The
-        state does not change."""
+        """All overflows of microbatch, or slot, `index` of the next iteration t; empty if there is no such
+        one. Effects and errors are those of `Reference.witnesses`."""
         ...
 
 

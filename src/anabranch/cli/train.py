@@ -168,9 +168,11 @@ def train_directory(
 
 
 def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: bool, to: Outputs) -> bool:
-    """Start the swarm, print its events on `console` until it ends, and close the supervisor. page: True to
-    serve the web page meanwhile. to: where metrics go. Returns True if the last step was committed. Raises
-    LeaderFailed and UserError as `LocalSwarm` does."""
+    """Start the swarm, print its events on `console` until it ends, and close the supervisor. SIGINT and
+    SIGTERM ask it to stop meanwhile (main thread only). page: True to serve the web page meanwhile, if it can
+    be served. to: where metrics go. Returns True if the last step was committed. Raises LeaderFailed and
+    UserError as `LocalSwarm` does, and UserError as `Outputs.beside`. After a request to stop, how the leader
+    ended is not checked, and a stop before the first step returns False."""
     from anabranch.cli.support.lead_run import page_beside
     from anabranch.node.local_swarm.local_swarm import Interrupted
     from anabranch.node.operator.owner_actions import SwarmOwner

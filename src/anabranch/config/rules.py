@@ -67,7 +67,7 @@ def device_problem(text: str) -> str:
 
 
 def _audit_problem(config: RunConfig) -> str:
-    """Reason why the run cannot be audited, "" if it can."""
+    """Reason why the audits that the run file asks for cannot be made, "" if they can or there are none."""
     if config.audit.share and (config.run.numerics == "mixed" or config.run.reduction != "exact"):
         return 'audit.share needs run.numerics = "strict" and run.reduction = "exact": others may differ'
     return ""

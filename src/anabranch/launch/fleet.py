@@ -31,8 +31,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Peers of a run that a scheduler or container engine starts. name: name of the run, part of the names of
-    jobs. gpus, cpus, memory_gib: those of each machine; with 0 GPUs it computes on its CPU. grace_s: seconds
+    """Peers of a run that a scheduler or container engine starts, each as one job, task or container. name:
+    name of the run, part of the names of jobs. gpus, cpus, memory_gib: those of each of them (memory_gib not
+    with Ray); with 0 GPUs it computes on its CPU, with several it is one peer for each GPU. grace_s: seconds
     in which a peer that is told to stop may leave. image: container image with anabranch. port: port on which
     a peer listens; with Slurm and Ray, where several share a machine, each has a free one instead."""
 

@@ -101,7 +101,9 @@ class Identity:
         return self._key.sign(purpose + b"\0" + message)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Give a TLS server context this identity's key, with a new self-signed certificate."""
+        """Give a TLS server context this identity's key, with a new self-signed certificate. During the call
+        the private key lies unencrypted in a temporary file that only this user can read. Raises OSError if
+        that cannot be written."""
         # The ssl module reads keys from files only; this file exists during the call.
         with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
             path = Path(folder) / "certificate.pem"

@@ -64,9 +64,9 @@ def _address(peer: PeerAddress) -> Address:
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch", "open" or
-    "auditor". expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time
-    (0: any number). ticket_key: public key of the ticket."""
+    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch", "open" (for
+    walk-ins, who prove work) or "auditor". expires_at_s: Unix time. quota: number of peers that may be
+    members with the ticket at one time (0: any number). ticket_key: public key of the ticket."""
 
     run: RunId
     owner: PeerIdText
@@ -138,9 +138,10 @@ class Ticket:
 def issue_ticket(
     owner: Identity, *, run: str, role: str, expires_at_s: int, quota: int = 0, peers: Sequence[PeerAddress]
 ) -> Ticket:
-    """Issue a ticket for `run`, signed by its owner. expires_at_s: Unix time. quota: most peers that may be
-    members with it at one time; 0: any number. peers: those that its holder dials first. Raises TicketError
-    for a value out of its range, such as an unknown role."""
+    """Issue a ticket for `run`, signed by its owner. Each call makes a new key, whose private half is in the
+    ticket: it is a secret, unless the role is "open". role: as in `Grant`. expires_at_s: Unix time; a past
+    one is not refused. quota: most peers that may be members with it at one time; 0: any number. peers: those
+    that its holder dials first. Raises TicketError for a value out of its range, such as an unknown role."""
     key = Identity.generate()
     grant = Grant(run, owner.peer_id, role, expires_at_s, quota, key.peer_id)
     sealed_grant = _seal(owner, _GRANT, grant)

@@ -147,7 +147,8 @@ def _in_words(kinds: Counter[str]) -> str:
 
 
 def _price_per_billion(plan: Plan) -> float:
-    """Price of 10⁹ tokens on the plan's machines, in the currency of the scenario's prices."""
+    """Price of 10⁹ tokens on the plan's machines, in the currency of the scenario's prices; machines without
+    a price count as 0."""
     return plan.price_per_hour * 1e9 / (3600.0 * plan.tokens_per_s)
 
 

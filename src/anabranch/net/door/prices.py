@@ -31,8 +31,10 @@ class DoorPrices:
         return min(MOST_BITS, BASE_BITS + len(self._recent(block, now)))
 
     def pay(self, block: str, key: str, work: int, now: float) -> str | None:
-        """Let the walk-in `key` in for `work` bits, count it, and return None; or return the reason if that
-        is too little by now, as others came from its block since it was asked, or if the block is closed."""
+        """Let the walk-in `key` in for `work` bits, which the caller has verified: count it, and return None.
+        Else return the reason: the bits are too few by now, as others came from its block since it was asked,
+        or the block is closed, as the price is above MOST_BITS. A key that comes again counts once, and not
+        in its own price."""
         recent = self._recent(block, now)
         price = BASE_BITS + len(recent.keys() - {key})
         if price > MOST_BITS:

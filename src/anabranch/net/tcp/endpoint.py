@@ -1,5 +1,5 @@
-"""This side of all connections of a transport: key, admission rules, limits, budgets. Not here: any
-connection."""
+"""This side of all connections of a transport: key, admission rules, limits, budgets (memory, unfinished
+payloads, connections), counts of refusals; and the interface of the iroh engine. Not here: any connection."""
 
 from __future__ import annotations
 

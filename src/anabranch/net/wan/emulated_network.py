@@ -70,8 +70,9 @@ class EmulatedNetwork:
             raise
 
     def _start(self, network: str) -> None:
-        """Send the description of the network to the router's process; return once all hosts are up. Raises
-        WanError if the router cannot make them."""
+        """Send the description of the network (JSON) to the router's process, whose input is closed then;
+        return once all hosts are up, however long that takes. Raises WanError if the router cannot make them.
+        Called once."""
         assert self._router.stdin is not None and self._router.stdout is not None
         try:
             with self._router.stdin as file:

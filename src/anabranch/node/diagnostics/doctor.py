@@ -211,8 +211,10 @@ def _reachability(host: str) -> CheckResult:
 
 
 def _advertised(advertise: str, host: str) -> CheckResult | None:
-    """Check of a run file's network.advertise; None where nothing speaks against it. A private address that
-    this machine does not have is most often that of an example."""
+    """Check of a run file's network.advertise: YELLOW for the first private address in it that this machine
+    does not have, which is most often that of an example; None without any. host: address to listen on, which
+    is allowed. Names and public addresses are not checked, nor is anything on a machine without a route to
+    the internet, whose own addresses are not known."""
     for one in filter(None, advertise.split(",")):
         try:
             named = ipaddress.ip_address(one.strip().rpartition(":")[0].strip("[]"))

@@ -51,7 +51,8 @@ KEEP_S = 30.0
 
 
 def says_run_over(reason: str) -> bool:
-    """True if a link ended with RUN_OVER, which the peer at its other end gave as the reason."""
+    """True if `reason`, that of a LinkDown, ends with RUN_OVER, the reason of a peer at the end of the run.
+    Which side gave it is not checked."""
     return reason.endswith(RUN_OVER)
 
 

@@ -323,7 +323,8 @@ def _ended(process: Process) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Last line in a process's output file `log`; "" if it printed nothing."""
+    """Last line in a process's output file `log`, without "error: " before it and blanks after it; "" if it
+    printed nothing, or the file is missing or cannot be read."""
     try:
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
     except OSError:

@@ -66,13 +66,15 @@ def own_session() -> None:
 
 def signal_at_end_of_parent(number: int) -> None:
     """Have the kernel send this process the signal `number` when the thread that started it ends; on Linux
-    only, elsewhere nothing."""
+    only, elsewhere nothing. No signal comes if that thread has ended before the call. Processes that this one
+    forks do not inherit it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """Make this process die when the process that started it dies, on Linux even while frozen (SIGSTOP)."""
+    """Make this process die when the process that started it dies, on Linux even while frozen (SIGSTOP), as
+    by `signal_at_end_of_parent`."""
     if sys.platform == "linux":
         signal_at_end_of_parent(KILL)
         return

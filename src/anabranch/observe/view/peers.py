@@ -145,9 +145,9 @@ class Peers:
             self._turn(event.subject, "active", "", event.time)
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
-        """Record that a microbatch of `peer` was sent to another replica, for a `reason`. True if the peer
-        was active until then: it counts as lost from `time` (unix s) on. Nothing is recorded if it was not,
-        or is unknown."""
+        """Record that a microbatch of `peer` was sent to another replica, for a `reason`: if its state is
+        "active", it is "lost" from `time` (unix s) on, which is still one of PRESENT, and True is returned.
+        Nothing is recorded for a peer in another state, or an unknown one."""
         node = self.get(peer)
         if not node or node["state"] != "active":
             return False
@@ -234,6 +234,7 @@ class Peers:
 
 
 def computing_s(event: log.Timing) -> float:
-    """Seconds for which a peer computed in one iteration, by its report."""
+    """Seconds for which a peer computed between its previous step and this one, by its report: passes, reduce
+    and optimizer step, without waiting."""
     passes = event.forward_s + event.input_gradient_s + event.weight_gradient_s
     return passes + event.reduce_s + event.apply_s

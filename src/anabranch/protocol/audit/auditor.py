@@ -368,9 +368,12 @@ class Auditor(Timer):
             self._ctx.dialer.reach(peer)
 
     def on_work(self, peer: str, message: Work, payload: Payload | None) -> str | None:
-        """Take the piece that was asked of `peer`, and go on: fetch the next one, or compute. A piece that
-        was not asked for is ignored; if the peer does not hold it, the next source is asked. Returns None:
-        nothing is refused."""
+        """Take the piece that was asked of `peer`, and go on: fetch the next one, or compute. A receipt comes
+        in the message, any other piece as `payload`. A piece that was not asked for is ignored. The next
+        source is asked if the peer does not hold the piece (`message.held`), if a payload is missing or too
+        many, and for a false receipt; the audit ends if no source is left to ask or to wait for. A receipt
+        alone ends it, too, if a seal in it is broken or its round is not known here. Returns None: nothing is
+        refused."""
         job = self._job
         if job is None or peer not in job.asked or job.asked[peer].dialled:
             return None

@@ -28,7 +28,8 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Index, Seal, Sta
 
 
 class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for one microbatch: hashes of the activation and gradient received, and of those sent on."""
+    """Entry of a `Receipt` for one microbatch: hashes of the activation and gradient received, and of those
+    sent on."""
 
     unit: Index
     activation_in: Transfer
@@ -38,17 +39,17 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for one unit of a data node: what the unit received (`came`). The head of a microbatch receives
-    an activation from the last stage, its embedding a gradient from stage 1. unit: `head_unit` or
-    `embed_unit`."""
+    """Entry of a `Receipt` for one unit of a data node: what the unit received (`came`). The head of a
+    microbatch receives an activation from the last stage, its embedding a gradient from stage 1. unit:
+    `head_unit` or `embed_unit`."""
 
     unit: Index
     came: Transfer
 
 
 class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for a part of the gradient that the signer added up: hashes of the members' parts by position,
-    and of the sum."""
+    """Entry of a `Receipt` for a part of the gradient that the signer added up: hashes of the members' parts
+    by position, and of the sum."""
 
     part: Index
     inputs: tuple[tuple[Index, Transfer], ...]
@@ -113,8 +114,8 @@ def receipt_hash(data: bytes) -> str:
 
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the microbatches `units`, sorted. This relay must have computed them all (KeyError else).
-    seals: what it received and sent."""
+    """Entries (unsigned) of a receipt for the microbatches `units`, sorted. This relay must have computed
+    them all (KeyError else). seals: what it received and sent."""
     came, made = seals.received, seals.computed
     return tuple(
         UnitReceipt(
@@ -125,9 +126,9 @@ def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ..
 
 
 def other_receipts(seals: Seals, owned: Collection[UnitReceipt]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the results that this relay may have sealed beside those in `owned` (receipts of its own
-    units): of microbatches that others own, or of its own from other inputs. seals: what it received and
-    sent."""
+    """Entries (unsigned) of a receipt for the results that this relay may have sealed beside those in `owned`
+    (entries for its own units): of microbatches that others own, or of its own from other inputs. seals: what
+    it received and sent."""
     own = {
         u.unit: hashes_of((u.activation_in, u.gradient_in, u.activation_out, u.gradient_out)) for u in owned
     }
@@ -140,8 +141,8 @@ def other_receipts(seals: Seals, owned: Collection[UnitReceipt]) -> tuple[UnitRe
 
 
 def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
-    """Receipts of the units `units` of stage 0, sorted. This data node must have computed them all (KeyError
-    else). seals: what it received."""
+    """Entries (unsigned) of a receipt for what each of the units `units` of stage 0 received, sorted by unit.
+    This data node must have computed them all (KeyError else). seals: what it received."""
     return tuple(EndReceipt(unit, seals.received[end_of(unit)]) for unit in sorted(units))
 
 

@@ -578,8 +578,13 @@ class Coordinator:
 
     def chosen(self, record: AnyRecord, base: str) -> None:
         """Follow a committed record at the coordinator, after `ctx.run` has folded it; called in log order.
-        What to do next is decided by `consider`. base: hash of this record's entry, of whatever kind it
-        is."""
+        base: hash of this record's entry, of whatever kind it is.
+
+        What comes next is decided by `consider`, but for this. A commit, or the removal of a peer, may order
+        audits and make a step void (`AuditCases`). A commit may also have peers removed for false or overdue
+        statements. After SKIPS_IN_A_ROW skipped steps the run is stopped, or the peer that alone found the
+        overflows expelled.
+        """
         if isinstance(record, Commit):
             self._committed(record, base)
         elif isinstance(record, Genesis):

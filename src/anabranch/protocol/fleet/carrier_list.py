@@ -95,8 +95,10 @@ class CarrierList:
         return 0.0 if left > 1.0 - 1e-6 else (1.0 - left) / RECORDS.per_s
 
     def deadline(self) -> float:
-        """Time (s) at which `record` gives up the next carrier without a link, or may log new offers;
-        infinite if there is nothing to log."""
+        """Time (s) from which `record` may have a record (`RECORDS`): a listed carrier without a link is
+        given up then, or new offers are logged; infinite if neither is to come. A link that breaks after the
+        last call of `record`, and a revocation, are not foreseen: `record` is to be called after events, too.
+        """
         if not (self._unlinked or self._offers):
             return math.inf
         due = min([*self._unlinked.values(), *([-math.inf] if self._offers else [])], default=math.inf)

@@ -13,7 +13,9 @@ UNDER_WAY, KEPT = 16, 256
 
 
 class DialBacks:
-    """Dial-backs of one coordinator: those under way, and the last result for each peer."""
+    """Dial-backs by one coordinator. Its driver dials the direct addresses that a joiner names before it is
+    admitted, to see which of them answer. This object has the dial-backs under way, and the last result for
+    each peer, KEPT results at most."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx

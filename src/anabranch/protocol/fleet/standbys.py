@@ -120,7 +120,10 @@ class Withholders:
 
 
 class Standbys:
-    """Choice and announcement of standbys by the coordinator. ways: measurements of members' links."""
+    """Choice of standbys by the coordinator, and its announcement to all members (`Spared`). By the run's
+    settings they are replicas with slow lines, without whose work iterations are shorter, or replicas drawn
+    by chance, or none; relays that held up steps (`Withholders`) are standbys in any case. `look` chooses,
+    once per iteration and membership. ways: measurements of members' links."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx

@@ -265,12 +265,14 @@ class HashInputs(Task, frozen=True):
 
 
 class AuditUnit(MicrobatchTask, frozen=True):
-    """Recomputation of a relay's microbatch with the weights before step t, which were kept by Apply.
+    """Recomputation of a relay's microbatch, or of a slot in a round, with what Apply kept of the state
+    before step t. Result.error is WEIGHTS_GONE if that is not kept (any more).
 
     inputs (activation, gradient of the stage's output) -> outputs (activation, gradient of the input). The
-    contribution is added to a sum of its own, which begins at zero with `first`. Without the gradient the
-    output is the activation alone, and nothing is added. steps: inner steps of a slot in a round, which are
-    all taken again; inputs and outputs are those of Forward and InputGradient.
+    contribution is added to a sum of its own, of which there is one at a time: it begins at zero with
+    `first`. Without the gradient the output is the activation alone, and nothing is added. steps: inner steps
+    of a slot in a round, which are all taken again; inputs and outputs are those of Forward and
+    InputGradient.
     """
 
     first: bool = False

@@ -345,8 +345,10 @@ class Membership:
         return peer in self.members or peer in self.gone
 
     def gone_from(self, stage: int) -> list[str]:
-        """Peers removed from a stage since the open iteration began, the latest first; those that moved to
-        another stage or came back included."""
+        """Peers removed from a stage since the open iteration began (the one before it, if both are in
+        flight), the latest first; those that moved to another stage or came back included. A peer that was
+        removed more than once counts for the stage of its last removal alone. Empty before the run has begun.
+        """
         return [peer for peer, (former_stage, _) in reversed(self.gone.items()) if former_stage == stage]
 
     # --- duties --------------------------------------------------------------------------------

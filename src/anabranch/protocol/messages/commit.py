@@ -153,9 +153,11 @@ class FetchLog(Message, frozen=True, tag=28):
 
 class Missing(FencedMessage, frozen=True, tag=29):
     """Leader's list of units (microbatches; at stage 0 heads and embeddings), by stage, that no replica
-    claims. A peer that had sent one of them on asks its next hop for it (R6). Empty: the receiver of this
-    message repeats its own reports. In both cases the receiver's claims in that iteration have
-    `Claim.holders` from then on."""
+    claims. A peer that had sent one of them to the next stage asks its holder there for it (R6). If the
+    holder gave the gradient back, after several lists another replica gets the microbatch; outside rounds
+    also where a later stage is the one that lacks it. Credits that the receiver asked back, and that are
+    unused, go to peers that wait for some. Empty: the receiver of this message repeats its own reports. In
+    both cases the receiver's claims in that iteration have `Claim.holders` from then on."""
 
     units: dict[int, tuple[Index, ...]]
 

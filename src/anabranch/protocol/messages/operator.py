@@ -10,8 +10,9 @@ from anabranch.protocol.messages.common import Count, Id, Message, Remark, Text
 
 
 class Report(Message, frozen=True, tag=53):
-    """Events (JSON objects) for the run's event log. origin: peer that reported the events to the sender
-    while the founder was away; "": they are the sender's own."""
+    """Message with events (JSON objects) for the run's event log. It goes to the log's leader. origin: peer
+    that reported the events to the sender while the founder was away; "": they are the sender's own. A
+    message with an origin goes to the founder, which alone takes it, and only from a voter."""
 
     events: tuple[bytes, ...]
     origin: Id = ""

@@ -213,7 +213,9 @@ class JoinProcess(Timer):
         self._send_request()
 
     def _send_request(self) -> None:
-        """Ask to be admitted, again if no answer comes; a leader that admits itself has no request."""
+        """Ask the peer that is taken for the leader to admit this one, and plan the next repetition; after
+        the last one stop this peer (`_ask_again`). Nothing at a leader that admits itself, which has no
+        request."""
         if self._request is not None:
             self._ctx.outbox.send(self._ctx.log.leader, self._request)
             self._ask_again()

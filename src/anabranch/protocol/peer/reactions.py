@@ -133,7 +133,8 @@ class LogReactions:
         return self.shared.progress.committed < self._ctx.run.steps
 
     def _stopped(self) -> str:
-        """Sentence on a run that its leader has stopped."""
+        """Sentence on a run that its leader has stopped: that it stopped until its owner resumes it or, if
+        all steps are committed, that it is over."""
         t, steps = self.shared.progress.committed, self._ctx.run.steps
         if self._goes_on:
             return f"the run's data node stopped after step {t} of {steps}, until its owner resumes the run"

@@ -139,8 +139,9 @@ class LogSummary:
 
 
 class Exit:
-    """Switch with which any part of a peer ends the peer's part in the run. The driver then ends the process,
-    or joins again. stopped: True once it was used."""
+    """Switch with which any part of a peer ends the peer's part in the run. From then on the peer handles no
+    event. The driver gets `Stop` at each use, and ends the process, or joins again if `Stop` allows it.
+    stopped: True once it was used."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._outbox = ctx.outbox

@@ -291,7 +291,9 @@ class CostModel:
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
         """Seconds by which the reduce of a stage gets longer if its replica `peer`, one of the standbys
-        `spared`, works. deal: assignment, relay -> stage."""
+        `spared`, works and the others stay standbys. Negative if the reduce gets shorter, as it may where one
+        replica works alone and sends to all standbys; 0 if all replicas of the stage are standbys. deal:
+        assignment, relay -> stage."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))

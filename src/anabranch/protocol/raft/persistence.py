@@ -36,14 +36,16 @@ class Persistence:
         self._due = True
 
     def truncated(self, length: int) -> None:
-        """Note that the log was truncated to `length` entries, and plan to write that."""
+        """Note that the log was truncated to `length` entries, and plan to write that. `durable` is at most
+        `length` until the next write is on disk."""
         self._written = min(self._written, length)
         self._shorten(length)
         self._due = True
 
     def restarted(self, length: int) -> None:
-        """Note that the log was replaced by an empty one that begins at index `length`; nothing of it has to
-        be written."""
+        """Note that the log was replaced by an empty one that begins at index `length`, and plan no write for
+        that: the next write of entries begins there. `durable` is at most `length` until that one is on disk.
+        Writes under way go on, and messages that wait for them are sent after them."""
         self._written = length
         self._shorten(length)
 

@@ -27,9 +27,9 @@ class RelayMoves:
 
     def to(self, stage: int, t: int, least: int, why: str, stay: Collection[str] = ()) -> Members | None:
         """Record that moves a peer to `stage` from the stage with most replicas, for the caller to log; None:
-        no peer can be moved. t: last committed iteration. least: replicas that the other stage must have.
-        why: words for the log, after "moves to stage ...,". stay: peers that are not moved; this peer never
-        is."""
+        no peer can be moved. t: last committed iteration. least: replicas that the other stage must have
+        before the move. why: words for the log, after "moves to stage ...,". stay: peers that are not moved;
+        this peer, and those out of reach, never are."""
         peer = self._movable(stage, t, least, stay)
         if peer is None:
             return None
@@ -42,7 +42,7 @@ class RelayMoves:
         """Peer to move to `stage` from the stage with most replicas among those that can spare one
         (`_willing`; lost stages cannot). The peer is chosen in this order of preference: no suspect; no
         walk-in; no voter; a keeper of the needed state; the slowest. None if there is nobody, and for stage
-        0, as a data node needs the corpus."""
+        0, as a data node needs the corpus. t, least, stay: as of `to`."""
         membership = self.ctx.run.membership
         relays = range(1, self.ctx.run.settings.stages + 1) if stage else ()
         there = [other for other in relays if other != stage and other not in self._lost]

@@ -176,8 +176,9 @@ class StageRecovery:
         return len(self.states.lacking(able, t)) == len(able)
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
-        """Record of a rollback to the newest restore point with the states of all stages; None, with a note,
-        if there is none. Counts it against the replicas that say that they cannot get their state
+        """Record of a rollback, which is noted, to the newest restore point before the last committed
+        iteration t; None, with a note, if there is none. A rollback counts against the replicas of the lost
+        stages that say that they cannot get their state, some of which are removed or expelled then
         (`_remove_behind`). lost: stages whose state nobody has."""
         which = " and ".join(f"stage {stage}" for stage in lost)
         back = self._back(t, f"nobody has the state of {which} after iteration {t} any more")

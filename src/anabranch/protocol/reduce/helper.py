@@ -83,8 +83,10 @@ class ReduceHelper:
         return len(help.message.sums) if help is not None else 1
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Begin to help with an attempt of an adjacent stage (the leader: of any other); return why it is
-        refused, or None. An attempt that is no newer than the known one is ignored."""
+        """Begin to help with an attempt of an adjacent stage (the leader: of any other), and add up those of
+        its parts that came early. Returns why it is refused: it is of another stage, does not name this peer
+        as a helper, or deals its parts wrongly (`misdealt`). None if it is taken, or ignored as it is no
+        newer than the known one. Its iteration is not checked here."""
         ctx, known = self.ctx, self._helps.get(message.stage)
         if known is not None and message.attempt <= known.message.attempt:
             return None

@@ -27,8 +27,9 @@ class LateMachines:
         """Machine -> rounds running in which it was late, of those in which it had a slot; the last one."""
 
     def judged(self, t: int, late: Collection[str], prompt: Collection[str]) -> None:
-        """Note which machines were late with a slot in round t, and which were in time: these are late no
-        more. A machine is counted as late once for a round, however often it is named."""
+        """Note which machines were late with a slot in round t, and which were in time. The count of late
+        rounds running of one in time ends; that of a late one grows by one for a round, however often it is
+        named. One that is named as both has its first late round."""
         for peer in prompt:
             self._late.pop(peer, None)
         for peer in late:

@@ -19,7 +19,8 @@ class Holdings:
         self._who: dict[tuple[int, int, str], set[str]] = {}
 
     def who(self, stage: int, t: int, digest: str) -> Collection[str]:
-        """Peers that hold the state of `stage` after iteration t with this fingerprint, in no order."""
+        """Peers that hold the state of `stage` after iteration t with this fingerprint, in no order. It is
+        the index's own set: not to be changed, and it follows later reports."""
         return self._who.get((stage, t, digest), ())
 
     def told(self, peer: str, held: Held) -> None:

@@ -1,5 +1,5 @@
-"""Simulated baselines to compare with: a system that restarts iterations, and SWARM in two variants.
-Not here: the real protocol (sim.experiment).
+"""Simulated baselines to compare with: a system that restarts iterations, and SWARM in three variants. Not
+here: the real protocol (sim.experiment).
 
 Imported by: sim.experiment.
 """

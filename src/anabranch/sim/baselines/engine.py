@@ -108,10 +108,11 @@ class Worker:
 
 
 class Baseline(ABC):
-    """Simulated swarm of another system: `run` returns its outcome. Subclasses define an iteration, and the
-    effect of a crash on it. serving: stage -> live replicas. downloads: joining relay -> replicas that it
-    downloads its state from. ready: joined relays that serve from the next iteration on. t: last committed
-    iteration. sending: for each host, seconds in which it had a payload in flight that it sent."""
+    """Simulated swarm of another system: `run` returns its outcome. Subclasses define an iteration (`begin`)
+    and the effect of a crash on it (`lost`), and call `committed` for each step, which begins the next
+    iteration. serving: stage -> live replicas. downloads: joining relay -> replicas that it downloads its
+    state from. ready: joined relays that serve from the next iteration on. t: last committed iteration.
+    sending: for each host, seconds in which it had a payload in flight that it sent."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         self.fleet, self.clock = fleet, Clock()
@@ -162,6 +163,9 @@ class Baseline(ABC):
     # --- running -------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
+        """Simulate until the last step; returns the outcome. A run that gets stuck, or takes more than
+        PATIENCE_S virtual seconds for each of its iterations, ends early: `failure` in the outcome says so,
+        and nothing is raised."""
         run = self.fleet.scenario.run
         self.begin()
         while self.t < run.iterations:

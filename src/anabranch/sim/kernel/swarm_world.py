@@ -245,7 +245,8 @@ class World(Environment):
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly ("":
         the true address). The node gets LinkUp or LinkDown later, or neither if it has ended or another link
-        is open by then. A node whose key or ticket the founder refuses ends."""
+        is open by then. A node whose key or ticket the founder refuses gets LinkDown and, if it dialled
+        directly, ends."""
         if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self.carrier_to(node, peer, ways)

@@ -383,7 +383,8 @@ class Traffic:
 
     def _coupled(self, lane: _Lane) -> tuple[list[_Lane], list[_Wire]]:
         """Lanes whose rates may depend on this lane's, because they share narrow lines; and their lines that
-        may become full, reset for progressive filling."""
+        may become full (`binds`), reset for progressive filling. Lanes and lines found are marked with a new
+        number (`turn` = `_turn`), by which the caller and `_share` know them until the next call."""
         self._turn = lane.turn = turn = self._turn + 1
         found, todo, full, brim = [lane], [lane], [], []
         while todo:

@@ -20,8 +20,8 @@ _InnerMicrobatch = tasks.InnerForward | tasks.InnerHead | tasks.InnerBackward
 @dataclass
 class OpenSlot:
     """Slot of an open round at one stage. merges: True if the late contribution of the round before is added
-    to its own. last: number of its last inner step. change: its contribution, once the slot is ended; None
-    until then."""
+    to its own. last: number of its last inner step, counted over all its rounds as `StageIsland.step` is.
+    change: its contribution, once the slot is ended; None until then."""
 
     island: StageIsland
     merges: bool
@@ -99,8 +99,10 @@ class IslandSlots:
         return Result(outputs=(island.opening,))
 
     def _end(self, task: tasks.Head | tasks.InputGradient, slot: OpenSlot, received: int) -> Result:
-        """End a slot at this stage: make its contribution and what is carried. An error if inner steps of it
-        are missing. received: as of `StageIsland.change`."""
+        """End a slot at this stage: make its contribution, which the slot holds until a later task has it
+        added (`_count`), and what is carried. Returns the gradient for the stage before (from stage 0: for
+        the last one), at stage 0 with the loss; an error if inner steps of the slot are missing. received: as
+        of `StageIsland.change`."""
         island = slot.island
         if island.step < slot.last:
             return Result(error=f"slot {task.index} has taken {island.step} inner steps of {slot.last}")

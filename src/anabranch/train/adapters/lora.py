@@ -103,7 +103,9 @@ class LoraModel:
 
 class _Adapted:
     """Parameters as the plain model reads them in a LoRA forward: frozen weights, and for a layer with
-    adapters the adapters' output is added to the frozen layer's; the weights are not merged."""
+    adapters the adapters' output, scaled by alpha / rank, is added to the frozen layer's; the weights are not
+    merged. The frozen weights are those that `LoraModel.use` set before this is made (none: reading raises
+    KeyError)."""
 
     def __init__(self, model: LoraModel, adapters: Weights) -> None:
         self._model, self._adapters, self._frozen = model, adapters, model.frozen

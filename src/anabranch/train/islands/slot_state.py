@@ -55,7 +55,8 @@ class SlotStates:
             del known[t]
 
     def find(self, slot: int, t: int) -> SlotState | None:
-        """Carried state that a slot had after its inner steps of round t; None if none is kept."""
+        """Carried state that a slot had after its inner steps of round t; None if none is kept, so that a
+        slot which continues from it cannot be filled here."""
         return self._states.get(slot, {}).get(t)
 
     def clear(self) -> None:

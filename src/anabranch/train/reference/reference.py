@@ -258,8 +258,10 @@ class Reference:
         return self._private.step_rows(t, slot) is not None and bool(carried or not plan.carried)
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
-        """All overflows of microbatch `index` of t; none if there is no such microbatch. It is computed in
-        the accumulators of `share`: a share made earlier and not stepped is void."""
+        """All overflows of microbatch, or slot, `index` of t; none if there is no such one. It is computed in
+        the accumulators of `share`: a share made earlier and not stepped is void. Weights and moments stay;
+        what a slot carries is kept, as by `share`. Raises ValueError for a slot whose carried state was not
+        replayed, or of which neither the private data nor the contribution is here."""
         if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
@@ -530,8 +532,9 @@ class Reference:
                 island.step(0.0 if stage else losses)
 
     def _refresh(self) -> None:
-        """Prepare the next iteration: its weights become the autograd leaves, and the accumulators get the
-        fixed-point units of its exact sums."""
+        """Prepare the next iteration, after a step or another state: its weights (before a delayed iteration
+        the predicted ones) become the autograd leaves, and the accumulators get the fixed-point units of its
+        exact sums. If the iteration after it is delayed, what that computes with is predicted and kept."""
         self._aheads = [ahead_of(self._run, self._delay, state) for state in self.states]
         for state, accumulator in zip(self.states, self._accumulators, strict=True):
             accumulator.prepare(next_units(self._run, state))

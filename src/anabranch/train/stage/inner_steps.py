@@ -209,9 +209,10 @@ class Island:
 
     def step(self, loss: float = 0.0) -> None:
         """Take the next inner step with `gradient`, clipped by its own norm (of the stage, if this is one),
-        and set that to zero. loss: sum of its microbatches (nats); 0 at a stage that computes none. Raises
-        Overflow if the norm is not finite: no step was taken, but `gradient` stays, and the island is void.
-        """
+        and set that to zero; `leaves` made before are void. loss: sum of its microbatches (nats); 0 at a
+        stage that computes none. Raises Overflow if the norm is not finite: no step was taken, and `gradient`
+        stays. The island is void then, unless the step was one ahead of the next round: its `carry` is still
+        needed (`go_ahead`)."""
         run, local = self._run, self.local
         norm = global_norm(exact.squares(local.layout, self.gradient).values())
         if not math.isfinite(norm):

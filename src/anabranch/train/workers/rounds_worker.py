@@ -72,8 +72,9 @@ class SumsOfRounds(Worker):
 
 
 class RoundsWorker(SumsOfRounds):
-    """Worker that makes contributions of slots: it adds them to the sums of a round, and takes outer
-    steps."""
+    """Base of `WholeWorker` and `PipelineWorker`, which make the contributions of slots. It keeps these until
+    the round ends, adds them to the sums, and takes the outer step. Iterations that are no rounds are those
+    of `Worker`."""
 
     @cached_property
     def _contributions(self) -> dict[int, Contribution]:

@@ -41,7 +41,8 @@ from anabranch.train.workers.whole_audit import AuditedWholeSteps
 
 
 class OwnData(Protocol):
-    """Private data of this machine, and its files of the contributions that it computed on them."""
+    """Private data of this machine, and its files of the contributions that it computed on them. The run does
+    not read these files: `anabranch verify` does."""
 
     def step_rows(self, slot: int, step: int) -> Ids:
         """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
@@ -93,7 +94,7 @@ class TokenSource(SumsOfRounds):
 
 
 class WholeWorker(RoundsWorker):
-    """Worker of a relay that holds the whole model."""
+    """Worker of a relay that holds the whole model; in a round its Forward takes a slot's inner steps."""
 
     _stage: WholeModel
 
