@@ -130,8 +130,9 @@ def test_the_only_replica_that_nobody_can_replace_is_waited_for(snapshot_every: 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_data_node_is_not_late_with_heads_that_a_relay_sends_to_nobody_again(stage: int) -> None:
-    """Steps of ten seconds. Data node d1 dies with heads of microbatches that d2 began, and the relay that sent
-    them to it does not send them again: d2 lost its seat with the third stall, when others had their turn."""
+    """Steps of ten seconds. Data node d1 dies with heads of microbatches that d2 began, and the relay that
+    sent them to it does not send them again: d2 lost its seat with the third stall, when others had their
+    turn."""
     settings = Settings("heads", 1, stage, 12 * stage, STEPS, min_replicas=1, snapshot_every=2)
     machines = [*(Machine(f"d{k}", 0) for k in range(3)), Machine("x", stage)]
     machines += [Machine(f"r{s}.{k}", s) for s in range(1, stage + 1) for k in range(2)]
@@ -155,7 +156,8 @@ def test_a_data_node_is_not_late_with_heads_that_a_relay_sends_to_nobody_again(s
         if died or lead is None or lead.round is None or lead.round.t < SINCE:
             return
         held = lead.round.claims.get(0, {}).get("d1", ())
-        if any(t == lead.round.t and peer == "d1" and 2 * index in held for (t, _, index), peer in sent.items()):
+        now = {index for (t, _, index), peer in sent.items() if t == lead.round.t and peer == "d1"}
+        if any(2 * index in held for index in now):
             died.append("d1")
             world.crash("d1")
 
@@ -163,3 +165,30 @@ def test_a_data_node_is_not_late_with_heads_that_a_relay_sends_to_nobody_again(s
     world.bookkeepers.append(watch)
     assert go_on(world, 2000.0) == STEPS and kept and died
     assert [*removed(world)] == died and rollbacks(world) == [] and wrong_states(world) == {}
+
+
+def test_an_honest_replica_whose_device_hangs_is_not_banned_beside_a_newcomer() -> None:
+    """It was its stage's only replica, and its device hangs for a minute in its reduce. After three tries the
+    newcomer took part, so that it seemed to withhold parts of its sum from that one: it was expelled."""
+    settings = Settings("hangs", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=2)
+    machines = [Machine("d0", 0), Machine("d1", 0), Machine("a", 1), Machine("b0", 2), Machine("b1", 2)]
+    world, came, hung = counting_world(settings, machines, 1), list[float](), list[float]()
+    Invariants(world)
+    task_s = world.task_s
+
+    def hangs_s(node: Node, task: tasks.Task) -> float:
+        if node.id == "a" and isinstance(task, tasks.Freeze) and task.t == SINCE and not hung:
+            hung.append(world.clock.now)
+            return 65.0
+        return task_s(node, task)
+
+    def watch(node: Node, event: Event) -> None:
+        if not came and world.log and world.history().t == SINCE - 1:
+            came.append(world.clock.now)
+            world.add(member_of(Machine("h", 1)), "d0", world.clock.now)
+
+    world.task_s = hangs_s  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    assert go_on(world, 900.0) == STEPS and hung and wrong_states(world) == {} and rollbacks(world) == []
+    limits = world.nodes["d0"].peer.ctx.rate_limits
+    assert {*removed(world)} <= {"a"} and not limits.banned("a", world.clock.now)

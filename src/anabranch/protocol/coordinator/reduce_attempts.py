@@ -537,7 +537,9 @@ class ReduceAttempts:
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
-    def _not_begun(self, current: Round, lacking: Mapping[int, tuple[int, ...]]) -> dict[int, Collection[int]]:
+    def _not_begun(
+        self, current: Round, lacking: Mapping[int, Collection[int]]
+    ) -> dict[int, Collection[int]]:
         """Those of the `lacking` units (stage -> units) with which the data nodes that begin them may be
         late. Not what came back to them from the first stage, as it was lost beyond since, until they have
         had their turn to send it anew (TURNS): they may never have sent it."""
@@ -566,8 +568,12 @@ class ReduceAttempts:
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
+        owners = {attempt.members[owner] for owner in attempt.owners if owner >= 0}
         for peer, reason in at_fault.items():
-            self.witnessing.take_out(peer, reason, current.t)
+            if owners == {peer}:  # others that came since have nothing to send: its device may just hang
+                self.admission.remove_idle(peer, reason)
+            else:
+                self.witnessing.take_out(peer, reason, current.t)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
         take_out = self.admission.remove_idle
