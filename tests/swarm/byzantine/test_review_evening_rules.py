@@ -192,3 +192,22 @@ def test_an_honest_replica_whose_device_hangs_is_not_banned_beside_a_newcomer() 
     assert go_on(world, 900.0) == STEPS and hung and wrong_states(world) == {} and rollbacks(world) == []
     limits = world.nodes["d0"].peer.ctx.rate_limits
     assert {*removed(world)} <= {"a"} and not limits.banned("a", world.clock.now)
+
+
+@pytest.mark.parametrize("snapshot_every", [0, 2])
+def test_a_newcomer_ends_the_wait_for_a_replica_that_nobody_could_replace(snapshot_every: int) -> None:
+    """The liar is alone at its stage, and never PREPARED. Without snapshots the run was lost with its seat."""
+    settings = Settings("alone", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=snapshot_every)
+    machines = [Machine("d0", 0), Machine("d1", 0), Machine("x", 1), Machine("b", 2)]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    world.liars.add("x")
+
+    def never_prepared(sender: Node, peer: str, said: msg.Message) -> msg.Message | None:
+        withheld = isinstance(said, msg.Prepared) and sender.id == "x" and said.fence.t >= SINCE
+        return None if withheld else said
+
+    altered(world, never_prepared)
+    world.add(member_of(Machine("h", 1)), "d0", 400.0)
+    assert go_on(world, 900.0) == STEPS and world.clock.now < 500.0
+    assert {*removed(world)} == {"x"} and rollbacks(world) == [] and wrong_states(world).keys() <= {"x"}
