@@ -14,6 +14,7 @@ from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from swarm.byzantine.test_doubted_stages import SINCE, STEPS, holds_up, moved, others, swarm
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
+from swarm.byzantine.test_withheld_states import NEW, OLD, is_silent, with_newcomer
 
 WORK = tasks.Forward | tasks.InputGradient | tasks.WeightGradient
 
@@ -196,7 +197,7 @@ def test_an_honest_replica_whose_device_hangs_is_not_banned_beside_a_newcomer() 
 
 @pytest.mark.parametrize("snapshot_every", [0, 2])
 def test_a_newcomer_ends_the_wait_for_a_replica_that_nobody_could_replace(snapshot_every: int) -> None:
-    """The liar is alone at its stage, and never PREPARED. Without snapshots the run was lost with its seat."""
+    """The liar is alone at its stage, and never PREPARED. Without snapshots the run was lost with it."""
     settings = Settings("alone", 1, 2, 6, STEPS, min_replicas=1, snapshot_every=snapshot_every)
     machines = [Machine("d0", 0), Machine("d1", 0), Machine("x", 1), Machine("b", 2)]
     world = counting_world(settings, machines, 1)
@@ -211,3 +212,29 @@ def test_a_newcomer_ends_the_wait_for_a_replica_that_nobody_could_replace(snapsh
     world.add(member_of(Machine("h", 1)), "d0", 400.0)
     assert go_on(world, 900.0) == STEPS and world.clock.now < 500.0
     assert {*removed(world)} == {"x"} and rollbacks(world) == [] and wrong_states(world).keys() <= {"x"}
+
+
+def test_an_accomplice_that_says_that_it_got_the_state_costs_no_honest_replica_its_seat() -> None:
+    """One of two gives its state to nobody, and the other one cannot apply the step. The accomplice waits at
+    their stage, and says that it got the state: so no witness came, and the honest one lost its seat."""
+    world, told = with_newcomer(OLD, is_silent), list[str]()
+    world.liars.add("y")
+    world.add(member_of(Machine("y", 1)), "d0", 0.6)
+    carry = world.carry
+
+    def watch(node: Node, event: Event) -> None:
+        lead, liar = world.nodes["d0"].peer.shared.coordination.coordinator, world.nodes.get("y")
+        if lead is None or lead.released.last or liar is None or "y" not in lead.ctx.run.membership.members:
+            return
+        state = lead.released.applied.get(1, {}).get(OLD, "")
+        if state and NEW in lead.ctx.run.membership.active_from and state not in told:
+            told.append(state)
+            carry(liar, "d0", msg.encode(msg.Ready(lead.t, 1, state)), None)
+
+    def is_never_ready(sender: Node, peer: str, said: msg.Message) -> msg.Message | None:
+        return None if sender.id == "y" and isinstance(said, msg.Ready) else said
+
+    altered(world, is_never_ready)
+    world.bookkeepers.append(watch)
+    assert go_on(world, 600.0) == 12 and told and wrong_states(world).keys() <= {OLD, "y"}
+    assert NEW not in removed(world) and OLD in removed(world)
