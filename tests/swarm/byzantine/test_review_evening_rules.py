@@ -215,7 +215,7 @@ def test_a_newcomer_ends_the_wait_for_a_replica_that_nobody_could_replace(snapsh
 
 
 def test_an_accomplice_that_says_that_it_got_the_state_costs_no_honest_replica_its_seat() -> None:
-    """One of two gives its state to nobody, and the other one cannot apply the step. The accomplice waits at
+    """The state of a step is given to nobody by one of two, and the other one cannot apply it. The accomplice waits at
     their stage, and says that it got the state: so no witness came, and the honest one lost its seat."""
     world, told = with_newcomer(OLD, is_silent), list[str]()
     world.liars.add("y")
