@@ -622,6 +622,8 @@ class Coordinator:
             before = set(membership.live(stage, current.t)) - active_from.keys()
             if t <= current.t and stage and (len(before) == 1 or self.stage_recovery.witnesses.sent(peer)):
                 current.progress_at, current.stalls = self.ctx.clock.now, 0
+                if stage in current.retries:  # else it waits as long as all tries of the only replica took
+                    current.retries[stage] = min(current.retries[stage], STUCK_ALONE)
 
     def _committed(self, record: Commit, base: str) -> None:
         if self.round is not None and record.verdict == "step":

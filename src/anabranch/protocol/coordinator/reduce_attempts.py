@@ -18,7 +18,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
 from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
-from anabranch.protocol.recovery.late_data_nodes import LateDataNodes
+from anabranch.protocol.recovery.late_data_nodes import TURNS, LateDataNodes
 from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
 from anabranch.protocol.reduce.partial_sums import ReduceAccount, attempt_sets
@@ -527,10 +527,7 @@ class ReduceAttempts:
             lacking[0] = (*lacking.get(0, ()), *heads)
         if len(current.attempts) == tried:
             current.stalls += 1
-        # A data node is not late with what came back to it from the first stage: relays lost that since.
-        back = frozenset().union(*current.claims.get(1, {}).values())
-        late = {stage: units if stage < 2 else set(units) - back for stage, units in lacking.items()}
-        usual_s = max(self.step_s, self.expected_s)
+        late, usual_s = self._not_begun(current, lacking), max(self.step_s, self.expected_s)
         self.sources.stalled(current.t, current.opened_at, late, news_at, usual_s)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
@@ -539,6 +536,20 @@ class ReduceAttempts:
             self.ctx.outbox.note("waiting", reason=reason)
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
+
+    def _not_begun(
+        self, current: Round, lacking: Mapping[int, Collection[int]]
+    ) -> dict[int, Collection[int]]:
+        """Those of the `lacking` units (stage -> units) with which the data nodes that begin them may be
+        late. Not what came back to them from the first stage, as it was lost beyond since, until they have
+        had their turn to send it anew (TURNS): they may never have sent it."""
+        settings = self.ctx.run.settings
+        if current.stalls > TURNS + settings.stages:
+            return dict(lacking)
+        back = frozenset().union(*current.claims.get(1, {}).values())
+        heads = frozenset() if settings.returns == "own" else frozenset(map(head_unit, back))
+        without = {0: heads, 1: frozenset[int]()}
+        return {stage: set(units) - without.get(stage, back) for stage, units in lacking.items()}
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
         """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it; or go
@@ -557,19 +568,26 @@ class ReduceAttempts:
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.ctx.outbox.note("note", text=text)
+        owners = {attempt.members[owner] for owner in attempt.owners if owner >= 0}
         for peer, reason in at_fault.items():
-            self.witnessing.take_out(peer, reason, current.t)
+            if owners == {peer}:  # others that came since have nothing to send: its device may just hang
+                self.admission.remove_idle(peer, reason)
+            else:
+                self.witnessing.take_out(peer, reason, current.t)
         current.give_up(stage)
         self.witnessing.failed(stage, current.t)
         take_out = self.admission.remove_idle
         if not at_fault and self.witnessing.plan(stage, current.t, attempt.members, attempt.owners) is None:
             held, take_out = current.claims.get(stage, {}), self.admission.remove  # by others' words
-            out = self.admission.parted.take_out(attempt.members, tries, held, prepared)
+            known = self.step_s > 0.0
+            out = self.admission.parted.take_out(attempt.members, tries, held, prepared, known)
         elif not at_fault and tries >= TRIES:
             out = self.admission.parted.unprepared(self.witnessing.blocking(attempt, prepared), tries)
         else:
             out = {}
         fetching = self.admission.fetching(stage) if out else ()
+        alone = self.ctx.run.membership.count(stage, current.t) == 1
         for peer, reason in out.items():
-            if peer not in fetching:
+            lost = alone and self.admission.worth_s(peer) == math.inf  # nobody could take its stage up
+            if peer not in fetching and not lost:
                 take_out(peer, reason)

@@ -121,7 +121,7 @@ class Admission:
         when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default
         no member has the last step's state, and every stage is waited for."""
         step = self._step = step or StepQueries()
-        self.has_last, self.fetching = step.has_last, step.fetching
+        self.has_last, self.fetching, self.worth_s = step.has_last, step.fetching, step.worth_s
         self.ctx, self._connections = ctx, connections
         self._welcome = welcome
         self.ready: dict[str, Member] = {}

@@ -75,14 +75,15 @@ class UnreachablePairs:
         tries: int,
         held: Mapping[str, Collection[int]],
         prepared: Collection[str],
+        known: bool = True,
     ) -> dict[str, str]:
         """Members to remove -> reason, when the reduce of `members` is stuck after `tries` attempts: one
         after the other, until all that remain reach each other by their reports; empty before TRIES_APART
         attempts. First goes the member for which most service (iterations served) of others that it is apart
         from stands against its own, so that newcomers that claim not to reach an old replica go before it; of
         equals the one with fewest microbatches. Never this peer. If no member reports another, `unprepared`
-        decides after TRIES attempts (TRIES_ALONE of a single member). held: member -> its microbatches.
-        prepared: members that reported PREPARED."""
+        decides after TRIES attempts (TRIES_ALONE of a single member, where the usual duration of a step is
+        `known`). held: member -> its microbatches. prepared: members that reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -94,7 +95,7 @@ class UnreachablePairs:
             others = " and ".join(other[:8] for other in sorted(apart[peer]))
             gone[peer] = f"it and {others} of its stage cannot reach each other, and cannot reduce together"
         slow = [peer for peer in members if peer not in prepared]
-        most = TRIES if len(members) > 1 else TRIES_ALONE
+        most = TRIES if len(members) > 1 or not known else TRIES_ALONE
         return gone or (self.unprepared(slow, tries) if tries >= most else {})
 
     def unprepared(self, slow: Collection[str], tries: int) -> dict[str, str]:

@@ -225,11 +225,21 @@ class Witnesses:
     def _waiting(self, stage: int, t: int) -> list[str] | None:
         """Members of a stage that do not serve it yet, all of which wait for its state after iteration t; []
         if there are none. None if one of them has that state, and so begins to serve. (One that may serve
-        from a later iteration may have an older state only.)"""
+        from a later iteration may have an older state only.)
+
+        While one of two replicas has the state, it is not agreed, and nobody can begin to serve with it: then
+        the word of a witness that it got it is enough. That of others, which may be accomplices, is not:
+        these neither have the state nor wait for it."""
         membership = self.ctx.run.membership
         others = sorted(set(membership.replicas(stage)) - set(membership.live(stage, t + 1)))
-        got = any(self._admission.has_state(peer, t) or self._states.got(peer, t) for peer in others)
-        return None if got else others
+        if any(self._admission.has_state(peer, t) for peer in others):
+            return None
+        if not self._is_divided(stage):
+            return others
+        got = {peer for peer in others if self._states.got(peer, t)}
+        if got & self._doubts[stage].witnesses:
+            return None
+        return [peer for peer in others if peer not in got]
 
     def _suspects(self, stage: int, t: int) -> list[str]:
         """Replicas that are doubted: the one that reported the state after iteration t, if one of two did;
