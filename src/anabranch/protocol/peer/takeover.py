@@ -149,7 +149,9 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        lead.take_over(t, progress.base, adam_step, fingerprints, summary.overflows, progress.closed)
+        current = self._iterations.current
+        begun_at = current.opened_at if current is not None and current.t == t + 1 else ctx.clock.now
+        lead.take_over(t, progress.base, adam_step, fingerprints, summary.overflows, progress.closed, begun_at)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
