@@ -151,7 +151,8 @@ class Leadership:
         t, adam_step = progress.committed, summary.adam_step
         current = self._iterations.current
         begun_at = current.opened_at if current is not None and current.t == t + 1 else ctx.clock.now
-        lead.take_over(t, progress.base, adam_step, fingerprints, summary.overflows, progress.closed, begun_at)
+        skips, closed = summary.overflows, progress.closed
+        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
