@@ -7,6 +7,7 @@ import pytest
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Event
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -265,3 +266,32 @@ def test_an_accomplice_that_says_that_it_got_the_state_costs_no_honest_replica_i
     world.bookkeepers.append(watch)
     assert go_on(world, 600.0) == 12 and told and wrong_states(world).keys() <= {OLD, "y"}
     assert NEW not in removed(world) and OLD in removed(world)
+
+
+def test_a_new_leader_does_not_drop_the_slots_of_a_round_that_it_did_not_see_from_its_beginning() -> None:
+    """Seven of eight slots are claimed when the leader dies, after 40 s; the last one takes 54 s, within the
+    grace. The new leader took no time at all for what the seven had taken."""
+    rounds = Rounds(2, 4, 8)
+    settings = Settings("drops", 1, 1, 32, 8, min_replicas=1, rounds=rounds, voters=3)
+    names = ["d0", "d1", "d2", *(f"r{k}" for k in range(8))]
+    world = counting_world(settings, [Machine(name, int(name[0] == "r")) for name in names], 1)
+    Invariants(world)
+    task_s, died = world.task_s, list[float]()
+
+    def slot_s(node: Node, task: tasks.Task) -> float:
+        if not isinstance(task, tasks.Forward):
+            return task_s(node, task)
+        return max(1, task.steps) * (13.5 if node.id == "r7" and task.t == 6 else 10.0)
+
+    def watch(node: Node, event: Event) -> None:
+        lead = world.nodes["d0"].peer.shared.coordination.coordinator
+        if died or lead is None or lead.round is None or lead.round.t != 6:
+            return
+        if len(lead.round.complete) == 7 and len(node.peer.ctx.log.voters) == 3:
+            died.append(world.clock.now)
+            world.crash("d0")
+
+    world.task_s = slot_s  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    assert go_on(world, 900.0) == 8 and died and removed(world).keys() == {"d0"}
+    assert all(min(commit.stages[1].owners) >= 0 for commit in world.history().commits if commit.stages)
