@@ -36,7 +36,8 @@ class Round:
     base: str
     opened_at: float
     begun_at: float = math.inf
-    """Time (s) at which a new leader opened the iteration as a member; infinite: no earlier than it led."""
+    """Time (s) at which a new leader opened the iteration as a member, later by the time in which nobody led;
+    infinite: no earlier than it led."""
     claims: dict[int, dict[str, frozenset[int]]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
