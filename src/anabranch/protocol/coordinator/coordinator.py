@@ -210,6 +210,7 @@ class Coordinator:
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
+        self.admission.ready.pop(peer, None)  # if it was moved it has not got its new stage's state
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
         if peer not in self.ctx.run.membership.members:
