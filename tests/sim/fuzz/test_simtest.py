@@ -171,8 +171,8 @@ def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None
 
 
 def test_a_member_that_is_ready_and_moved_to_a_lost_stage_has_not_got_its_state() -> None:
-    """After two rounds without a crew a relay that was ready for its stage was moved to one that had just lost
-    its replicas, and counted as ready for that: the log did not go back to a snapshot (I4)."""
+    """After two rounds without a crew a relay that was ready for its stage was moved to one that had just
+    lost its replicas, and counted as ready for that: the log did not go back to a snapshot (I4)."""
     assert not run_seed(46200037, "rounds").failed
 
 
