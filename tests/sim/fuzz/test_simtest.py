@@ -170,6 +170,12 @@ def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None
     assert not run_seed(44305365, "rounds").failed
 
 
+def test_a_member_that_is_ready_and_moved_to_a_lost_stage_has_not_got_its_state() -> None:
+    """After two rounds without a crew a relay that was ready for its stage was moved to one that had just
+    lost its replicas, and counted as ready for that: the log did not go back to a snapshot (I4)."""
+    assert not run_seed(46200037, "rounds").failed
+
+
 def test_two_ends_of_a_dead_carrier_dial_each_other() -> None:
     """Their own link broke for a second, so a relay carried it, and vanished without a word. Each took the
     other for silent and dialled nobody, so of the two voters that were left neither could lead."""

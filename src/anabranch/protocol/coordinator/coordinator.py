@@ -176,13 +176,15 @@ class Coordinator:
         fingerprints: tuple[str, ...],
         overflows: OverflowStreak,
         closed: bool,
+        begun_at: float,
     ) -> None:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
         next. adam_step: Adam's counter after `t`. closed: True if the log has the last evaluation of the run
         (`Closing`). fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which
         is released once enough replicas have reported it again (R9). overflows: steps skipped in a row; if
         they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and another can
-        look: then that relay is expelled."""
+        look: then that relay is expelled. begun_at: time (s) since which this peer has the next iteration
+        open, later by the time in which nobody led."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -190,6 +192,8 @@ class Coordinator:
         self._stop_for_skips("")  # the leader before may have died before it logged that
         self.admission.absent.take_over()
         self._open_round()
+        if self.round is not None:
+            self.round.begun_at = begun_at
 
     def _waits_for(self, stage: int) -> bool:
         """True if the open step still waits for `stage`, as its reduce has not ended; for every stage while
@@ -206,6 +210,7 @@ class Coordinator:
         self.catalog.forget(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
+        self.admission.ready.pop(peer, None)  # if it was moved it has not got its new stage's state
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
         if peer not in self.ctx.run.membership.members:
@@ -633,7 +638,7 @@ class Coordinator:
         if self.round is not None and self.round.attempts:  # else another coordinator led that step
             self.reducing.reported(self.round)
             # Without its waits: else a wait makes the next one longer.
-            self.reducing.step_taken(self.round, self.ctx.clock.now - self.round.opened_at)
+            self.reducing.step_taken(self.round, self.ctx.clock.now - self.round.since)
             if not self.round.slots:
                 waited_s = self.round.waited_s if self.round.late else 0.0
                 silent = self.admission.absent.silent()

@@ -557,7 +557,7 @@ class IslandRounds:
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):
             return math.inf
-        seconds = (current.ready_at - current.opened_at) / current.ready_share * current.stretch
+        seconds = (current.ready_at - current.since) / current.ready_share * current.stretch
         if current.ready_share < 1.0:
             seconds = max(seconds, self._longest_s(current))
-        return current.opened_at + (1.0 + rounds.grace) * seconds
+        return current.since + (1.0 + rounds.grace) * seconds

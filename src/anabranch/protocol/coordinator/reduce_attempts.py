@@ -208,7 +208,7 @@ class ReduceAttempts:
             return True
         current.early.discard(stage)
         current.ordered_at[stage] = self.ctx.clock.now
-        current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at
+        current.worked_s = current.worked_s or self.ctx.clock.now - current.since
         owners = ((unit, attempt.members[owner]) for unit, owner in enumerate(attempt.owners) if owner >= 0)
         return all(unit in claims.get(peer, ()) for unit, peer in owners)
 
@@ -250,7 +250,7 @@ class ReduceAttempts:
         current.receipts.pop(stage, None)
         current.ordered_at[stage] = self.ctx.clock.now
         if stage not in current.early:
-            current.worked_s = current.worked_s or self.ctx.clock.now - current.opened_at
+            current.worked_s = current.worked_s or self.ctx.clock.now - current.since
         # Kept with the attempt: an owner may be removed after its report.
         classes = (self.ctx.run.membership.members[peer].numerics_class for peer in members)
         current.classes[stage] = tuple(classes)
@@ -528,7 +528,7 @@ class ReduceAttempts:
         if len(current.attempts) == tried:
             current.stalls += 1
         late, usual_s = self._not_begun(current, lacking), max(self.step_s, self.expected_s)
-        self.sources.stalled(current.t, current.opened_at, late, news_at, usual_s)
+        self.sources.stalled(current.t, current.since, late, news_at, usual_s)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
             where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())

@@ -35,6 +35,9 @@ class Round:
     t: int
     base: str
     opened_at: float
+    begun_at: float = math.inf
+    """Time (s) at which a new leader opened the iteration as a member, later by the time in which nobody led;
+    infinite: no earlier than it led."""
     claims: dict[int, dict[str, frozenset[int]]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
@@ -154,6 +157,11 @@ class Round:
     def of_crews(self) -> bool:
         """True for a round of pipeline islands whose plan names their crews."""
         return any(slot.others for slot in self.slots)
+
+    @property
+    def since(self) -> float:
+        """Time (s) since which the members work on the iteration, as far as this leader knows."""
+        return min(self.opened_at, self.begun_at)
 
     @property
     def waits(self) -> int:

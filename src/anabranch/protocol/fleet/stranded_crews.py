@@ -38,13 +38,15 @@ class StrandedCrews:
         """Record that moves a relay to the stage with fewest replicas, if STRANDED_MOST rounds in a row had
         no slot that counts; then the count begins anew. Where all stages have as many, after EVEN times as
         many rounds, as there are fewer crews then, and lines may just be slow. The caller must log it. None
-        before that, if nobody can be moved, and in runs without pipeline islands. t: last committed
-        iteration."""
+        before that, if nobody can be moved or a stage has no replica, and in runs without pipeline islands.
+        t: last committed iteration."""
         settings = self.ctx.run.settings
         if self._rounds < STRANDED_MOST or not settings.rounds.pipeline:
             return None
         counts = {s: self.ctx.run.membership.count(s, t + 1) for s in range(1, settings.stages + 1)}
         stage = min(counts, key=lambda s: (counts[s], s))
+        if not counts[stage]:
+            return None  # a lost stage is restored first (`stage_recovery`)
         if counts[stage] == max(counts.values()) and self._rounds < EVEN * STRANDED_MOST:
             return None
         self._rounds = 0

@@ -149,7 +149,11 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        lead.take_over(t, progress.base, adam_step, fingerprints, summary.overflows, progress.closed)
+        current, begun_at = self._iterations.current, ctx.clock.now
+        if current is not None and current.t == t + 1:  # without the time in which nobody led
+            begun_at -= max(0.0, self.voter.raft.election.heard_at - current.opened_at)
+        skips, closed = summary.overflows, progress.closed
+        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)

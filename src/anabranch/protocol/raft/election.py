@@ -14,8 +14,9 @@ DOUBLINGS = 4
 
 
 class Election:
-    """Election timer, candidacy and vote of one Raft voter. step_down(term, leader): callback that makes this
-    voter a follower. lead(term): callback that makes it the leader."""
+    """Election timer, candidacy and vote of one Raft voter. heard_at: time (s) at which it last heard a
+    leader, lost or not; minus infinity: never. step_down(term, leader): callback that makes this voter a
+    follower. lead(term): callback that makes it the leader."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class Election:
         self._dice = rng
         self._step_down = step_down
         self._lead = lead
-        self._leader_heard_at = float("-inf")
+        self._leader_heard_at = self.heard_at = float("-inf")
         self._failures = 0
         self._votes: set[str] = set()
         self._asked_at = 0.0
@@ -51,7 +52,7 @@ class Election:
         now = self._state.now
         if not is_new and self._leader_heard_at > float("-inf"):
             self._state.timeout.add_gap(now - self._leader_heard_at)
-        self._leader_heard_at = now
+        self._leader_heard_at = self.heard_at = now
         self._failures = 0
         self.reset_timer()
 

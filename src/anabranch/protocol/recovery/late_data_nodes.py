@@ -25,9 +25,6 @@ TURNS = 2
 #: Times what a step usually takes, and least time (s), from when others were done until one is removed. Plain
 #: choices: one whose line became several times slower stays, and one that is restarted.
 OVERDUE, LATE_S = 12.0, 50.0
-#: Least time (s) of a leader that knows no step's duration though steps were taken: it may lead since the
-#: middle of one that takes minutes. A plain choice: as for doubted stages (`witnesses.FIRST_STEP`).
-UNKNOWN_S = 600.0
 #: Iterations for which a removal is remembered. A plain choice: an accident long afterwards is no misconduct.
 REMEMBERED = 50
 
@@ -66,8 +63,7 @@ class LateDataNodes:
         while no microbatch lacks or some of every data node's do; never this peer. opened_at: time (s) at
         which the step was opened. lacking: stage -> units that nobody claims, with the heads of held-out
         windows. news_at: time of the last news (s). step_s: usual seconds of a step; 0: not known, then the
-        seconds that the other data nodes' microbatches took count, and after the first step the least time is
-        UNKNOWN_S."""
+        seconds that the other data nodes' microbatches took count."""
         run = self.ctx.run
         if opened_at != self._opened_at:
             self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()
@@ -81,10 +77,9 @@ class LateDataNodes:
             return
         self._others_at = min(self._others_at, news_at)
         usual_s, waited_s = step_s or self._others_at - opened_at, self.ctx.clock.now - self._others_at
-        least_s = LATE_S if step_s or t == 1 else UNKNOWN_S
         for peer in sorted(nodes - {self.ctx.me}):
             self._stalls[peer] += 1
-            if self._stalls[peer] < LATE_STALLS or waited_s < max(least_s, OVERDUE * usual_s):
+            if self._stalls[peer] < LATE_STALLS or waited_s < max(LATE_S, OVERDUE * usual_s):
                 continue
             own = {index for index, node in holder.items() if node == peer}
             lacks = len(own & late)
