@@ -164,6 +164,18 @@ def test_a_flood_by_the_only_relay_ends() -> None:
     assert not run_seed(43002479, "rounds").failed
 
 
+def test_a_voter_that_is_no_member_any_more_reaches_a_voter_that_came_later() -> None:
+    """A leader dies with the record of a new voter on two disks of four: that of the former founder, which is
+    no member, and the new voter's own. They must reach each other to be a majority with a third (I4)."""
+    assert not run_seed(45100217, "rounds").failed
+
+
+def test_a_data_node_adds_no_gradient_to_a_slot_that_its_former_process_began() -> None:
+    """It serves in the round that it was removed in, as the other data node is gone; its crew sends the
+    slot's gradient (I7)."""
+    assert not run_seed(45102937, "rounds").failed
+
+
 def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None:
     """A data node floods the relay, which then refuses a slot of a round that it has not opened: the credit
     counted as used at one end, and as unused at the other (I4)."""

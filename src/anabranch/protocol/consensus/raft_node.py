@@ -145,11 +145,9 @@ class Voter(Timer):
         """Start the Raft node, and dial the other voters at the addresses in this disk's log: after a
         restart, this voter may be the one missing for a majority."""
         self.raft.begin(self.ctx.clock.now)
-        dialer, raft = self.ctx.dialer, self.raft
-        fellows = {peer_of(voter) for voter in raft.log.electors(raft.commit_index) - {raft.me}}
-        dialer.use_fellows({peer: at for peer, at in self._addresses.items() if peer in fellows and at})
-        for peer in dialer.fellows:
-            dialer.reach(peer)
+        self._use_fellows()
+        for peer in self.ctx.dialer.fellows:
+            self.ctx.dialer.reach(peer)
         self._settle()
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
@@ -204,10 +202,20 @@ class Voter(Timer):
 
     def _look_for_votes(self) -> None:
         """Dial the peers whose votes count and that are not linked, as this candidate needs a majority.
-        Removed voters are among them: their votes count until the removal is committed."""
-        raft = self.raft
-        for voter in sorted(raft.log.electors(raft.commit_index) - {raft.me}):
+        Removed voters are among them: their votes count until the removal is committed. A voter that is no
+        member itself learns the addresses of new voters from the log alone."""
+        log = self.raft.log
+        self._addresses |= _addresses(log.line(index) for index in range(log.start.index, log.length))
+        self._use_fellows()
+        for voter in sorted(log.electors(self.raft.commit_index) - {self.raft.me}):
             self.ctx.dialer.reach(peer_of(voter))
+
+    def _use_fellows(self) -> None:
+        """Tell the dialer the addresses of the other peers whose votes count, as far as the log has them."""
+        raft = self.raft
+        fellows = {peer_of(voter) for voter in raft.log.electors(raft.commit_index) - {raft.me}}
+        addresses = {peer: at for peer, at in self._addresses.items() if peer in fellows and at}
+        self.ctx.dialer.use_fellows(addresses)
 
     def leads_well(self) -> bool:
         """True if this peer should lead if elected: it is able to, and no other voter should rather, or all

@@ -151,8 +151,11 @@ class Source:
     def gradient_arrived(self, index: int, payload: Payload | None) -> None:
         """Use the first gradient of microbatch `index` that came back: keep it, and have it added to the
         embedding's gradient; in a run with audits only once its hash fits the seal of its sender. Nothing for
-        an evaluation window, or without a payload."""
+        an evaluation window, without a payload, or for a crew's slot that this process did not begin: the
+        island's embedding went with the process that did."""
         if not self.trains(index) or payload is None:
+            return
+        if self.slot(index).others and not self.has_begun(index):
             return
         self.gradients[index] = payload
         if self._seals.on:
