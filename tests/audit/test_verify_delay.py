@@ -65,6 +65,7 @@ def test_a_peer_that_dies_changes_no_bit(moment: Moment, wire: dict[str, Any], t
     assert report.removals == 1 and report.steps == STEPS
 
 
+@pytest.mark.costly
 def test_the_delay_is_part_of_the_genesis(tmp_path: Path) -> None:
     """A replay on another version of the weights finds other bits."""
     directory = make_run(tmp_path, delayed_run())

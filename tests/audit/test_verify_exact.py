@@ -280,6 +280,7 @@ def test_a_skip_without_cause_is_found(copy: RunDirectory) -> None:
     assert not report.holds
 
 
+@pytest.mark.costly
 def test_sharing_the_microbatches_changes_nothing(copy: RunDirectory) -> None:
     flip_bits(copy, 3, 1, NORM, [(1, 4)], rehash=True)  # so that there is something to agree about
     alone = verify(copy.path).as_dict()
@@ -295,6 +296,7 @@ def test_workers_follow_a_skipped_step(tmp_path: Path) -> None:
     assert report.holds and report.skipped == 3
 
 
+@pytest.mark.costly
 def test_of_another_class_parity_is_promised(tmp_path: Path) -> None:
     directory = make_run(tmp_path, small_run(run__numerics="mixed"), logged_class="another")
     report = verify(directory.path)

@@ -225,6 +225,7 @@ def test_ctrl_c_while_it_waits_is_no_failure(
     assert process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.costly
 def test_a_founder_that_serves(
     tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]
 ) -> None:

@@ -30,6 +30,7 @@ NEED = {"check-model", "evaluate", "export", "generate", "start", "train", "veri
 REFUSED = {"expel", "resume"}
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_command_without_torch_says_how_to_install_it(finished: Path, tmp_path: Path) -> None:
     lines = {}

@@ -158,6 +158,7 @@ def test_a_cached_corpus_keeps_its_masks(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_corpus(tmp_path / "c2").fingerprint == first.fingerprint
 
 
+@pytest.mark.costly
 def test_a_dataset_is_streamed_and_its_position_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

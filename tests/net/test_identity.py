@@ -65,7 +65,7 @@ def test_a_key_that_cannot_be_written_leaves_no_file(
     path = tmp_path / "key"
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(IdentityError, match="cannot create the key file"):
+        with pytest.raises(OSError, match="No space left"):
             Identity.load_or_create(path)
     made = Identity.load_or_create(path)
     assert Identity.load_or_create(path).peer_id == made.peer_id

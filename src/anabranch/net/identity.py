@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from anabranch.errors import used_up
 from anabranch.net.errors import IdentityError
 from anabranch.operating_system import lock, open_to_others, write_atomically
 
@@ -54,7 +55,7 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """Read the key file (PEM, readable by its owner only), or create one with a new key, on the disk when
         this returns. Raises IdentityError for a file that cannot be made or read, is not an Ed25519 key, or
-        that other users may read."""
+        that other users may read; OSError if disk, descriptors or memory are used up for a new one."""
         if os.path.lexists(path):
             return cls._load(path)
         try:
@@ -66,6 +67,8 @@ class Identity:
                 identity = cls.generate()
                 write_atomically(path, identity._private_pem(), 0o600)
         except OSError as error:
+            if used_up(error):
+                raise
             raise IdentityError(f"cannot create the key file {path}: {error.strerror}") from error
         return identity
 

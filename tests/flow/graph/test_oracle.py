@@ -69,6 +69,7 @@ def test_is_the_best_of_all_flows(instance: Instance) -> None:
     assert best.cost == pytest.approx(cost, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("returns", ["any", "own"])
 def test_the_unit_of_cost_does_not_matter(returns: str) -> None:

@@ -74,6 +74,7 @@ def found_or_not(hostile: HostileRun, liar: LiveGuest) -> Callable[[], bool]:
     return lambda: bool(hostile.out(liar)) or over()
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_walk_ins_that_compute_falsely_are_out_and_the_door_stays_open(
     tmp_path: Path, texts: Path, supervisor: Supervisor

@@ -64,6 +64,7 @@ def start_auditor(swarm: Swarm) -> None:
     swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
 
 
+@pytest.mark.costly
 def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """Stage 1 has two replicas. Without the auditor no third one could tell which of them lies."""
     run = small_run(texts, run__steps=6, audit__share=1.0, routing__policy="static", fleet__minimum=2)
@@ -97,6 +98,7 @@ def test_a_relay_that_negates_its_sum_is_convicted(convicted: Swarm) -> None:
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_what_the_leader_writes_of_a_liar_is_a_proof(convicted: Swarm, tmp_path: Path) -> None:
     """Edited to blame another peer or step, the file proves nothing."""
@@ -165,7 +167,7 @@ def test_a_relay_that_is_far_off_is_convicted_though_nothing_is_drawn(
     assert report.holds and report.promise == "bits" and report.steps == 8, report.lines()
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [False, True], ids=["rounds", "steps"])
 def test_a_machine_that_sends_false_contributions_of_whole_models_is_convicted(

@@ -33,6 +33,7 @@ def run_on_desktop(name: str, arguments: list[str], log: str, *rest: object) -> 
     run_peer(name, arguments, log, *rest)  # type: ignore[arg-type]
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform == "win32", reason="it does not tell its load")
 def test_the_owner_comes_back_and_goes_away(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     run = small_run(texts, run__steps=100_000, evaluation__every=0, checkpoint__every=1000)

@@ -86,6 +86,7 @@ def test_a_run_over_ipv6_alone(tmp_path: Path, texts: Path, supervisor: Supervis
     check_exact(directory, STEPS)
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize(
     "order",

@@ -49,7 +49,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill_at", "system"),

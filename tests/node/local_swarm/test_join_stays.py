@@ -131,6 +131,7 @@ def run_with_a_bad_disk(name: str, arguments: list[str], log: str, *rest: object
     run_peer(name, arguments, log, *rest)  # type: ignore[arg-type]
 
 
+@pytest.mark.costly
 def test_a_leader_that_fails_after_the_last_step_sends_nobody_away(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_leader_that_fails_after_the_last_step_sends_nobody_away(
     assert history_of(directory).t == 4
 
 
+@pytest.mark.costly
 def test_the_end_of_the_run_is_told_to_who_is_still_joining(
     tmp_path: Path,
     texts: Path,
@@ -194,6 +196,7 @@ def test_a_leader_that_lost_the_end_of_its_log_is_joined_anew(swarm: Swarm) -> N
     assert "goes on from an earlier state" in words(swarm.processes["relay-1.0"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("voters", [3, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_data_node_that_slept_is_back(
     tmp_path: Path, texts: Path, supervisor: Supervisor, voters: int

@@ -51,6 +51,7 @@ def run_of(texts: Path, name: str) -> RunConfig:
     return with_preset(plain, name, changes)
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in ORDINARY else pytest.param(name, marks=pytest.mark.soak) for name in PRESETS]

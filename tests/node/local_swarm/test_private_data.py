@@ -195,6 +195,7 @@ def test_one_bit_of_a_contribution_is_found_by_name(
     assert problem.startswith(where) and "is not the one that the log has" in problem
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_contributions_that_are_not_what_was_summed_are_found(
     trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path
@@ -226,6 +227,7 @@ def test_contributions_that_are_not_what_was_summed_are_found(
     assert owner.counts["inner steps"].first == f"step {about.t}, contribution of slot {about.slot}"
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_rounds_without_a_contribution_are_named_and_the_rest_is_checked(
     trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path
@@ -261,6 +263,7 @@ def rename_corpus(path: Path, corpus: str) -> None:
     path.write_bytes(len(header).to_bytes(4, "little") + header + data[begin:])
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_machine_may_have_had_several_corpora(
     trained: tuple[RunDirectory, dict[str, str]], tmp_path: Path

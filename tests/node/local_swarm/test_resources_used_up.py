@@ -88,6 +88,7 @@ def test_a_run_on_a_full_disk_is_stopped_by_its_user(
     assert directory.checkpoints() and not (directory.path / REPORT).exists()
 
 
+@pytest.mark.costly
 def test_a_disk_without_any_room(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """A leader that has nothing to write yet is stopped by Ctrl+C; one that cannot write its log ends, says
     what to do, and goes on from the same step once there is room."""

@@ -184,6 +184,7 @@ def test_a_leader_killed_again_before_its_next_checkpoint(
     assert [event.t for event in events if isinstance(event, Step)] == [5, 6, 7, 8]
 
 
+@pytest.mark.costly
 def test_a_torn_last_line(broken_off: RunDirectory, supervisor: Supervisor) -> None:
     """Power was lost while the last entry was written: it was never announced."""
     data = broken_off.log.read_bytes()

@@ -77,6 +77,7 @@ def test_each_peer_of_the_run_has_its_way(
     check_exact(directory, len(swarm.of(Step)))
 
 
+@pytest.mark.costly
 def test_a_leader_behind_a_carrier_is_reached_or_the_step_is_named(
     tmp_path: Path, texts: Path, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -266,6 +266,7 @@ def test_markup_and_scripts_that_got_in_can_do_nothing(
         page.close()
 
 
+@pytest.mark.costly
 def test_the_owners_secret_is_in_no_address_that_is_asked_for_and_in_no_storage(
     events: Path, browser: Any
 ) -> None:
@@ -320,6 +321,7 @@ def hostile(path: Path) -> int:
     return 6 + len(names)
 
 
+@pytest.mark.costly
 def test_strangers_names_and_numbers_break_nothing(tmp_path: Path, browser: Any) -> None:
     """Regions that JavaScript's objects inherit broke the map; losses that are huge and lie close together
     made an axis with ticks without end; a long region was wider than the screen."""
@@ -352,6 +354,7 @@ def test_strangers_names_and_numbers_break_nothing(tmp_path: Path, browser: Any)
         page.close()
 
 
+@pytest.mark.costly
 def test_the_owner_expels_whom_the_page_shows_before_and_after_the_whole_log_is_read(
     tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

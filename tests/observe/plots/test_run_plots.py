@@ -116,6 +116,7 @@ def test_a_step_taken_again_counts_once() -> None:
     assert sorted(history.steps) == list(range(1, 11))
 
 
+@pytest.mark.costly
 def test_runs_with_little_in_them_can_be_drawn(tmp_path: Path) -> None:
     first = next(e for e in a_run() if isinstance(e, Step))
     bare = Step(

@@ -206,6 +206,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
         assert structs.asdict(runs[0]) == structs.asdict(runs[1])
 
 
+@pytest.mark.costly
 def test_as_coded_a_broken_call_is_made_again_and_nothing_begins_anew() -> None:
     """Crashes of neighbours included: no contribution is counted twice, and every iteration ends."""
     coded, published = swarm("swarm-as-coded", 0.3), swarm("swarm-published", 0.3)
@@ -254,6 +255,7 @@ def test_a_call_that_was_made_again_elsewhere_is_not_carried_out_twice() -> None
     assert total([outcome], "twice") == 0 < total([outcome], "recoveries")
 
 
+@pytest.mark.costly
 def test_an_input_whose_sender_is_lost_after_it_arrived_is_not_sent_again() -> None:
     """The replacement of a lost relay computes with it; it is not replaced itself, which once ended this run
     with an error."""

@@ -57,7 +57,7 @@ def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float, seed: int
     assert crash > 0.0 or sum(row.wasted_s for row in outcome.rows) == 0.0
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_overlapping_iterations_are_quicker_and_keep_their_bound(seed: int) -> None:
     """The mean of iterations with others beside them; without a codec the lines count, too."""
@@ -159,6 +159,7 @@ def test_two_equal_replicas_share_the_first_iteration() -> None:
     assert rows[0].seconds < 1.3 * rows[-1].seconds
 
 
+@pytest.mark.costly
 def test_paced_connections_are_slow_at_first_and_crashes_break_nothing() -> None:
     """They cost the first iteration more than a later one, in which bursts take their share of a trip."""
     calm, paced = ({"network.burst_trips": trips, "run.iterations": 8} for trips in (0.0, 0.5))
@@ -242,6 +243,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert result["policies"][0]["figures"]["over_bound"]["mean"] > 1.0
 
 
+@pytest.mark.costly
 def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [f"{key}={json.dumps(value)}" for key, value in SMALL_CHURN.items()] + ["churn.crash=0.4"]
     command = ["simulate", "wan10", "--policy", "auction", "restart", "--jobs", "1", "--plot", str(tmp_path)]

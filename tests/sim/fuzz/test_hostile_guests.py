@@ -37,7 +37,7 @@ def test_seeds_of_a_turn_have_no_guests() -> None:
     assert not any(draw(seed, profile_of(seed)).guests for seed in range(20 * len(PROFILES)))
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of([0, 1, 22, 2, 19], 3))
 def test_guests_are_survived(seed: int) -> None:
     """Demands G1 to G3 and all invariants hold, and each guest did its deed."""
@@ -181,6 +181,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
     assert not run_seed(seed, "hostile").violation
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of([46, 52]))
 def test_a_relay_that_claims_nothing_makes_no_wait_longer_than_the_last(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,7 @@ def test_the_run_decides_by_itself_what_it_did_where_it_was_simulated(tmp_path: 
     assert (run.spare, run.spread, run.rebalance, run.deal) == ("links", "never", 2, "links")
 
 
+@pytest.mark.costly
 def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", fleet_file(tmp_path), "--stages", "3", "--simulate", "0"]) == 0
     told = capsys.readouterr().out
@@ -513,6 +514,7 @@ heartbeat_s = 10.0
 """
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_pipeline_islands_where_the_model_fits_into_no_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,7 +45,7 @@ def calm_s() -> float:
     return seconds(1, "")[0]
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("hole", ["r1.1", "r2.0"])
 def test_work_goes_elsewhere(hole: str) -> None:
     """All steps are committed, in 1.8 times the usual virtual time at most (2.1 where each peer before the
@@ -58,6 +58,7 @@ def test_work_goes_elsewhere(hole: str) -> None:
     assert not any(record.removed for record in records if isinstance(record, Members))
 
 
+@pytest.mark.costly
 def test_one_that_gives_most_back_is_avoided_longer_each_time() -> None:
     """It keeps one microbatch of each iteration and gives all others back. What it gave back ended each
     series, so that every second step took five times as long for ever."""

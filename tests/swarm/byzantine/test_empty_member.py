@@ -216,6 +216,7 @@ def test_a_proof_from_before_a_return_of_the_log_costs_no_seat() -> None:
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_joiner_that_reports_a_state_of_long_ago_loses_its_seat_soon() -> None:
     """It follows the log, and reports for ever the state that its Welcome named, with a fingerprint that is
@@ -255,6 +256,7 @@ def test_a_joiner_that_reports_a_state_of_long_ago_loses_its_seat_soon() -> None
     assert world.history().t == steps and wrong_states(world) == {}
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_joiner_that_builds_its_stage_for_many_steps_keeps_its_seat() -> None:
     """Its Welcome named the run's initial state, which it has as soon as its stage is built: too late, so it

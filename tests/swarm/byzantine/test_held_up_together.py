@@ -57,6 +57,7 @@ def test_a_peer_of_another_stage_is_moved_there(deed: str, stage: int) -> None:
     assert "may hold the step up" in removed(world)["r2"] and world.clock.now > 100.0
 
 
+@pytest.mark.costly
 @pytest.mark.xfail(strict=True, reason="the liar that is moved keeps microbatches for 12 times the hold-up")
 def test_with_two_iterations_in_flight_they_cost_no_more_minutes() -> None:
     """The time of microbatches that they held up counts as usual: so the liar that is moved to the other

@@ -170,6 +170,7 @@ def test_a_machine_that_crashes_again_and_again_in_its_slot_does_not_stop_rounds
     assert removed(world).keys() == {"x"} and wrong_states(world) == {}
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("works", [False, True])
 def test_one_that_reports_false_states_again_and_again_does_not_hold_up_rounds_that_wait(works: bool) -> None:
     """It lost its seat after each round, came back, and reported the false state again, in the middle of its

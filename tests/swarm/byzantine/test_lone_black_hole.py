@@ -129,7 +129,7 @@ def test_a_newcomer_serves_in_the_step_that_it_holds_up(deed: str) -> None:
     assert go_on(world, 200.0) == STEPS and wrong_states(world) == {} and removed(world) == {}
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("always", [True, False])
 def test_one_that_withholds_its_state_too_loses_its_seat(always: bool) -> None:
     """Nobody whom the leader sent there could serve. `always`: nobody ever got the state, so that the log
@@ -152,6 +152,7 @@ def test_one_that_withholds_its_state_too_loses_its_seat(always: bool) -> None:
     assert not world.nodes["d0"].peer.ctx.rate_limits.banned(LIAR, world.clock.now)
 
 
+@pytest.mark.costly
 def test_one_that_vouches_falsely_keeps_nobody_out() -> None:
     """The proofs of newcomers differ from its own, so they were removed one after the other."""
     world = alone("gives nothing back", since=4)

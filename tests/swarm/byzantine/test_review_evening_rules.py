@@ -39,6 +39,7 @@ def test_an_accomplice_that_says_once_that_it_has_the_state_keeps_no_witness_out
     assert moved(world) == ["r2"] and {*removed(world)} <= {"r2", "x", "y"}
 
 
+@pytest.mark.costly
 def test_a_data_node_that_claims_what_it_never_sent_is_removed_beside_an_accomplice_too() -> None:
     """The only replica of the first stage claims it as well: so the data node was not late, and the run stood
     for ever. (Its made-up gradients are not looked for: nobody audits data nodes.)"""
@@ -98,6 +99,7 @@ def test_after_a_change_of_leader_a_data_node_that_is_minutes_behind_keeps_its_s
     assert removed(world).keys() <= {"d0"} and rollbacks(world) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("slow", ["a0", "a0 a1"])
 def test_after_a_change_of_leader_replicas_that_reduce_long_keep_their_seats(slow: str) -> None:
     """Steps of two minutes, reduces of 25 s. The new leader had all claims at once, took five seconds for
@@ -127,6 +129,7 @@ def test_after_a_change_of_leader_replicas_that_reduce_long_keep_their_seats(slo
     assert removed(world).keys() == {"d0"} and rollbacks(world) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("freeze_s", [30.0])
 def test_after_a_change_of_leader_a_lone_replica_that_reduces_long_keeps_its_seat(freeze_s: float) -> None:
     """Reduces that have taken so long in each step."""
@@ -156,6 +159,7 @@ def test_the_only_replica_that_nobody_can_replace_is_waited_for(snapshot_every: 
     assert removed(world) == {} and rollbacks(world) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_data_node_is_not_late_with_heads_that_a_relay_sends_to_nobody_again(stage: int) -> None:
     """Steps of ten seconds. Data node d1 dies with heads of microbatches that d2 began, and the relay that
@@ -222,6 +226,7 @@ def test_an_honest_replica_whose_device_hangs_is_not_banned_beside_a_newcomer() 
     assert {*removed(world)} <= {"a"} and not limits.banned("a", world.clock.now)
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("snapshot_every", [0, 2])
 def test_a_newcomer_ends_the_wait_for_a_replica_that_nobody_could_replace(snapshot_every: int) -> None:
     """The liar is alone at its stage, and never PREPARED. Without snapshots the run was lost with it."""
@@ -268,6 +273,7 @@ def test_an_accomplice_that_says_that_it_got_the_state_costs_no_honest_replica_i
     assert NEW not in removed(world) and OLD in removed(world)
 
 
+@pytest.mark.costly
 def test_a_new_leader_does_not_drop_the_slots_of_a_round_that_it_did_not_see_from_its_beginning() -> None:
     """Seven of eight slots are claimed when the leader dies, after 40 s; the last one takes 54 s, within the
     grace. The new leader took no time at all for what the seven had taken."""

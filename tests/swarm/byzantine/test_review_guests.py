@@ -66,6 +66,7 @@ def removed(world: World) -> dict[str, str]:
     return {peer: why for record in records for peer, why in record.removed.items()}
 
 
+@pytest.mark.costly
 def test_carriers_that_move_all_the_time_do_not_fill_the_log() -> None:
     """Sixteen carriers, which are no members, named another address in each offer, and the leader logged it:
     of 5,000 log entries 30 were steps, and two honest relays lost their seats for parts that came late."""
@@ -82,6 +83,7 @@ def test_carriers_that_move_all_the_time_do_not_fill_the_log() -> None:
     assert world.history().t == 30 and removed(world) == {}
 
 
+@pytest.mark.costly
 def test_peers_that_come_and_go_all_the_time_do_not_fill_the_log() -> None:
     """Each joins and leaves several times a second: 850 of 900 log entries were their joins and removals."""
     world, joins = swarm(30), list[float]()
@@ -148,6 +150,7 @@ def test_overflows_made_up_one_after_the_other_put_no_stall_off() -> None:
     assert len(told) > 2 and world.history().t == 8 and wrong_states(world) == {}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("replicas", first_of([3, 5]))
 def test_a_liar_that_gives_joiners_a_false_state_keeps_nobody_out(replicas: int) -> None:
     """The replica with the lowest id is asked first. It gave a state that was consistent and false; each

@@ -19,7 +19,7 @@ from swarm.byzantine.test_withheld_states import NEW, is_silent, with_newcomer
 ALONE, LIAR, SLOW = "r1.0", "g", "slow"
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize(("snapshot_every", "asks"), [(6, False), (6, True), (5, False)])
 def test_a_lone_replica_keeps_the_state_of_a_checkpoint(snapshot_every: int, asks: bool) -> None:
     """It had its last two snapshots, and the last two states that somebody asked for. A guest that asked for
@@ -51,6 +51,7 @@ def test_a_lone_replica_keeps_the_state_of_a_checkpoint(snapshot_every: int, ask
     assert removed(world) == {} and rollbacks(world) == []
 
 
+@pytest.mark.costly
 def test_a_newcomer_that_fetches_the_state_of_a_lost_stage_over_a_slow_line_keeps_its_seat() -> None:
     """It lost its seat after 50 s, and with the second time its ticket. A relay that is moved there meanwhile
     is enough."""
@@ -86,6 +87,7 @@ def test_a_newcomer_from_which_the_state_is_withheld_is_not_banned() -> None:
     assert lives == [1] or not world.nodes["d0"].peer.ctx.rate_limits.banned(NEW, world.clock.now)
 
 
+@pytest.mark.costly
 def test_a_checkpoint_between_two_that_failed_counts_whenever_it_comes() -> None:
     """A lone replica's line broke down for the first and the third checkpoint. The second came just when a
     step was taken, which nobody had reported yet, and so did not count: the replica lost its seat."""

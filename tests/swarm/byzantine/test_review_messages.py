@@ -110,6 +110,7 @@ def test_overflows_are_believed_where_nobody_else_could_look() -> None:
     assert removed(world) == {} and "3 skipped steps in a row" in reason
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("microbatches", [1, 6])
 def test_a_relay_that_leads_and_alone_finds_the_overflows_ends_the_run(microbatches: int) -> None:
     """The founder is away. The leader was to be expelled by itself, which never happens, and skipped all the

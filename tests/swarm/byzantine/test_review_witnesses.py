@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Event
 from anabranch.protocol.interface.settings import Settings
@@ -13,6 +15,7 @@ from swarm.byzantine.test_review_stalls import go_on, removed, rollbacks
 SLOW = tasks.Forward | tasks.InputGradient | tasks.WeightGradient
 
 
+@pytest.mark.costly
 def test_a_new_leader_does_not_take_a_long_step_for_one_that_is_held_up() -> None:
     """It does not know yet how long a step takes: four stalls were over after 75 s, and a relay of another
     stage, which was left with one, moved to the stage with one replica."""
@@ -35,6 +38,7 @@ def test_a_new_leader_does_not_take_a_long_step_for_one_that_is_held_up() -> Non
     assert removed(world).keys() <= {"d0"} and rollbacks(world) == []
 
 
+@pytest.mark.costly
 def test_after_a_change_of_leader_nobody_is_doubted_since_another_one_applies_late() -> None:
     """The new leader does not know how long a step takes. After 50 s it moved a relay there, and after 50 s
     more the replica that had the state lost its seat: it was busy with microbatches of 20 s, and gave it

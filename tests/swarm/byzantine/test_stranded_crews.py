@@ -18,6 +18,7 @@ from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollback
 STEPS, SINCE = 12, 5
 
 
+@pytest.mark.costly(stay=1)
 @pytest.mark.parametrize(("stage", "liars", "others"), [(1, 1, 2), (1, 2, 3), (2, 1, 3), (2, 2, 3)])
 def test_a_relay_of_another_stage_makes_a_crew_without_them(stage: int, liars: int, others: int) -> None:
     rounds = Rounds(2, 4, 3, pipeline=True)

@@ -91,7 +91,7 @@ DEEDS = [(no_answer, 1.75, False), (garbage, 0.0, False), (no_answer, 0.0, True)
 DEEDS += [(no_answer, 0.0, False), (no_answer, 1.0, True), (garbage, 1.0, True)]
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize(("answer", "delay_s", "mute"), first_of(DEEDS, 3))
 def test_who_accuses_falsely_loses_its_seat_and_costs_little_time(
     answer: Answer, delay_s: float, mute: bool

@@ -52,6 +52,7 @@ def test_another_relay_evaluates_what_a_stages_only_replica_withholds(
     assert moved != "x0" and "whose only replica may hold the step up" in why
 
 
+@pytest.mark.costly
 def test_another_relay_evaluates_what_all_of_a_stage_withhold() -> None:
     settings = Settings("windows", 1, 2, 12, STEPS, 4, 100, min_replicas=1, snapshot_every=2)
     world = swarm(2, 1, 3, 1, settings)

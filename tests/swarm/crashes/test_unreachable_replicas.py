@@ -66,6 +66,7 @@ def test_one_direction_is_enough() -> None:
     assert steps_after(world, 40.0) >= 3
 
 
+@pytest.mark.costly
 def test_one_is_cut_off_from_two() -> None:
     world = swarm(3, 60.0)
     world.clock.at(5.0, lambda: part(world, [("r1.0", "r1.1"), ("r1.0", "r1.2")], math.inf))

@@ -55,7 +55,7 @@ def test_honest_islands_pass_though_one_dies(changes: dict[str, object]) -> None
     assert {peer for r in records if isinstance(r, Members) for peer in r.removed} == set(struck)
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [tasks.Forward, tasks.Freeze, tasks.SumPart])
 def test_a_false_contribution_of_tensors_convicts(kind: type[tasks.Task]) -> None:

@@ -130,6 +130,7 @@ def test_rounds_of_crews_are_replayed_by_one_process(
     assert all(len(slot.crew) == 3 for plan in plans.values() for slot in plan)
 
 
+@pytest.mark.costly
 def test_forwards_beyond_the_memory_of_a_crew_are_computed_again() -> None:
     """Four microbatches an inner step, machines that hold one: with `recompute` two are under way."""
     again = dict.fromkeys((0.0, 1.0), 0)
@@ -150,6 +151,7 @@ def test_forwards_beyond_the_memory_of_a_crew_are_computed_again() -> None:
     assert again[0.0] == 0 and again[1.0] > 20 and times[1.0] < times[0.0]
 
 
+@pytest.mark.costly
 def test_three_stages_and_one_data_node() -> None:
     run = crew_run()
     run = replace(run, model=replace(run.model, blocks=3), pipeline=PipelineSection(stages=3))
@@ -159,7 +161,7 @@ def test_three_stages_and_one_data_node() -> None:
     assert counts(world)[LEARNT:] == [2, 2, 2, 2]
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "after_s"), every_value([msg.InnerActivation, msg.InnerGradient], [0.3, 30.0])
 )
@@ -190,6 +192,7 @@ def test_a_relay_that_is_back_is_sent_nothing_of_the_slot_that_it_lost() -> None
     assert struck and world.nodes["r2.0"].member.incarnation == 2 and not again
 
 
+@pytest.mark.costly
 def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_one() -> None:
     """It has the state before the round that ended meanwhile, and fetches that round's result from relays in
     the midst of inner steps; then it serves in the open round, and has a slot of the one after it."""
@@ -355,7 +358,7 @@ def failing(node: Node, kind: type[Task], t: int) -> None:
     node.computer.run = refused  # type: ignore[method-assign]
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("message", ["claim", "overflow", "opening"])
 def test_a_peer_beside_the_crews_has_no_say(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spare relay of stage 2 claims slots, gives up some that do not exist, or opens one at a data node."""
@@ -407,6 +410,7 @@ def test_cut_links_lose_no_inner_step() -> None:
     assert counts(world)[LEARNT:] == [2, 2, 2, 2]
 
 
+@pytest.mark.costly
 def test_a_new_leader_goes_on_with_the_crews_of_the_log() -> None:
     run = crew_run()
     world = world_of(run, voters=3)

@@ -135,7 +135,7 @@ def nobody(peer: str) -> bool:
     return False
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "rules",
     [

@@ -148,6 +148,7 @@ def test_a_slot_whose_machine_dies_is_dropped_and_its_batches_come_again() -> No
     assert len(active(history.plans[5])) == 2
 
 
+@pytest.mark.costly
 def test_a_machine_that_is_late_gets_fewer_steps_until_it_is_in_time() -> None:
     """It is ten times as slow as it was measured (another program uses its GPU). Late slots are not
     measured."""

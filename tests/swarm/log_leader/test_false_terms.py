@@ -87,7 +87,7 @@ def test_a_huge_term_is_refused(who: str) -> None:
     assert who == "member" or rate_limits(world, plain) == [f"Ping: nobody is in term {HUGE}"]
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", [False, True], ids=["answers", "forced elections"])
 def test_a_voter_that_names_ever_higher_terms_disturbs_the_others_less_and_less(forced: bool) -> None:

@@ -82,6 +82,7 @@ def test_who_leads_knows_at_once_that_nobody_can_take_over() -> None:
     assert "nobody" in str(leader.stopped)
 
 
+@pytest.mark.costly
 def test_a_vote_stays_while_another_voter_is_dead() -> None:
     """Nobody else could vote when one voter dies and another wants to go: its vote is not taken before
     the dead one's, or those who live would be no majority ever again."""

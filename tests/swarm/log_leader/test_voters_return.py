@@ -54,6 +54,7 @@ def others(world: World) -> tuple[str, ...]:
     return tuple(peer for peer in world.nodes if peer != "d0")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(3)))
 def test_a_voter_finds_the_others_from_its_disk(seed: int) -> None:
     """The founder is gone for ever. Before it is replaced as a voter, the next leader dies too and is soon
@@ -71,6 +72,7 @@ def test_a_voter_finds_the_others_from_its_disk(seed: int) -> None:
     assert second.delivered
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(3)))
 def test_the_founder_takes_up_what_it_has_missed(seed: int) -> None:
     """The founder dies, another leads, and then all die. Those who come back with the longest log serve
@@ -117,6 +119,7 @@ def test_a_founder_that_leads_again_knows_its_checkpoint() -> None:
     assert points == [2]
 
 
+@pytest.mark.costly
 def test_two_voters_who_lost_their_link_find_each_other() -> None:
     """The founder is frozen, and removed without hearing of it; it still has its vote. Before another has it,
     the process that leads is replaced by one with another disk: all are linked with that one, and it has no

@@ -79,6 +79,7 @@ def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) 
     assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_carrier_that_swallows_payloads_alone_is_left_for_another(seed: int) -> None:
     """It passes heartbeats on, so it is no silence and no slow round trip. Nobody is removed for what it
@@ -172,7 +173,7 @@ def test_a_carrier_whose_payloads_become_slow_is_left_for_another(grows: float) 
     assert max(took_s[24:]) < 1.5 and sum(step_s > 2.0 for step_s in took_s) < 15, took_s
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize(("slow", "delay_s"), first_of([("d1", 5.0), ("d0 d1", 0.7), ("d1", 0.5)], 2))
 def test_a_carrier_that_delays_what_it_carries_is_left_for_another(slow: str, delay_s: float) -> None:
     """Its bytes keep coming, so it is no silence; round trips tell. If all are slow, each is tried once. No

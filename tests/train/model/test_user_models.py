@@ -135,6 +135,7 @@ def test_a_mixture_of_experts_trains_in_a_real_swarm_with_a_kill(tmp_path: Path)
     assert run.load().generate("text", tokens=3, temperature=0).startswith("text")
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_a_time_series_trains_in_a_real_swarm_with_a_kill(tmp_path: Path) -> None:
     """No language model, and a loss of its own: zero bits differ from a single process (I3)."""

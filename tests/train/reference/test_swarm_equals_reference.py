@@ -123,7 +123,7 @@ def test_fast_sums_stay_near_the_reference(architecture: str) -> None:
             )
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
 @pytest.mark.parametrize("tied", [True, False])

@@ -106,6 +106,7 @@ def test_where_it_cannot_be_exact_it_is_refused_by_name(tmp_path: Path) -> None:
             anabranch.Run.create({**base, **changes}, tmp_path / "run")
 
 
+@pytest.mark.costly
 @pytest.mark.slow
 def test_it_trains_in_a_real_swarm_with_a_kill(tmp_path: Path) -> None:
     """Zero bits differ from one process (I3)."""
