@@ -60,7 +60,7 @@ def test_a_third_replica_serves_although_one_of_the_two_refuses_its_links() -> N
     assert COMES_AT + APART_S < served_at(world, "new") < COMES_AT + APART_S + 20.0
 
 
-@pytest.mark.costly(stay=1)
+@pytest.mark.costly
 @pytest.mark.parametrize("lies", [False, True])
 def test_a_newcomer_that_says_so_falsely_costs_nobody_a_seat(lies: bool) -> None:
     world = pair_and_newcomer("liar")

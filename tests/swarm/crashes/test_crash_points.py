@@ -98,6 +98,7 @@ def test_a_data_node_and_the_relay_before_it_die_with_their_windows() -> None:
     finish(world, run, fault, removed=2)
 
 
+@pytest.mark.costly
 def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
     """Its loss came back to all relays but one; then that relay dies with the data node, untold (R13)."""
     run = small_run(minimum=2, steps=3, evaluate_every=1)

@@ -99,6 +99,7 @@ def strike(world: World, t: int) -> list[str]:
     return struck
 
 
+@pytest.mark.costly
 def test_data_nodes_help_to_sum_contributions() -> None:
     """A helper holds no state of the stage whose parts it sums, and rounds the sums all the same."""
     run, helped = island_run(), list[int]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
@@ -61,6 +63,7 @@ def test_many_short_reports_are_handed_over_at_once() -> None:
     assert found and found == said
 
 
+@pytest.mark.costly
 def test_the_founder_takes_all_that_is_handed_over() -> None:
     """It takes so many lines of one peer and no more: who hands over what others said is not hung up on."""
     world = swarm(5, replicas=2)

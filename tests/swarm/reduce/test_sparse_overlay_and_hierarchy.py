@@ -148,6 +148,7 @@ def test_heartbeats_of_a_large_swarm() -> None:
             assert peer.ctx.costs.of(beside).link.latency.round_trip_s() is not None
 
 
+@pytest.mark.costly
 def test_who_missed_a_step_and_has_no_neighbour_left_asks_strangers_for_its_gradient() -> None:
     """Only neighbours of a large stage are linked. Where these are out of reach others have the gradient,
     too: who waited until it gave up, and then fetched the whole state, held everybody up meanwhile."""
