@@ -2,11 +2,12 @@
 
     nice python -m benchmarks.wire.time_to_loss [--seeds 3] [--kept]
 
-Steps: from the curves of held-out loss in the results `wire-loss-1024`, `wire-loss`, `delayed-loss` and
-`subspace-loss`, which are those of llama-tiny. Seconds of a step: from the simulator, llama-350m on `wan10`
-as it is shipped, and with access lines of 200 and of 50 Mbit/s. Their product is a time to a loss only as far
-as a codec costs both models the same share of their tokens. Simulated cells are kept in build/tables until
-the program changes; `--kept` simulates nothing. Writes the result `wire-time` and its picture.
+Steps: from the curves of held-out loss in the results `wire-loss-1024`, `delayed-loss-1024`, `wire-loss`,
+`delayed-loss` and `subspace-loss`, which are those of llama-tiny. Seconds of a step: from the simulator,
+llama-350m on `wan10` as it is shipped, and with access lines of 200 and of 50 Mbit/s. Their product is a time
+to a loss only as far as a codec costs both models the same share of their tokens. Simulated cells are kept in
+build/tables until the program changes; `--kept` simulates nothing and takes the seconds of the result
+`wire-time` as it stands. Writes that result and its picture.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from anabranch.sim.experiment.modelled_world import settings_of
 from anabranch.sim.metrics.iteration_metrics import Estimate, estimate
 from benchmarks import harness
 from benchmarks.simulation.policies import HEARTBEAT_S, OURS, Cell, cell, computed, outcome_of, path_of, text
+from benchmarks.wire import delayed_loss
 from benchmarks.wire.loss import VARIANTS, Outcome, at_best_rate
 
 #: Name of a line -> bandwidth up and down (bits per second); wan10's own first.
@@ -141,9 +143,8 @@ def seconds_of(wire: str, bps: float, seeds: int) -> dict[int, float]:
 # --- steps --------------------------------------------------------------------------------------------
 
 
-def data_of(result: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((harness.RESULTS / f"{result}.json").read_bytes())["data"]
-    return found
+def data_of(result: str) -> Any:
+    return json.loads((harness.RESULTS / f"{result}.json").read_bytes())["data"]
 
 
 def trials() -> list[Trial]:
@@ -158,6 +159,7 @@ def trials() -> list[Trial]:
             if (runs := at_best_rate(outcomes, wire, first))
         }
         found.append(Trial(result, job.steps, 512 * job.microbatches, curves))
+    found[0].curves[DELAYED] = delayed_curves("delayed-loss-1024")
     sides = {"synchronous": NONE, "delayed": DELAYED, "dense": NONE, "eighth": NARROW}
     for result in ("delayed-loss", "subspace-loss"):
         rows, curves = data_of(result), {}
@@ -168,6 +170,14 @@ def trials() -> list[Trial]:
                 curves.setdefault(wire, {})[row["job"]["seed"]] = [(step, loss) for step, loss in points]
         found.append(Trial(result, rows[0]["job"]["steps"], 4096, curves))
     return found
+
+
+def delayed_curves(result: str) -> dict[int, Curve]:
+    """Curves of the delayed runs of a result, by seed, at the rate that is best at the first seed."""
+    runs = [msgspec.convert(row, delayed_loss.Outcome) for row in data_of(result)]
+    first = min(run.job.seed for run in runs)
+    rate = delayed_loss.best_rate(runs, "delayed", first)
+    return {run.job.seed: run.curve for run in runs if (run.job.variant, run.job.rate) == ("delayed", rate)}
 
 
 def reached(curve: Curve, loss: float) -> float | None:
@@ -397,9 +407,11 @@ def main() -> None:
     args = parser.parse_args()
     if not args.kept:
         simulate_missing(args.seeds, executor(args.executor, args.processes))
-    seconds = {
-        wire: {line: seconds_of(wire, bps, args.seeds) for line, bps in LINES.items()} for wire in WIRES
-    }
+        seconds: Seconds = {
+            wire: {line: seconds_of(wire, bps, args.seeds) for line, bps in LINES.items()} for wire in WIRES
+        }
+    else:
+        seconds = data_of("wire-time")["seconds"]
     report(seconds, args.seeds, args.dry)
 
 
