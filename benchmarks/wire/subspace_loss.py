@@ -1,11 +1,14 @@
 """Held-out loss of the tiny models with and without `model.subspace`, at equal tokens.
 
-    python -m benchmarks.wire.subspace_loss [--steps 3000] [--seeds 1 2 3] [--rates 0.005 0.0025] [--kept]
+    python -m benchmarks.wire.subspace_loss [--steps 3000] [--seeds 1 2 3] [--rates 0.005 0.0025]
+        [--microbatches 8] [--kept]
 
 One process takes the steps by the reference trainer, on the default run's corpus and batches. Sides: the
 model as it is; with cuts of an eighth and of a quarter of its width. Each side is trained at each learning
-rate, and the best one by the held-out loss of the first seed counts. A run keeps its state in build/ every
-hundred steps, so a benchmark that was cut off goes on where it was; `--kept` writes what there is.
+rate, and the best one by the held-out loss of the first seed counts. Fewer microbatches make a step smaller and
+quicker. A run keeps its state in build/ every hundred steps, so a benchmark that was cut off goes on where it
+was; `--kept` writes what there is. Writes the result `subspace-loss`, or `subspace-loss-TOKENS` of smaller
+steps.
 """
 
 from __future__ import annotations
@@ -39,10 +42,11 @@ class Job(msgspec.Struct, frozen=True):
     rate: float
     seed: int
     steps: int
+    microbatches: int = 8
 
     @property
     def folder(self) -> Path:
-        words = (self.architecture, self.side, self.rate, self.seed, self.steps, FORM)
+        words = (self.architecture, self.side, self.rate, self.seed, self.steps, self.microbatches, FORM)
         return FOLDER / "-".join(map(str, words))
 
 
@@ -63,7 +67,7 @@ def run_of(job: Job) -> RunConfig:
         model["model.subspace"] = dense.dim // (4 if job.side == "quarter" else 8)
     changes = {
         "run.seed": job.seed, "run.steps": job.steps, "optimizer.lr": job.rate, "compute.device": "cpu",
-        "model.initial_std": math.sqrt(2 / (5 * dense.dim)),
+        "model.initial_std": math.sqrt(2 / (5 * dense.dim)), "batch.microbatches": job.microbatches,
     }  # fmt: skip
     return with_changes(RunConfig(), model | changes)
 
@@ -150,26 +154,30 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-3, 2.5e-3])
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--models", nargs="+", default=["llama", "gpt"], choices=["llama", "gpt"])
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--kept", action="store_true", help="compute nothing; the table of finished runs")
     args = parser.parse_args()
     orders = product(args.seeds, args.models, args.sides, args.rates)
-    jobs = [Job(model, side, rate, seed, args.steps) for seed, model, side, rate in orders]
+    jobs = [Job(model, side, rate, seed, args.steps, args.microbatches) for seed, model, side, rate in orders]
     if args.kept:
         jobs = [job for job in jobs if finished(job)]
     materialise(RunConfig().data, FOLDER / "corpus")
     outcomes = list(harness.in_processes(outcome, jobs, args.processes, "runs"))
+    batch = RunConfig().batch
+    tokens = batch.rows * batch.sequence * args.microbatches
+    smaller = "" if args.microbatches == batch.microbatches else f"-{tokens}"
     setting = (
-        f"Tiny models (dim 128, 3 blocks), default corpus and batches (4,096 tokens a step), {args.steps:,} "
+        f"Tiny models (dim 128, 3 blocks), default corpus, {tokens:,} tokens a step, {args.steps:,} "
         f"steps, fp32, {WINDOWS} held-out windows; seeds {', '.join(map(str, args.seeds))}, learning rates "
         f"{', '.join(f'{rate:g}' for rate in args.rates)}. Bytes are of fp32 cuts, token ids included, "
         "forward and backward. Subspace models have an untied head and a free block with it. Two runs that "
         "differ in roundings alone are 0.02 nats apart."
     )
     harness.write(
-        "subspace-loss",
-        "Loss of subspace models",
+        f"subspace-loss{smaller}",
+        "Loss of subspace models" + (f", steps of {tokens:,} tokens" if smaller else ""),
         f"{setting}\n\n{written(outcomes)}",
         data=outcomes,
         dry=args.dry,
