@@ -159,8 +159,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--kept", action="store_true", help="compute nothing; the table of finished runs")
     args = parser.parse_args()
-    orders = product(args.seeds, args.models, args.sides, args.rates)
-    jobs = [Job(model, side, rate, seed, args.steps, args.microbatches) for seed, model, side, rate in orders]
+    orders, size = product(args.seeds, args.models, args.sides, args.rates), (args.steps, args.microbatches)
+    jobs = [Job(model, side, rate, seed, *size) for seed, model, side, rate in orders]
     if args.kept:
         jobs = [job for job in jobs if finished(job)]
     materialise(RunConfig().data, FOLDER / "corpus")
