@@ -5,10 +5,10 @@
 
 One process takes the steps by the reference trainer, on the default run's corpus and batches. Sides: the
 model as it is; with cuts of an eighth and of a quarter of its width. Each side is trained at each learning
-rate, and the best one by the held-out loss of the first seed counts. Fewer microbatches make a step smaller and
-quicker. A run keeps its state in build/ every hundred steps, so a benchmark that was cut off goes on where it
-was; `--kept` writes what there is. Writes the result `subspace-loss`, or `subspace-loss-TOKENS` of smaller
-steps.
+rate, and the best one by the held-out loss of the first seed counts. Fewer microbatches make a step smaller
+and quicker. A run keeps its state in build/ every hundred steps, so a benchmark that was cut off goes on
+where it was; `--kept` writes what there is. Writes the result `subspace-loss`, or `subspace-loss-TOKENS` of
+smaller steps.
 """
 
 from __future__ import annotations
