@@ -730,10 +730,10 @@ def unlinked(receipts: Sequence[Receipt]) -> str:
 def contributions_of(
     attempt: Attempt, reports: Mapping[str, tuple[Moments, ...]]
 ) -> dict[str, Contribution]:
-    """Contributions to a reduce attempt: owner -> number of its units and the moments (square, products with
-    the others) that each peer reports which summed parts, one entry per peer however many parts it summed.
-    reports: peer -> moments of all contributions in the order of `contributors`, or (). Empty if nobody
-    reports any."""
+    """Contributions to a reduce attempt: owner -> number of its units and the moments (sum of squares, inner
+    product with the sum of all contributions) that each peer reports which summed parts, one entry per peer
+    however many parts it summed. reports: peer -> moments of all contributions in the order of
+    `contributors`, or (). Empty if nobody reports any."""
     by = tuple(sorted(peer for peer, moments in reports.items() if moments))
     if not by:
         return {}

@@ -286,9 +286,10 @@ class Sender:
     def pump(self, to: str | None = None) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
         order (last those whose gradient is back already, and which are computed again for a lost claim); ask
-        for credits for the others. Then free credits that are not guaranteed are returned. to: peer whose
-        credits alone have changed, at a data node in a round whose slots are bound to machines: others' slots
-        are not looked at."""
+        for credits for the others. The policy may hold one back for a better peer. Then free credits that are
+        not guaranteed are returned. to: peer whose credits alone have changed, at a data node in a round
+        whose slots are bound to machines: only microbatches that this may concern are looked at
+        (`_concerns`), and only credits of that peer returned."""
         self._due_at = None
         waiting = sorted(
             (

@@ -30,7 +30,9 @@ REMEMBERED = 50
 
 
 class LateDataNodes:
-    """Late data nodes of the open iteration, and those that were removed for that before."""
+    """Search for data nodes that hold up the step of the open iteration (`stalled`), with a memory of those
+    that were removed for it. `admission` removes them: others then get their microbatches. One that was
+    removed for that shortly before may be expelled."""
 
     def __init__(self, ctx: PeerContext, admission: Admission) -> None:
         self.ctx = ctx

@@ -343,8 +343,9 @@ class Download:
         self.ctx.tasks.submit(TaskPriority.BACKGROUND, CheckState(offer.t, self.stage), pieces, checked)
 
     def _replace(self, wrong: Sequence[int]) -> None:
-        """Request the pieces `wrong`, which have a wrong hash, from other sources than those that sent them,
-        which are excluded; pieces from disk are not looked for there again."""
+        """Request the pieces `wrong` again: each has a wrong hash, or comes from disk and may be what is
+        damaged. Peers that sent one are excluded, and reported to the leader if the fingerprint was known; if
+        one is from disk, nothing more is taken from there."""
         for piece in wrong:
             _, peer = self._pieces.pop(piece)
             self._pending.append(piece)
