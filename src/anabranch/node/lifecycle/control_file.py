@@ -89,10 +89,10 @@ def request_stop(run_dir: Path) -> None:
 
 
 async def follow(live: LivePeer, run_dir: Path) -> None:
-    """Hand the owner's requests to the leading peer, until this task is cancelled: first all revocations in
-    the gate's record, some perhaps made while nobody led the run; then each request that is appended to the
-    run directory's file of requests from now on. Malformed and invalid ones are ignored. Raises UserError for
-    a damaged gate's record."""
+    """Hand the owner's requests to the founder (`live`), until this task is cancelled: first all revocations
+    in the gate's record, some perhaps made while nobody led the run; then each request that is appended to
+    the run directory's file of requests from now on. Malformed and invalid ones are ignored. Raises UserError
+    for a damaged gate's record."""
     path = run_dir / FILE
     position = path.stat().st_size if path.exists() else 0
     for target, reason in gate_file.read(run_dir).revocations().items():

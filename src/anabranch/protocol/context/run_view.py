@@ -136,7 +136,8 @@ class RunView:
         return wrong
 
     def plan(self, t: int) -> Plan:
-        """Slots of iteration t; () if it is no round, or one before this peer knew the log."""
+        """Slots of iteration t; () if it is no round, or its plan is not known, as of one before this peer
+        knew the log."""
         return self._plans.get(t, ())
 
     def can_open(self, t: int) -> bool:

@@ -415,8 +415,9 @@ class Sender:
         meaning once its gradient is back.
 
         The wait doubles, up to 64-fold, each time that the microbatch was overdue. While this sender knows no
-        usual time: the time of the leader's second report (`reported`), since it was sent, that the leader
-        lacks something of the iteration; infinite before that report.
+        usual time: the time of the LATE_REPORTS-th report of the leader since then (in the first step of a
+        run of the FIRST_REPORTS-th) that it lacks something of the iteration (`reported`); infinite before
+        that report.
         """
         if self._plan and item.train and not self._is_redone(item):
             return self._unopened_at(item)  # else the leader says which slots are late

@@ -1,4 +1,5 @@
-"""Data nodes that hold a step up: their microbatches go to other data nodes, then they lose their seats (R2).
+"""Data nodes that hold a step up: they lose their seats, so that other data nodes get their microbatches
+(R2).
 
 Only the log can give the microbatches of a data node to others, by its removal. A data node may be heard, and
 begin none of its microbatches, or claim none. Nobody can see that at first hand, so it is judged by the
