@@ -106,12 +106,12 @@ class Ledger:
     rows: list[Contribution]
 
     def people(self) -> list[Contribution]:
-        """New contributions summed by name and ticket, those with most units first. Peers of one name that
-        came with two tickets are two people; a peer without a name is one of its own."""
+        """Contributions summed by name and ticket, those with most units first, as new objects. Peers of one
+        name that came with two tickets are two people; a peer without a name is one of its own."""
         return _summed(self.rows, lambda source: (source.name or source.peer, source.ticket))
 
     def tickets(self) -> list[Contribution]:
-        """New contributions summed by ticket key ("": no ticket), those with most units first."""
+        """Contributions summed by ticket key ("": no ticket), those with most units first, as new objects."""
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
@@ -122,7 +122,8 @@ class Ledger:
 
 
 def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> list[Contribution]:
-    """New contributions, one for each value of `key(source)` over the rows' sources, most units first."""
+    """Contributions, one for each value of `key(source)` over the rows' sources, most units first. They are
+    new objects; the rows do not change."""
     sums: dict[object, Contribution] = {}
     for row in rows:
         sums.setdefault(key(row.sources[0]), Contribution([])).add(row)

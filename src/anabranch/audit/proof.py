@@ -215,8 +215,9 @@ def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
-    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can. Raises UserError
-    if the run directory is not that of the log."""
+    """Reason in words why the step cannot be recomputed here to the last bit (another numerics class); "" if
+    it can. Raises UserError if the run directory is not that of the log, or a round's plan in the log cannot
+    be that of a run like this. To be called only if `_mismatch` found nothing."""
     genesis, run = logged.before.genesis, inputs.run
     assert genesis is not None, "_mismatch requires it"
     if problems := compare_with_genesis(inputs, genesis):

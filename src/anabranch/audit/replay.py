@@ -60,7 +60,8 @@ class Observer(Protocol):
 
     def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness] | None) -> None:
         """Called after an iteration that the log skipped. witnesses: overflows that the replay found in the
-        microbatch that the log names; None if it lacks that one's data, which are private."""
+        microbatch that the log names (none are sought in a round that nobody could fill); None if it lacks
+        that one's data, which are private."""
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:

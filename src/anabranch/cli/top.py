@@ -3,9 +3,10 @@
 examples:
   anabranch top runs/tiny           follow the run; Ctrl+C ends the view, not the run
   anabranch top                     the most recently active run under ./runs
-  anabranch top runs/tiny --once    print one screen, also to a pipe
+  anabranch top runs/tiny --once    print one screen, and exit
 
-It needs 80 columns and 24 lines, and uses more if the terminal has them.
+It is made for 80 columns and 24 lines or more; a terminal below 60 by 16 crops it. Where the output is no
+terminal, one screen is printed, as with --once.
 """
 
 from __future__ import annotations

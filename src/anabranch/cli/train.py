@@ -229,8 +229,8 @@ class _Stopping:
         return len(self._requests) > 1
 
     def ask(self, *_: object) -> None:
-        """Record a request of the user to stop the swarm, which the next `poll` carries out. The arguments
-        are those of a signal handler, and ignored."""
+        """Record a request of the user to stop the swarm, which the next `poll` carries out; a start that is
+        under way is broken off without it. The arguments are those of a signal handler, and ignored."""
         self._requests.append(time.monotonic())
         self._swarm.stopping = True
 

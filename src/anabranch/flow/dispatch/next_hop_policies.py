@@ -71,7 +71,8 @@ class Policy:
         raise NotImplementedError
 
     def opened(self, peers: Collection[str]) -> None:
-        """Called when an iteration begins, in which `peers` serve the next stage."""
+        """Called when this sender begins an iteration. peers: replicas that serve the next stage in it; in a
+        large swarm this peer's neighbours among them alone, although others may become candidates."""
 
     def returned(self, index: int) -> None:
         """Called when the gradient of microbatch `index` has come back."""

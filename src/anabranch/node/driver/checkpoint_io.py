@@ -1,4 +1,5 @@
-"""Reading and writing of checkpoints by the leading peer, as stages in pieces."""
+"""Reading and writing of a run's checkpoints by its founder, the data node with the run directory. Each
+stage's state is handed over in pieces."""
 
 from __future__ import annotations
 

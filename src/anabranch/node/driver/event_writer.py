@@ -1,7 +1,8 @@
 """Event log of one peer: converts the protocol's notes to events, and merges other peers' events.
 
-Every peer writes its events to a file of its own. All peers also send their events to the run's leader, which
-merges them into the run's `events.jsonl`. Only the leader writes events on commits and membership."""
+Every peer writes its events to a file of its own. Their events also go, through the log's leader, to the
+founder, which merges them into the run's `events.jsonl`. Only the founder writes events on commits and
+membership."""
 
 from __future__ import annotations
 
@@ -59,11 +60,11 @@ FREE_CHECK_S = 1.0
 class EventWriter:
     """Writes the event log of one peer.
 
-    peer: its id. path: of the log. leads: True in the leader, which also writes events on commits and
-    membership. membership: members by the commit log, read here. iteration_bytes(t), window_bytes(w): bytes
-    of corpus text in iteration t and in evaluation window w, set on data nodes. on_event: called for each
-    event that is written. send: sends encoded events to the leader. open_t: iteration that is open at this
-    peer, set by the driver before each event.
+    peer: its id. path: of the log. leads: True at the founder, whoever leads the log: it also writes events
+    on commits and membership, and merges those of other peers. membership: members by the commit log, read
+    here. iteration_bytes(t), window_bytes(w): bytes of corpus text in iteration t and in evaluation window w,
+    set on data nodes. on_event: called for each event that is written. send: sends encoded events on their
+    way to the founder. open_t: iteration that is open at this peer, set by the driver before each event.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class EventWriter:
         self._free_checked_at = float("-inf")
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write a note of this peer's protocol as an event of the log, which `flush` sends to the leader. A
-        peer other than the leader writes nothing for the kinds that the leader alone writes
+        """Write a note of this peer's protocol as an event of the log, which `flush` sends to the founder. A
+        peer other than the founder writes nothing for the kinds that the founder alone writes
         (`_LEADER_NOTES`). fields: by name, as the kind of note has them. A control note "continue" also
         restarts the time of the open step, so that a pause is no part of its duration."""
         if kind == "control" and fields["action"] == "continue":
@@ -109,8 +110,8 @@ class EventWriter:
             self._unsent.append(log.encode_event(event))
 
     def flush(self) -> None:
-        """Send the leader events that it lacks, as one message of at most MAX_EVENTS; the others wait for the
-        next call. The leader has none to send."""
+        """Send the founder events that it lacks, as one message of at most MAX_EVENTS; the others wait for
+        the next call. The founder itself has none to send."""
         if self._unsent:
             lines, self._unsent = tuple(self._unsent[:MAX_EVENTS]), self._unsent[MAX_EVENTS:]
             self._send(lines)
@@ -118,7 +119,7 @@ class EventWriter:
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """Write events that another peer sent, JSON lines, with all texts short, on one line and without
         control characters, and at no time to come. Left out are unreadable events, those in a third peer's
-        name, of types that only the leader writes, and lines after the first MAX_EVENTS of a call; all of
+        name, of types that only the founder writes, and lines after the first MAX_EVENTS of a call; all of
         them on a nearly full disk, or once those of all peers have taken MAX_OTHERS_BYTES, which a note
         tells."""
         if self._left_out():

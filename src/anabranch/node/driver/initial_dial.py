@@ -1,6 +1,8 @@
 """Dialling of the run's data node by a volunteer: retries with back-off, messages for the user, giving up.
 
-A data node that was reached once may come back after hours: it is dialled until the ticket expires."""
+A data node that was reached once may come back after hours: whenever its link is lost, it is dialled until
+the ticket expires, unless it refuses for good, the run is over, or another voter is linked.
+"""
 
 from __future__ import annotations
 

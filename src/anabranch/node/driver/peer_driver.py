@@ -91,10 +91,10 @@ class LivePeer:
     """Runs one peer of the protocol (`Peer`) on this machine, over real connections, threads and files.
     make_transport: makes the transport, given the callback that takes over links dialled by other peers.
     credential: shown to the peers that it dials. events_path: of its event log, beside which a crash report
-    lies. checkpoints: on the leading peer only. disk: on peers that may vote. cache: for the stage's state
-    when this peer ends. nice: priority of its computing (`lower_priority`), not of its messages. watchers:
-    called after each event, once the protocol has handled it. listeners: called with each effect, before it
-    is carried out."""
+    lies. checkpoints: at the founder only; it alone writes the run's event log, too (`EventWriter`). disk: on
+    peers that may vote. cache: for the stage's state when this peer ends. nice: priority of its computing
+    (`lower_priority`), not of its messages. watchers: called after each event, once the protocol has handled
+    it. listeners: called with each effect, before it is carried out."""
 
     def __init__(
         self,

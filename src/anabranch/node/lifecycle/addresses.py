@@ -51,7 +51,7 @@ def remembered_port(folder: Path) -> int:
 
 
 def remember_port(folder: Path, port: int) -> None:
-    """Write down, in the leading peer's folder, the port on which it listens, for its next process."""
+    """Write down, in the founder's folder, the port on which it listens, for its next process."""
     if remembered_port(folder) != port:
         write_atomically(folder / PORT_FILE, f"{port}\n".encode())
 

@@ -1,5 +1,5 @@
-"""Requests of the run's owner to the leading process (pause, continue, steps, revoke), as lines of a file in
-the run directory.
+"""Requests of the run's owner to the founder's process (pause, continue, steps, revoke, stop), as lines of a
+file in the run directory.
 
 Another process on the same machine writes them (the page of a local swarm, the owner's commands). Only the
 user who owns the directory can write the file."""
@@ -51,7 +51,7 @@ def problem_of(action: str, steps: int) -> str:
 
 
 def request(run_dir: Path, action: str, steps: int = 0) -> str:
-    """Append a request to the run's file of requests, which the leading process reads, if there is one now;
+    """Append a request to the run's file of requests, which the founder's process reads, if it runs now;
     returns "". An invalid one is not written: returns the reason. action: one of ACTIONS. steps: new number
     of steps, for "steps". Raises OSError if the file cannot be written."""
     problem = problem_of(action, steps)
@@ -63,8 +63,8 @@ def request(run_dir: Path, action: str, steps: int = 0) -> str:
 def request_revocation(run_dir: Path, target: str, reason: str) -> None:
     """Append a request to revoke `target` to the run's file of requests: a ticket, by its key, or a peer, by
     its id (64 hexadecimal digits; others are ignored when the file is read). reason: for the log. The caller
-    has written it to the gate's record, from which a process that leads later takes it. Raises OSError if the
-    file cannot be written."""
+    has written it to the gate's record, from which a later process of the founder takes it. Raises OSError if
+    the file cannot be written."""
     _append(run_dir, _Request(REVOKE, 0, target, reason))
 
 
@@ -83,14 +83,14 @@ def _valid(wish: _Request) -> bool:
 
 
 def request_stop(run_dir: Path) -> None:
-    """Append a request to stop after the present step, for systems where no signal can ask for it. Lost if
-    nobody leads the run now. Raises OSError if the file cannot be written."""
+    """Append a request to stop after the present step, for systems where no signal can ask for it. Lost
+    unless the founder's process runs now. Raises OSError if the file cannot be written."""
     _append(run_dir, _Request(STOP))
 
 
 async def follow(live: LivePeer, run_dir: Path) -> None:
-    """Hand the owner's requests to the leading peer, until this task is cancelled: first all revocations in
-    the gate's record, some perhaps made while nobody led the run; then each request that is appended to the
+    """Hand the owner's requests to the founder (`live`), until this task is cancelled: first all revocations
+    in the gate's record, some perhaps made while it did not run; then each request that is appended to the
     run directory's file of requests from now on. Malformed and invalid ones are ignored. Raises UserError for
     a damaged gate's record."""
     path = run_dir / FILE

@@ -48,9 +48,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CreatedRun:
-    """A new or resumed run: everything that its leading process needs to start. directory, run, run_id,
-    genesis: the run, its run file and its first log entry. identity, incarnation, peer, machine: its leading
-    peer, not started yet. history: state of the run after the commit log on this disk (`disk`). newest:
+    """A new or resumed run: everything that the founder's process needs to start. directory, run, run_id,
+    genesis: the run, its run file and its first log entry. identity, incarnation, peer, machine: of the
+    founder, not started yet. history: state of the run after the commit log on this disk (`disk`). newest:
     iteration of the checkpoint that the run continues from; 0 if there is none. certify: makes the
     certificate that a member shows to other peers. notices: sentences for the user on damaged or missing
     checkpoints."""
@@ -123,11 +123,11 @@ def create_run(
 
 
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
-    """Set up the leading peer of a run directory, to found the run (if the log is empty) or to resume it.
-    Opens the corpus, measures this machine, counts a start of the peer's process, and writes imported weights
-    of a new run as checkpoint 0; nothing is sent, and no log entry is written yet. address: host:port that
-    peers dial. Raises UserError if the log, the corpus or the checkpoints are damaged, or the run is of
-    another protocol version, IdentityError if its key cannot be used."""
+    """Set up the founder of a run directory, to found the run (if the log is empty) or to resume it. Opens
+    the corpus, measures this machine, counts a start of the peer's process, and writes imported weights of a
+    new run as checkpoint 0; nothing is sent, and no log entry is written yet. address: host:port that peers
+    dial. Raises UserError if the log, the corpus or the checkpoints are damaged, or the run is of another
+    protocol version, IdentityError if its key cannot be used."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()
@@ -201,8 +201,8 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
     """Make the genesis record (first log entry) of a new run; it is not written to the log here. machine:
-    prepared. member: record of the leading peer. Imported weights that are trained are written as checkpoint
-    0. Raises ConfigError if they cannot be read."""
+    prepared. member: record of the founder. Imported weights that are trained are written as checkpoint 0.
+    Raises ConfigError if they cannot be read."""
     from anabranch.checkpoint.hf import import_hf
     from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints

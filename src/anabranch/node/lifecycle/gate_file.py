@@ -1,8 +1,8 @@
 """Record of a run's gate, `gate.json` in the run directory: tickets issued, tickets revoked, peers expelled.
 
-It is written by the owner's commands and by the leading process, and readable by its owner only. It has the
+It is written by the owner's commands and by the founder's process, and readable by its owner only. It has the
 tickets' public keys and never their text. The commit log decides: a revocation that is here and not in the
-log is requested by the leading process when it starts.
+log is requested by the founder's process when it starts.
 """
 
 from __future__ import annotations

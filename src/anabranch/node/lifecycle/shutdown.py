@@ -22,8 +22,8 @@ class Stoppable(Protocol):
         outcome and the other peers."""
 
     def abort(self, reason: str) -> None:
-        """Leave the run at once, without waiting for the current step or telling the run; also after `stop`.
-        reason: for the outcome."""
+        """Leave the run at once, without waiting for the current step, telling the run, or keeping the
+        stage's state; also after `stop`. A carrier ends as with `stop`. reason: for the outcome."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Tickets of a run, issued by the leading process when it starts or by the owner's commands; revocation."""
+"""Tickets of a run, issued by the founder's process when it starts or by the owner's commands; revocation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AUDITED = {
 
 def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> dict[str, Ticket]:
     """Tickets by role, written to tickets.json, which only its owner can read. A ticket that is there already
-    stays if it still works: it names these addresses of the leader, half of a ticket's time is left, and the
+    stays if it still works: it names these addresses of the founder, half of a ticket's time is left, and the
     gate's record has it, not revoked. Others are issued anew and entered in the gate's record. renew: True to
     issue all of them anew. Raises UserError for a damaged gate's record."""
     run_dir, now_s = founded.directory.path, time.time()
@@ -97,13 +97,13 @@ def _check_audited(role: str, run: RunConfig) -> None:
 
 
 def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: str = "") -> Ticket:
-    """Issue a further ticket of a run that was started, with the addresses of the leader in tickets.json, and
-    enter it in the gate's record; tickets.json stays. quota: peers that may be members with it at one time
-    (0: any number). lifetime_s: seconds until it expires. name: "" for the role, with a number if a ticket
-    has that name. Raises UserError if there is no run directory, the run was never led from it, the gate's
-    record is damaged, or the name is in use or ill-formed (`GateRecord.add`); for an open or an auditor's
-    ticket of a run without audits, or an open one of a run with rounds. Raises TicketError for an unknown
-    role, and a quota or time out of range."""
+    """Issue a further ticket of a run that was started, with the addresses of the founder in tickets.json,
+    and enter it in the gate's record; tickets.json stays. quota: peers that may be members with it at one
+    time (0: any number). lifetime_s: seconds until it expires. name: "" for the role, with a number if a
+    ticket has that name. Raises UserError if there is no run directory, the run was never led from it, the
+    gate's record is damaged, or the name is in use or ill-formed (`GateRecord.add`); for an open or an
+    auditor's ticket of a run without audits, or an open one of a run with rounds. Raises TicketError for an
+    unknown role, and a quota or time out of range."""
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"

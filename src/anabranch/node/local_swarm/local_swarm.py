@@ -83,7 +83,7 @@ class Interrupted(Exception):
 
 class LocalSwarm:
     """Local swarm of the run in `directory`: its data nodes and relays as processes, children of the
-    `supervisor`. None runs before `start`.
+    `supervisor`. None runs before `start`. Its leader is the founder's process, whoever leads the log.
 
     places: address, region and network namespace of every process, by name, in an emulated network that
     outlives the swarm; None: all on this machine's loopback. ledgers: True if each peer keeps a compute

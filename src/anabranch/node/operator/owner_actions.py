@@ -38,7 +38,7 @@ class SwarmOwner:
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
         """Request an action on the peer of this name ("" for the run), from any thread. A stop and signals to
-        processes wait for `poll`; other actions are handed to the leading process at once.
+        processes wait for `poll`; other actions are handed to the founder's process at once.
 
         Returns the reason if the action is refused, else "". name: the peer's id for "expel", as names are
         the peers' own choice. steps: the new number of steps, for "steps".

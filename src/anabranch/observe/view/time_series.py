@@ -32,8 +32,8 @@ class ReadPosition:
 
 
 class BoundedList(Generic[_T]):
-    """List of at most `most` items, whose readers ask for the items that are new to them. thin(items):
-    returns the items to keep once there are more; readers then get the whole list again."""
+    """List of at most `most` items, whose readers ask for what is new to them (`since`). thin(items): returns
+    the items to keep once there are more; readers then get the whole list again."""
 
     def __init__(self, most: int, thin: Callable[[list[_T]], list[_T]]) -> None:
         self.items: list[_T] = []

@@ -320,11 +320,12 @@ class Auditor(Timer):
         return self._due_at(self._job)
 
     def _fetch(self, job: _Job) -> None:
-        """Start to fetch the next piece: sources are its sender, then whoever made or audited the
-        contribution. The audited replica comes last, so that the audit ends while the weights are kept even
-        if that replica does not answer; after it come those that were waited for in vain, or gave false
-        pieces, before. Where a difference is to be checked, accuser and subject come first, both at once: one
-        of them has computed with all pieces and is honest, whereas the sender may be another's accomplice."""
+        """Start to fetch the next piece: sources are its sender (of the receipt the leader), then whoever
+        made or audited the contribution. The audited replica comes last, so that the audit ends while the
+        weights are kept even if that replica does not answer; after it come those that were waited for in
+        vain, or gave false pieces, before. Where a difference is to be checked, accuser and subject come
+        first, both at once (for the receipt after the leader): one of them has computed with all pieces and
+        is honest, whereas the sender may be another's accomplice."""
         item = job.wanted[0]
         if item == RECEIPT:
             also = self._ctx.log.leader
@@ -463,8 +464,8 @@ class Auditor(Timer):
 
     def _fetch_again(self, job: _Job, check: _Check, result: Result) -> None:
         """Fetch the inputs whose hashes are not those in the receipt again, from other sources than gave
-        them; if none is left, the work is reported as withheld. If no input is wrong, the worker failed: the
-        audit ends as "unable"."""
+        them; if none is left, the audit ends without them (`_withheld`). If no input is wrong, the worker
+        failed: the audit ends as "unable"."""
         pairs = zip(check.items, result.hashes or ("",) * len(check.items), check.expected, strict=False)
         job.wanted = [item for item, found, expected in pairs if found != expected]
         if not job.wanted:  # the worker failed: it dropped what the audit had computed

@@ -191,8 +191,9 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """Words for the first activation or gradient in a receipt whose seal is not its sender's signature; None:
-    all are valid."""
+    """Words for the first activation or gradient in a relay's receipt whose seal is not its sender's
+    signature; None: all are valid. Seals of parts of a reduce, and those in a data node's receipt, are not
+    looked at."""
     for unit in (*receipt.units, *receipt.others):
         for kind, came in inputs_of(unit):
             if not is_sealed(receipt, came, kind, str(unit.unit), signer):

@@ -126,7 +126,7 @@ class RunView:
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
         """Store the plan of iteration t, the next one, from the log (UNSET: it has none), in place of one
         stored for it, and drop those of later rounds and of rounds PLANS_KEPT or more before it. Returns "",
-        or the reason why no honest leader would log this plan, which is then not stored."""
+        or the reason why no honest leader would log this plan; then none is stored for t."""
         slots = plan or ()
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = sets_of(slots).problem(self.settings.rounds, t, self.settings.stages)
@@ -136,7 +136,8 @@ class RunView:
         return wrong
 
     def plan(self, t: int) -> Plan:
-        """Slots of iteration t; () if it is no round, or one before this peer knew the log."""
+        """Slots of iteration t; () if it is no round, or its plan is not known, as of one before this peer
+        knew the log."""
         return self._plans.get(t, ())
 
     def can_open(self, t: int) -> bool:

@@ -1,11 +1,11 @@
 """Audit cases at the leader: receipts of the open iteration, auditors' findings, and what follows from them.
 
-A relay is convicted if it signed two different results for one part of a sum, or if more than half of the
-replicas that count (`Drawn.convicts`) computed its work again and found it different. Its key is revoked; a
-second conviction revokes the ticket too unless that is an open one; and the log goes back to a state before
-the false step. One replica's word convicts nobody, nor do two in a stage of more than three. A *trusted*
-auditor is a member that does nothing else, and came with the owner's ticket for it: its word alone decides,
-and replicas audit in its place if it cannot.
+A relay is convicted if what it signed proves it a liar (`receipts.contradictions`, `tracing`), if its receipt
+hides a result that it sealed, or if more than half of the replicas that count (`Drawn.convicts`) computed its
+work again and found it different. Its key is revoked; a second conviction revokes the ticket too unless that
+is an open one; and the log goes back to a state before the false step. One replica's word convicts nobody,
+nor do two in a stage of more than three. A *trusted* auditor is a member that does nothing else, and came
+with the owner's ticket for it: its word alone decides, and replicas audit in its place if it cannot.
 """
 
 from __future__ import annotations
@@ -730,10 +730,10 @@ def unlinked(receipts: Sequence[Receipt]) -> str:
 def contributions_of(
     attempt: Attempt, reports: Mapping[str, tuple[Moments, ...]]
 ) -> dict[str, Contribution]:
-    """Contributions to a reduce attempt: owner -> number of its units and the moments (square, products with
-    the others) that each peer reports which summed parts, one entry per peer however many parts it summed.
-    reports: peer -> moments of all contributions in the order of `contributors`, or (). Empty if nobody
-    reports any."""
+    """Contributions to a reduce attempt: owner -> number of its units and the moments (sum of squares, inner
+    product with the sum of all contributions) that each peer reports which summed parts, one entry per peer
+    however many parts it summed. reports: peer -> moments of all contributions in the order of
+    `contributors`, or (). Empty if nobody reports any."""
     by = tuple(sorted(peer for peer, moments in reports.items() if moments))
     if not by:
         return {}

@@ -181,10 +181,10 @@ class Coordinator:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
         next. adam_step: Adam's counter after `t`. closed: True if the log has the last evaluation of the run
         (`Closing`). fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which
-        is released once enough replicas have reported it again (R9). overflows: steps skipped in a row; if
-        they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and another can
-        look: then that relay is expelled. begun_at: time (s) since which this peer has the next iteration
-        open, later by the time in which nobody led."""
+        is released once enough replicas have reported it again (R9). overflows: steps that overflows skipped
+        in a row; if they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and
+        another can look: then that relay is expelled. begun_at: time (s) since which this peer has the next
+        iteration open, later by the time in which nobody led."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -587,8 +587,8 @@ class Coordinator:
 
         What comes next is decided by `consider`, but for this. A commit, or the removal of a peer, may order
         audits and make a step void (`AuditCases`). A commit may also have peers removed for false or overdue
-        statements. After SKIPS_IN_A_ROW skipped steps the run is stopped, or the peer that alone found the
-        overflows expelled.
+        statements. After SKIPS_IN_A_ROW steps in a row that overflows skipped the run is stopped, or the peer
+        that alone found the overflows expelled.
         """
         if isinstance(record, Commit):
             self._committed(record, base)

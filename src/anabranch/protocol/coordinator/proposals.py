@@ -39,10 +39,11 @@ class Proposals:
         """Record of the open step `current`, for the caller to log, if it may be proposed now; else None. It
         may be if all stages are PREPARED with receipts that agree, the batch's hash is known, the last step
         is released, the held-out windows are evaluated, and no difference that an audit found has to be
-        checked before (`SecondAudits.holds`). A skipped step (`Round.witness`) needs only the release, the
-        batch's hash, and no such difference. After the run's last step: the record of the last evaluation.
-        Not a mere query: where reports or receipts differ, it removes or convicts members, and gives reduces
-        up (`ReduceAttempts.prepared`, `AuditCases.consistent`)."""
+        checked before (`SecondAudits.holds`). A skipped step (`Round.witness`: an overflow, or a round whose
+        slots nobody can fill) needs only the release, the batch's hash, and no such difference. After the
+        run's last step: the record of the last evaluation. Not a mere query: where reports or receipts
+        differ, it removes or convicts members, and gives reduces up (`ReduceAttempts.prepared`,
+        `AuditCases.consistent`)."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)

@@ -100,10 +100,11 @@ class ReduceAttempts:
 
     def attempt(self, current: Round) -> None:
         """Order a reduce at each stage whose units are all claimed (in a round perhaps earlier:
-        `_order_early`), unless one is in progress there that can still end, and have the units of absent
-        members computed again (`_redo`); reduces of the stages in `Round.repeat` are given up first. Nothing
-        after the run's last step, or in a round that is skipped. May be called at any time: a stage is looked
-        at again only after news of it."""
+        `_order_early`) and whose claims are not doubted (`DoubleClaims.awaits`), unless one is in progress
+        there that can still end, and have the units of absent members computed again (`_redo`). Reduces that
+        are in progress are given up first: those of the stages in `Round.repeat`, those whose slots do not
+        all count any more, and those that name a false owner. Nothing after the run's last step, or in a
+        round that is skipped. May be called at any time: a stage is looked at again only after news of it."""
         if current.t > self.ctx.run.steps or (current.slots and current.witness is not None):
             return
         while current.repeat:
@@ -288,10 +289,11 @@ class ReduceAttempts:
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
         """A PREPARED report of the stage if its reduce has ended, else None. It has ended if min(2, live)
-        replicas agree on the gradient's digest, they are enough (`_enough`), and in runs with audits all
-        owners of units are among them. Where this peer summed all parts and found another result, one replica
-        has to confirm that, or all have to contradict it. Differing reports are settled (`_contradicted`:
-        members may be removed, the reduce given up).
+        replicas have reported, all reports state the same result (digest and sums of squares), they are
+        enough (`_enough`), and in runs with audits all owners of units are among them. Where this peer summed
+        all parts and found another result, one replica has to confirm that, or all have to contradict it.
+        Differing reports are settled (`_contradicted`): that of more than half of all members counts; without
+        one the result is None. Members may be removed for it, and the reduce given up.
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -437,8 +439,9 @@ class ReduceAttempts:
         return max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
 
     def _parted_since(self, current: Round) -> float:
-        """Time (s) since which the open step waits for nothing but reduces that cannot end, as members say
-        that cannot reach each other (`WitnessedReduces.parted_since`); infinite if it waits for others."""
+        """Time (s) since which the open step waits for nothing but reduces that cannot end because members
+        say that they cannot reach each other (`WitnessedReduces.parted_since`; of several stages the latest);
+        infinite if it waits for anything else."""
         ordered = len(current.attempts) > self.ctx.run.settings.stages and not current.early
         if not (ordered and self.admission.parted.reported):
             return math.inf
@@ -484,12 +487,17 @@ class ReduceAttempts:
         self._late = min(self._late + 1.0, LATE_KEPT) if current.late else max(0.0, self._late - FORGIVEN)
 
     def _counted_s(self, current: Round) -> float:
-        """Seconds of a step's waits for reduces and reports that count in the step's duration. Usually no
-        more than the usual waits of a step, or than a quarter of the last step: else a peer that sends its
-        parts, or reports, just before the step stalls would make each step several times as long as the one
-        before. Where a reduce was repeated or given more time, up to TAUGHT times what a reduce needs may
-        count, as whoever held it up was looked for; this limit keeps a peer that has reduces repeated again
-        and again from making all steps ever longer."""
+        """Seconds of the waits of step `current` for reduces and reports that count in the step's duration:
+        all, but at most the greater of the usual waits of a step and a quarter of the last step (never less
+        than REPORTS_S; as long as a first reduce may take, where neither is known). Without that limit a peer
+        that sends its parts, or reports, just before the step stalls would make each step several times as
+        long as the one before.
+
+        Where a reduce was repeated or given more time, as whoever held it up was looked for, the limit is the
+        usual waits, or if that is more, TAUGHT times the longest of STALL_FLOOR_S, STALL_FACTOR times the
+        last step's work, and the time that a first reduce may take. So a peer that has reduces repeated again
+        and again does not make all steps ever longer.
+        """
         if current.retries or current.witnessed:
             least_s = max(STALL_FLOOR_S, STALL_FACTOR * self._work_s, self._first_reduce_s(current))
             return min(current.reports_s, max(self._reports_s, TAUGHT * least_s))

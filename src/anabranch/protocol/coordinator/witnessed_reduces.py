@@ -3,9 +3,9 @@
 If a reduce is stuck, or its members report different results, nobody can tell from their words who is at
 fault: a member may withhold its part from one other, or claim that it cannot reach it. So all members send
 their parts to the coordinator, which they all reach, and get the sums back from it. It then knows at first
-hand who sent nothing, whose contribution is no gradient, and what the result is. Only these are removed.
-Members that merely cannot reach each other keep their seats, and their stage is reduced in this way for a
-while. A member whose part or report is late may be honest and slow: it is given more time, once in
+hand who sent nothing, whose contribution is no gradient, and what the result is. So only members at fault are
+removed. Members that merely cannot reach each other keep their seats, and their stage is reduced in this way
+for a while. A member whose part or report is late may be honest and slow: it is given more time, once in
 WITNESSED_FOR iterations, unless the reduce is a repeated one, whose time is doubled already.
 
 If members said beforehand that they cannot reach each other, the first reduce is not waited for so long. So
@@ -72,8 +72,8 @@ class WitnessedReduces:
         return True
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, has fewer than two
-        members, or is too large, or if this peer does not serve. If the time for which the stage is reduced
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none or has fewer than two
+        members, or if this peer cannot sum its parts (`_can_sum`). If the time for which the stage is reduced
         in this way is over, it begins anew while members say that they cannot reach each other. owners:
         position in `members` of each unit's owner (-1: none); only owners send parts."""
         ctx = self.ctx
@@ -130,8 +130,9 @@ class WitnessedReduces:
         """Members that block a stalled witnessed attempt: (member -> reason to remove it, members that are
         given more time); None if this attempt is not witnessed; ({}, []) if this peer has not begun it.
         Nobody is removed by this: the caller does that. Each call counts as one more try. Silent members are
-        judged elsewhere. Members that others hear and this peer cannot reach are named only after TRIES_LATE
-        tries, and only if their parts did not all come."""
+        judged elsewhere. Members that this peer does not hear, though others do, and those that have not
+        reported the last step are named only after TRIES_LATE tries, and only if their parts did not all
+        come."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self.account(attempt), attempt.stage

@@ -91,8 +91,8 @@ class InitialAssignment:
         return self._reassigned([peer for peer in members if self._movable(peer)])
 
     def _movable(self, peer: str) -> bool:
-        """True if the peer may be assigned to another stage: it asked for any, has the state of its present
-        one, and can be reached."""
+        """True if the peer, another one than this, may be assigned to another stage: it asked for any, has
+        the state of its present one, and can be reached."""
         asked = peer in self.admission.anywhere and peer != self.ctx.me
         return asked and peer in self.admission.ready and self.ctx.reachable(peer)
 

@@ -188,9 +188,9 @@ class Rebalancing:
         while the relays move; infinitely negative if a stage stands still meanwhile. The run gets shorter by
         that many seconds times the microbatches of an iteration.
 
-        :param now: lowest stage rate at present, in microbatches per second, above 0. :param away: lowest
-        stage rate while the moving relays do not work. :param after: lowest stage rate with the moving relays
-        at their new stages.
+        :param now: lowest stage rate at present, in microbatches per second, above 0.
+        :param away: lowest stage rate while the moving relays do not work.
+        :param after: lowest stage rate with the moving relays at their new stages.
         """
         left = min(HORIZON, self.ctx.run.steps - t - AWAY)
         cost = AWAY * (1.0 / away - 1.0 / now) if away > 0.0 else math.inf

@@ -32,8 +32,8 @@ def shared_ticket(credential: VerifiedCredential) -> str:
 
 
 def marked(member: Member) -> Member:
-    """Copy of a joiner's record for a walk-in, without disk, so that it cannot keep the log and gets no
-    vote."""
+    """Copy of a joiner's record that is marked as a walk-in's (`walk_in`), without disk, so that it cannot
+    keep the log and gets no vote."""
     return msgspec.structs.replace(member, walk_in=True, disk="")
 
 

@@ -1,4 +1,5 @@
-"""Overlay of a large swarm: the neighbours of a peer, members of adjacent stages with which it keeps links.
+"""Overlay of a large swarm: the neighbours of a peer, members of its own and adjacent stages with which it
+keeps links.
 
 All peers compute the same graph from the log (`rendezvous_graph`): each peer picks a few peers of the other
 stage by a hash of the pair, most of them in its own region; two peers are neighbours if either picks the

@@ -60,11 +60,11 @@ class Welcome(Message, frozen=True, tag=41):
     members, active_from, number: current membership, iteration from which each serving member serves, and
     number of the latest membership record. next_index, last_hash: position in the log. t, base, adam_step,
     fingerprint: last committed iteration, hash of its log entry, optimizer's step count, hash of the stage's
-    state ("": not agreed yet). term: of the leader. voters: ids of the log's voters. skips: consecutive
-    skipped steps. steps: optimizer steps of the run, if a `Control` record set them (0: as in the run file).
-    held: iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the
-    reasons. carriers: dedicated carriers, with their addresses. slots: plan of the next iteration, if it is a
-    round. If the next iteration is delayed its base follows in `base`, after a space.
+    state ("": not agreed yet). term: of the leader. voters: ids of the log's voters. skips: steps that
+    overflows skipped in a row. steps: optimizer steps of the run, if a `Control` record set them (0: as in
+    the run file). held: iteration after which the run pauses (-1: none). revoked: revoked peers and tickets,
+    with the reasons. carriers: dedicated carriers, with their addresses. slots: plan of the next iteration,
+    if it is a round. If the next iteration is delayed its base follows in `base`, after a space.
     """
 
     stage: StageNumber

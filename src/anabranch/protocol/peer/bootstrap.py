@@ -22,7 +22,7 @@ from anabranch.protocol.rounds.plan import freed
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """Complete checkpoint on disk: fingerprint of every stage's state after iteration `t`."""
+    """Complete checkpoint on disk: fingerprint of the state after iteration `t` of each stage, from 0 on."""
 
     t: int
     fingerprints: tuple[str, ...]

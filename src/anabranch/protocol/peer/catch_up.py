@@ -192,10 +192,10 @@ class CatchUp(Timer):
     # --- the leader's answers ------------------------------------------------------------------
 
     def on_holders(self, message: msg.Holders) -> None:
-        """Take the state that the leader names from the first of: this peer's own snapshots, the seed (t =
-        0), the holders named. Retried later if there is none; ignored unless this peer waits for the answer.
-        If a loaded state is to be confirmed, the answer is compared with that; an answer that names no
-        holders may prove the state of a joiner false (`_proved_false`)."""
+        """Take the state that the leader names from the first of: this peer's own snapshots, its disk, the
+        seed (t = 0), the holders named. Retried later if there is none; ignored unless this peer waits for
+        the answer. If a loaded state is to be confirmed, the answer is compared with that; an answer that
+        names no holders may prove the state of a joiner false (`_proved_false`)."""
         stage, t = self._ctx.run.stage, message.t
         if self._unconfirmed is not None:
             if (message.stage, t) == (stage, self._unconfirmed.state.t):

@@ -286,9 +286,10 @@ class Sender:
     def pump(self, to: str | None = None) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
         order (last those whose gradient is back already, and which are computed again for a lost claim); ask
-        for credits for the others. Then free credits that are not guaranteed are returned. to: peer whose
-        credits alone have changed, at a data node in a round whose slots are bound to machines: others' slots
-        are not looked at."""
+        for credits for the others. The policy may hold one back for a better peer. Then free credits that are
+        not guaranteed are returned. to: peer whose credits alone have changed, at a data node in a round
+        whose slots are bound to machines: only microbatches that this may concern are looked at
+        (`_concerns`), and only credits of that peer returned."""
         self._due_at = None
         waiting = sorted(
             (
@@ -414,8 +415,9 @@ class Sender:
         meaning once its gradient is back.
 
         The wait doubles, up to 64-fold, each time that the microbatch was overdue. While this sender knows no
-        usual time: the time of the leader's second report (`reported`), since it was sent, that the leader
-        lacks something of the iteration; infinite before that report.
+        usual time: the time of the LATE_REPORTS-th report of the leader since then (in the first step of a
+        run of the FIRST_REPORTS-th) that it lacks something of the iteration (`reported`); infinite before
+        that report.
         """
         if self._plan and item.train and not self._is_redone(item):
             return self._unopened_at(item)  # else the leader says which slots are late

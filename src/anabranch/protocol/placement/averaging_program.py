@@ -6,8 +6,8 @@ given. w_k is the share of the gradient that peer k sums, with sum(w) = 1. In th
 sends its sum of every share that another peer sums; in the second, who sums a share sends the result to all
 receivers. A peer's uplink, downlink and slowest link bound both:
 
-there: (1 - w_k) S / up_k <= T1 (a sender) w_k (senders but k) S / down_k <= T1 w_k S / link <= T1 back: (1 -
-w_k) G / down_k <= T2 (a receiver) w_k (receivers but k) G / up_k <= T2 w_k G / link <= T2
+    there:  (1 - w_k) S / up_k <= T1 (a sender)     w_k (senders but k) S / down_k <= T1    w_k S / link <= T1
+    back:   (1 - w_k) G / down_k <= T2 (a receiver) w_k (receivers but k) G / up_k <= T2    w_k G / link <= T2
 
 S and G are the bits of a whole sum and of the whole result. The least T1 + T2 is sought. The paper streams
 both phases at once and minimises one time; here a result leaves once all its sums came.

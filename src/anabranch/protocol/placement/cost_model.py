@@ -64,9 +64,9 @@ def carried_s(links: Sequence[Sequence[float]], left: list[int], right: list[int
     """Total seconds that the microbatches of a batch spend between two stages, the cheapest links used first.
     Both lists of counts, which must have one sum, are changed: they end as zeros.
 
-    :param links: seconds of a microbatch, from each replica of one stage to each of the next. :param left:
-    microbatches of each replica of the one stage. :param right: microbatches of each replica of the next
-    stage.
+    :param links: seconds of a microbatch, from each replica of one stage to each of the next.
+    :param left: microbatches of each replica of the one stage.
+    :param right: microbatches of each replica of the next stage.
     """
     total_s = 0.0
     for seconds, one, other in sorted(

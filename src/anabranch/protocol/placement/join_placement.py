@@ -1,9 +1,10 @@
 """Choice of the stage that a joiner will serve.
 
-Without measured links the joiner gets the stage that passes the fewest microbatches per second, since every
-microbatch passes every stage (GWTF's utilisation rule, arXiv 2509.21221, joining of nodes). A stage that a
-single crash would leave empty comes before all others. With measured links it gets the stage with which an
-iteration is shortest (`cost_model`).
+A stage that a single crash would leave empty comes before all others, whether links are measured or not. Else
+the joiner gets, by measured links, the stage with which an iteration is shortest (`cost_model`); or by rates
+alone the stage that passes the fewest microbatches per second, since every microbatch passes every stage
+(GWTF's utilisation rule, arXiv 2509.21221, joining of nodes). Not here: which of the two rules applies
+(`fleet.admission`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Data nodes that hold a step up: their microbatches go to other data nodes, then they lose their seats (R2).
+"""Data nodes that hold a step up: they lose their seats, so that other data nodes get their microbatches
+(R2).
 
 Only the log can give the microbatches of a data node to others, by its removal. A data node may be heard, and
 begin none of its microbatches, or claim none. Nobody can see that at first hand, so it is judged by the
@@ -30,7 +31,9 @@ REMEMBERED = 50
 
 
 class LateDataNodes:
-    """Late data nodes of the open iteration, and those that were removed for that before."""
+    """Search for data nodes that hold up the step of the open iteration (`stalled`), with a memory of those
+    that were removed for it. `admission` removes them: others then get their microbatches. One that was
+    removed for that shortly before may be expelled."""
 
     def __init__(self, ctx: PeerContext, admission: Admission) -> None:
         self.ctx = ctx

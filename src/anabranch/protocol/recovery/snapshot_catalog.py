@@ -49,8 +49,8 @@ Among = Callable[[str], bool]
 class RestorePoint:
     """Iteration t to which the run could go back, and the fingerprint of every stage's state after it.
     adam_step: Adam's counter after it. initial: True if every peer can make these states from the seed.
-    on_disk: True if the leader's run directory has a checkpoint of it. ordered: (stage, keeper) -> time of
-    the last order (s) to copy that state."""
+    on_disk: True if this leader has the run directory, with a checkpoint of it. ordered: (stage, keeper) ->
+    time of the last order (s) to copy that state."""
 
     t: int
     fingerprints: tuple[str, ...]
@@ -154,9 +154,9 @@ class SnapshotCatalog:
         return newest_t < self._doubtful_from()
 
     def written(self, t: int, sound: bool) -> None:
-        """Note that the leader's run directory has a checkpoint of iteration t now, and no older one; in
-        audited runs the one before it is kept. sound: False if it is one of steps that were rolled back,
-        which nobody can use."""
+        """Note that the run directory, which this leader has, holds a checkpoint of iteration t now, and no
+        older one but, in audited runs, the one before it. sound: False if it is one of steps that were rolled
+        back, which nobody can use."""
         self._changed = True
         former = max((k for k, point in self.points.items() if point.on_disk and k < t), default=-1)
         for point in self.points.values():

@@ -138,8 +138,9 @@ class StageRecovery:
 
     def _pass_over(self, t: int, stages: list[int]) -> Rollback | None:
         """Record of a rollback from iteration t for `stages`, most replicas of which cannot get their state;
-        None if there is no snapshot. Counts it against those that have the state: after WITHHELD_MOST such
-        rollbacks they are removed."""
+        None if there is no snapshot. Each call counts against those that have the state, even if it returns
+        None: with the WITHHELD_MOST-th, each at most BEHIND_REMEMBERED iterations after the one before, they
+        are removed, except this peer."""
         self._passed_over = {p: w for p, w in self._passed_over.items() if t <= w[1] + BEHIND_REMEMBERED}
         for stage in stages:
             for peer in self.states.having(stage, t):

@@ -1,7 +1,8 @@
 """Coverage of the batch by claims: owner of each unit, its check at a replica, checks of reported norms.
 
 A unit is one microbatch at a relay stage; at stage 0 a microbatch has two, its head and its embedding. The
-cover of a stage is the set of units 0 to n-1 that a step has to count, each once. Pure functions.
+cover of a stage is the set of units that a step has to count, each once: 0 to n-1, in a round those of its
+slots. Pure functions.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ class PartialSums:
 
 
 class PartMemory:
-    """Memory of the parts that each peer sent of one attempt, in largest payloads of the run."""
+    """Count of the memory that the parts of one attempt take, by sender, in largest payloads of the run: it
+    bounds what one peer can have this peer hold (`exceeded`)."""
 
     def __init__(self) -> None:
         self._shares: dict[str, dict[tuple[type[APart], int], float]] = {}

@@ -76,8 +76,9 @@ class FlowAgentDriver(Timer):
         return agent_due if agent_due < probe_due else probe_due
 
     def price(self) -> float:
-        """Cost (s) of one more microbatch from this peer to the end of the pipeline: 0 at a data node,
-        infinite if unknown."""
+        """Cost (s) of one more microbatch from this peer to the end of the pipeline, as `Agent.price`: 0 at a
+        data node; infinite if it is unknown, if there is no agent, or if the auction would have to refuse one
+        more."""
         if self.ctx.run.stage == 0:
             return 0.0
         return self.agent.price() if self.agent is not None else math.inf

@@ -81,7 +81,8 @@ class Download:
     state). on_done(state), on_fail(reason): callbacks, one of which is called unless the download is
     cancelled; it fails when no source can deliver the state. check: True if the worker hashes the pieces at
     the end, when it is idle; else nothing is checked. first: source whose offer was chosen. kept: state of
-    the stage that this machine has on disk; its pieces that are the offered ones are not requested.
+    the stage that this machine has on disk; its pieces that are the offered ones are not requested (without
+    `check` all are).
     """
 
     def __init__(
@@ -343,8 +344,9 @@ class Download:
         self.ctx.tasks.submit(TaskPriority.BACKGROUND, CheckState(offer.t, self.stage), pieces, checked)
 
     def _replace(self, wrong: Sequence[int]) -> None:
-        """Request the pieces `wrong`, which have a wrong hash, from other sources than those that sent them,
-        which are excluded; pieces from disk are not looked for there again."""
+        """Request the pieces `wrong` again: each has a wrong hash, or comes from disk and may be what is
+        damaged. Peers that sent one are excluded, and reported to the leader if the fingerprint was known; if
+        one is from disk, nothing more is taken from there."""
         for piece in wrong:
             _, peer = self._pieces.pop(piece)
             self._pending.append(piece)
@@ -359,8 +361,8 @@ class Download:
         self._ask()
 
     def _start_over(self, offer: StateOffer) -> None:
-        """Disqualify all sources of an offer whose pieces have the offered hashes but are not the state, and
-        ask others."""
+        """Disqualify all sources of an offer whose pieces together are not the state, although none has
+        another hash than offered, and ask others."""
         for source in self.sources.values():
             if source.offer == offer and source.status is not SourceStatus.OUT:
                 self._condemn(source, f"StateOffer of stage {self.stage}: its pieces are not that state")

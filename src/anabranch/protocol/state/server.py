@@ -22,10 +22,11 @@ Key = tuple[int, int]
 
 
 class StateServer:
-    """Server of this replica's state and of pinned snapshots; on the leader also of the checkpoint on disk.
-    pinned: snapshots kept until their owner (`snapshots`) removes them. state_t: function that returns the
-    iteration of this replica's state, -1 without one. read_checkpoint: starts to read the state of (t, stage)
-    from disk, which `checkpoint_read` ends; False if there is none."""
+    """Server of this replica's state and of pinned snapshots; at the founder, while it leads, also of the
+    checkpoints on disk. pinned: snapshots kept until their owner (`snapshots`) removes them. state_t:
+    function that returns the iteration of this replica's state, -1 without one. read_checkpoint: starts to
+    read the state of (t, stage) from disk, which `checkpoint_read` ends, also if there is none; False if this
+    peer cannot read checkpoints."""
 
     def __init__(
         self, ctx: PeerContext, state_t: Callable[[], int], read_checkpoint: Callable[[int, int], bool]
@@ -58,9 +59,10 @@ class StateServer:
         return self.frozen.get(key) or self.pinned.get(key) or self._recent.get(key)
 
     def _needs(self, peer: str, stage: int) -> bool:
-        """True if `peer` may have states of `stage`: it was given that stage, is a data node (checkpoints) or
-        the leader, or serves another stage, so that it can be told to keep copies. Strangers, observers and
-        newcomers of other stages have no need of them."""
+        """True if `peer` may have states of `stage`: it was given that stage, is a data node (checkpoints),
+        serves another stage of a run with snapshots, so that it can be told to keep copies, or leads and is
+        no member as far as this peer knows. Strangers, observers and newcomers of other stages have no need
+        of them."""
         membership, settings = self.ctx.run.membership, self.ctx.run.settings
         given = membership.stage_of(peer)
         if given is None:

@@ -27,8 +27,8 @@ def averaged(usual_s: float, took_s: float) -> float:
 
 @dataclass(slots=True)
 class Neighbour:
-    """Record of a neighbour, a peer of an adjacent stage: its reported pass times and price, and the measured
-    link to it.
+    """Record of a neighbour, here any peer with which this one has exchanged heartbeats: its reported pass
+    times and price, and the measured link to it.
 
     forward_s, backward_s: seconds per microbatch that it reported (0: not known). price: reported cost of
     sending a microbatch from that peer to the end of the pipeline (s; infinite: not known).

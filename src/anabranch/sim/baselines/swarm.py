@@ -145,8 +145,9 @@ class Swarm(Pipelines):
         super().committed(members, useful_s, counted_twice)
 
     def _holder(self, microbatch: Microbatch, name: str) -> str:
-        """Node that takes the part of node `name` as sender of its input or gradient: itself, or for a lost
-        relay the microbatch's data node, or "" where microbatches restart."""
+        """Node that takes the part of node `name` as sender of its input or gradient: itself, or if it is
+        lost (a relay also while it joins or moves) the microbatch's data node, or "" where microbatches
+        restart."""
         if self._serves(name):
             return name
         return microbatch.source if self.variant.any_replica else ""

@@ -83,8 +83,9 @@ def run_config(plan: Plan, note: str = "") -> RunConfig:
 
 
 def run_warnings(plan: Plan) -> list[str]:
-    """Warnings about a plan's run file: what its owner has to fill in, and a batch far from the recipe's.
-    Raises UserError as `run_config`."""
+    """Warnings about a plan's run file (`warnings_about`): what its owner has to fill in, a batch or sequence
+    much smaller than the recipe's, and what else differs from published runs. [] if there are none. Raises
+    UserError as `run_config`."""
     config = run_config(plan)
     return warnings_about(config, model_config(config.model, config.data.vocab_size))
 

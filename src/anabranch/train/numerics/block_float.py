@@ -24,11 +24,12 @@ BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4, "int2": 2}
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:
-    """New vector of floats with each block of 64 rounded to integers of `bits` bits times a power of two
-    (half to even).
+    """Vector of floats with each block of 64 rounded to integers of `bits` bits times a power of two (half to
+    even).
 
     The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
-    exact sums. bits = 0: `values` itself; 16: each value rounded to fp16, infinite beyond its range.
+    exact sums. The vector is new, but for bits = 0 `values` itself. With bits = 16 each value is rounded to
+    fp16, infinite beyond its range.
     """
     if not bits or not len(values):
         return values

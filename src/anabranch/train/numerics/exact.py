@@ -241,7 +241,8 @@ def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
 
 
 def sum_of_squares(values: Tensor) -> float:
-    """Sum of squares of a vector: fp64 sums over fixed blocks of 4,096 elements, added by `math.fsum`."""
+    """Sum of squares of a vector: fp64 sums over fixed blocks of 4,096 elements, added by `math.fsum`.
+    Infinite if it overflows."""
     sums: list[float] = []
     step = 16 * SQUARES_BLOCK
     for begin in range(0, len(values), step):
