@@ -145,6 +145,8 @@ def test_dataset_saved_on_disk(tmp_path: Path) -> None:
     assert texts(section) == ["one", "two ✓", "three", "four"]
     assert f"{folder / 'train'}" in refused(DataSection(source="dataset", path=str(folder)))
     assert "no state.json" in refused(DataSection(source="dataset", path=str(tmp_path)))
+    (tmp_path / "dataset_dict.json").write_text('{"splits": []')  # cut off
+    assert "several splits" in refused(DataSection(source="dataset", path=str(tmp_path)))
 
 
 @pytest.mark.parametrize(("source", "extra"), [("parquet", "parquet"), ("dataset", "datasets")])

@@ -269,12 +269,10 @@ def _saved_dataset(section: DataSection) -> Documents:
     Raises ConfigError for another folder, or one with several splits."""
     ipc = _import_arrow("pyarrow.ipc", section.source, "datasets")
     root = _existing_path(section)
-    splits = root / "dataset_dict.json"
-    if splits.is_file():
-        names = json.loads(splits.read_bytes())["splits"]
-        raise ConfigError(
-            f'{_label(section)} holds several splits; set data.path to one of them, e.g. "{root / names[0]}"'
-        )
+    if (root / "dataset_dict.json").is_file():
+        splits = sorted(path.parent for path in root.glob("*/state.json"))
+        named = f', e.g. "{splits[0]}"' if splits else ""
+        raise ConfigError(f"{_label(section)} holds several splits; set data.path to one of them{named}")
     state = root / "state.json"
     if not state.is_file():
         raise ConfigError(

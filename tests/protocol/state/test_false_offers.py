@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from anabranch.protocol.interface.tasks import PIECE_BYTES
+from anabranch.protocol.interface.tasks import PIECE_BYTES, Result
 from anabranch.protocol.messages import Piece, StateOffer
 from anabranch.protocol.state.download import Download, SourceStatus, State
 from protocol.state.test_slow_sources import joiner
@@ -130,3 +131,22 @@ def test_a_source_that_sent_wrong_bytes_has_no_other_turn() -> None:
     assert download.sources["b"].status is SourceStatus.PULLED
     assert download.sources["slow"].status is SourceStatus.IDLE
     assert download.sources["liar"].status is SourceStatus.OUT
+
+
+def test_a_second_liar_that_offers_the_same_bytes_late_does_not_hang_the_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its offer comes when the pieces of the first one are all there and were found false."""
+    failed = list[str]()
+    ctx = joiner({"x": 2e7, "y": 2e7})
+    download = Download(ctx, 1, 5, ["x", "y"], print, failed.append, PRINT)
+    checked = list[Callable[[Result], None]]()
+    monkeypatch.setattr(ctx.tasks, "submit", lambda *task: checked.append(task[-1]))
+    download.start()
+    download.on_offer("x", TRUE)
+    steps(download, {}, {"x": 1.0}, float(PIECES + 9))
+    checked.pop()(Result(hashes=TRUE.hashes, fingerprint="0" * 32))
+    assert download.sources["x"].status is SourceStatus.OUT and not download.over
+    steps(download, {"y": TRUE}, {"y": 1.0}, ctx.clock.now + PIECES + 99.0)
+    checked.pop()(Result(hashes=TRUE.hashes, fingerprint="0" * 32))
+    assert failed and download.over

@@ -362,15 +362,16 @@ class Download:
 
     def _start_over(self, offer: StateOffer) -> None:
         """Disqualify all sources of an offer whose pieces together are not the state, although none has
-        another hash than offered, and ask others."""
+        another hash than offered, drop the pieces, and ask others. One that offers the same only then is
+        asked for all its pieces."""
         for source in self.sources.values():
             if source.offer == offer and source.status is not SourceStatus.OUT:
                 self._condemn(source, f"StateOffer of stage {self.stage}: its pieces are not that state")
-        self._ask()
+        self._choose_anew(self._others())
 
     def _choose_anew(self, sources: Sequence[Source]) -> None:
-        """Change to another offer, because no usable source is left for the present one, or they took too
-        long: drop its pieces and ask the other `sources`."""
+        """Change to another offer, because no usable source is left for the present one, they took too long,
+        or it is false: drop its pieces and ask the other `sources`."""
         self._chosen, self._until = None, math.inf
         self._pieces.clear()
         self._pending.clear()
