@@ -23,11 +23,11 @@ from anabranch.protocol.log.records import Commit, Evaluation, Member, loss_tota
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.rounds.plan import Plan, counted
 
-#: Kinds of notes that only the leader writes as events; every peer makes them, from the commit log.
+#: Kinds of notes that only the founder writes as events; every peer makes them, from the commit log.
 _LEADER_NOTES = frozenset(
     {"step", "evaluation", "peer_joined", "peer_active", "peer_removed", "rollback", "control", "audit"}
 )
-#: Types of events that the leader refuses from other peers, since only the leader writes them.
+#: Types of events that the founder refuses from other peers, since it alone writes them.
 _LEADER_EVENTS = (
     log.Step, log.Skip, log.Evaluation, log.PeerJoined, log.PeerActive, log.PeerRemoved, log.Rollback,
     log.Controlled, log.RunStarted, log.RunFinished, log.Checkpoint, log.Audit,
@@ -48,7 +48,7 @@ _FORWARDS = ("Forward", "Head", "Embed", "StepAhead", "InnerForward", "InnerHead
 #: Most events in one message, and most bytes of one event, that are sent or accepted.
 MAX_EVENTS = 256
 MAX_EVENT_BYTES = 65536
-#: Most bytes that events of other peers may add to the event log in one process of the leader: a week of a
+#: Most bytes that events of other peers may add to the event log in one process of the founder: a week of a
 #: hundred honest relays, at a step every 15 s.
 MAX_OTHERS_BYTES = 4 << 30
 #: Free bytes of the disk below which others' events are left out: log and checkpoints need them more.

@@ -16,7 +16,7 @@ from anabranch.net.identity import Identity
 from anabranch.net.iroh.engine import IrohEngine, installed, udp_ends
 from anabranch.operating_system import write_atomically
 
-#: File in the leading peer's folder: the port that its tickets name, chosen if `network.port` is 0.
+#: File in the founder's folder: the port that its tickets name, chosen if `network.port` is 0.
 PORT_FILE = "port"
 
 #: Sockets that reserve this process's ports until it ends.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Validity (s) of membership certificates: longer than a run.
 CERTIFICATE_S = 30 * 24 * 3600
-#: The leader's folder under peers/.
+#: The founder's folder under peers/.
 LEADER_NAME = "data-0"
 
 Progress = Callable[[str, int, int], None]
