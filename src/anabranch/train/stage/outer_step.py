@@ -24,6 +24,17 @@ from anabranch.train.stage.optimizer import decays
 from anabranch.train.stage.state import StageState
 
 
+def exchange_moments(run: RunConfig, state: StageState, t: int) -> None:
+    """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's becomes
+    the outer momentum before the first round, and the reverse after the last one. Moments that are agreed on
+    are scaled instead."""
+    rounds = rounds_of(run)
+    if t == rounds.start:
+        begin_rounds(run, state)
+    elif rounds.has(t) and t == rounds.last:
+        end_rounds(run, state)
+
+
 def begin_rounds(run: RunConfig, state: StageState) -> None:
     """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
