@@ -32,8 +32,8 @@ from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
-from anabranch.train.stage.optimizer import StepScalars, adamw
-from anabranch.train.stage.outer_step import adam_scale, blocks_of, outer_scale
+from anabranch.train.stage.optimizer import StepScalars, adamw, blocks_of
+from anabranch.train.stage.outer_step import adam_scale, outer_scale
 from anabranch.train.stage.run_objects import Batches, Ids, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
@@ -258,7 +258,7 @@ class Island:
         """
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
-        for part, decay in blocks_of(run, state):
+        for part, decay in blocks_of(run.optimizer, state):
             moments = state.exp_avg[part], state.exp_avg_sq[part]
             local, weights = self.local.weights[part], state.weights[part]
             normalise(local, weights, *moments, own, scalars, run.optimizer.eps, decay)
