@@ -42,7 +42,7 @@ from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
-from anabranch.train.stage.inner_steps import add_gradient, contribution, slot_tokens
+from anabranch.train.stage.inner_steps import Island, add_gradient, contribution_of, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state, token_ids, working_weights
@@ -122,7 +122,8 @@ class Trainer:
         lengths = full or (length,) * rounds.slots
         for slot, steps in enumerate(lengths):
             tokens = slot_tokens(self.batches, run, slot, self._taken[slot], steps).long()
-            found = contribution(run, self.model, self.state, t, steps, tokens, self._carried[slot])
+            island = Island(run, self.state, t, steps, self._carried[slot])
+            found = contribution_of(run, self.model, island, tokens)
             self._carried[slot] = found.state
             self._taken[slot] += steps
             total += found.change

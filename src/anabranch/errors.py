@@ -46,3 +46,12 @@ def os_errors_named(problem: str, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{problem}: {error.strerror}" + (f"; {advice}" if advice else "")) from None
+
+
+@contextmanager
+def missing_package_named(problem: UserError) -> Iterator[None]:
+    """Context of the import of an optional package: raises `problem` if that fails."""
+    try:
+        yield
+    except ImportError:
+        raise problem from None

@@ -18,7 +18,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol, TextIO, TypeVar, cast
 
-from anabranch.errors import UserError
+from anabranch.errors import UserError, missing_package_named
+from anabranch.operating_system import interrupts_blocked
 
 NAMES = ("processes", "ray")
 #: Jobs that are handed out for each process: the next one waits where it is needed.
@@ -51,10 +52,16 @@ def executor(name: str, processes: int) -> Executor:
 
 class Processes:
     """Processes of this machine. count: their number; with 1 or less the caller's own process computes.
-    method: how they start, as in `multiprocessing`."""
+    method: how they start, as in `multiprocessing`; None for the system's own way. died: the error if one
+    dies."""
 
-    def __init__(self, count: int, method: str = "spawn") -> None:
-        self.count, self._context = count, multiprocessing.get_context(method)
+    def __init__(
+        self,
+        count: int,
+        method: str | None = "spawn",
+        died: str = "a process of the sweep died; fewer processes take less memory",
+    ) -> None:
+        self.count, self._context, self._died = count, multiprocessing.get_context(method), died
 
     def completed(
         self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]
@@ -71,20 +78,32 @@ class Processes:
         running: dict[Future[_Result], int] = {}
         try:
             while True:
-                for number, job in islice(numbered, AHEAD * self.count - len(running)):
-                    running[pool.submit(work, job)] = number
+                with interrupts_blocked():
+                    for number, job in islice(numbered, AHEAD * self.count - len(running)):
+                        running[pool.submit(work, job)] = number
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
             pool.shutdown()
         except BrokenProcessPool:
-            raise UserError("a process of the sweep died; fewer processes take less memory") from None
+            raise UserError(self._died) from None
         finally:
             for child in multiprocessing.active_children():
                 if child not in others:
                     child.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_order(results: Iterable[tuple[int, _Result]]) -> Iterator[_Result]:
+    """Results of `Executor.completed` in the order of the jobs: each is held back until those before it."""
+    held: dict[int, _Result] = {}
+    following = 0
+    for number, result in results:
+        held[number] = result
+        while following in held:
+            yield held.pop(following)
+            following += 1
 
 
 def _ignore_interrupts() -> None:
@@ -108,7 +127,9 @@ class Ray:
     ) -> Iterator[tuple[int, _Result]]:
         """Compute `work(job)` for each job on the cluster; results as of `Executor.completed`. Raises
         UserError if Ray is missing, or fails."""
-        ray = _import_ray()
+        message = 'the executor "ray" needs Ray; install it with: pip install "anabranch[ray]"'
+        with missing_package_named(UserError(message)):
+            import ray
         ours, own_output = not ray.is_initialized(), ExitStack()
         try:
             if ours:
@@ -165,15 +186,6 @@ class _OutputOfOneThread:
 
 def _call(work: Callable[[_Job], _Result], job: _Job) -> _Result:
     return work(job)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        message = 'the executor "ray" needs Ray; install it with: pip install "anabranch[ray]"'
-        raise UserError(message) from None
-    return ray
 
 
 def _sources(work: Callable[..., object]) -> Iterator[Path]:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,19 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     flush_folder(path.parent)
 
 
+def delete_oldest(files: Iterable[Path], most_bytes: int) -> None:
+    """Delete the oldest of these files until the others take at most `most_bytes`; a file that the system
+    does not let go stays."""
+    oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+    used = sum(path.stat().st_size for path in oldest_first)
+    for path in oldest_first:
+        if used <= most_bytes:
+            return
+        used -= path.stat().st_size
+        with contextlib.suppress(OSError):  # Windows: it is still mapped
+            path.unlink()
+
+
 def flush_folder(path: Path) -> None:
     """Flush a folder to the disk, which makes the renames in it durable. Nothing for a folder that may not be
     opened for reading, as on Windows, which opens none. Raises OSError for other failures."""
@@ -86,13 +99,17 @@ def flush_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_at(handle: int, data: bytes | memoryview, offset: int) -> int:
-    """Write `data` to the open file `handle` at an offset; returns the number of bytes that were written,
-    which may be fewer. The position in the file is undefined afterwards."""
-    if hasattr(os, "pwrite"):
-        return os.pwrite(handle, data, offset)
-    os.lseek(handle, offset, os.SEEK_SET)
-    return os.write(handle, data)
+def write_at(handle: int, data: bytes, offset: int) -> None:
+    """Write all of `data` to the open file `handle` at an offset; one system call may store a part of it
+    without an error. The position in the file is undefined afterwards."""
+    left = memoryview(data)
+    while left:
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(handle, left, offset)
+        else:
+            os.lseek(handle, offset, os.SEEK_SET)
+            written = os.write(handle, left)
+        left, offset = left[written:], offset + written
 
 
 def open_to_others(mode: int) -> bool:

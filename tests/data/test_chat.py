@@ -167,7 +167,7 @@ def test_a_dataset_is_streamed_and_its_position_recorded(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     # Read from the environment when they are imported, which may have been before.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     folder = tmp_path / "dataset"
     folder.mkdir()
     lines = [json.dumps({"text": f"document {n} " * 20}) + "\n" for n in range(100)]
@@ -197,7 +197,7 @@ def test_a_model_is_taken_from_the_hub_s_cache_by_its_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without network; another revision is not there."""
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     kept = tmp_path / "models--owner--small" / "snapshots" / REVISION
@@ -217,7 +217,8 @@ def test_a_model_is_taken_from_the_hub_s_cache_by_its_revision(
 def test_nothing_is_fetched_without_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run file of others names a model; and a model that does not fit on the disk is not begun."""
     hub, asked = pytest.importorskip("huggingface_hub"), list[bool]()
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
     def download(name: str, local_files_only: bool, **others: object) -> str:
         asked.append(local_files_only)

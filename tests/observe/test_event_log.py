@@ -96,6 +96,15 @@ def test_unknown_kinds_are_kept_as_they_stand() -> None:
     assert json.loads(encode_event(event)) == json.loads(line)
 
 
+def test_logs_of_earlier_releases_are_read_though_a_kind_of_theirs_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    redo = b'{"kind":"redo","t":1,"stage":2,"unit":0,"owner":"p","reason":"lost","time":1.5,"version":1}\n'
+    path.write_bytes(redo + encode_event(a_step(1)) + b"\n")
+    first, second = read_events(path)
+    assert isinstance(first, Unknown) and first.kind == "redo" and first.fields["owner"] == "p"
+    assert isinstance(second, Step)
+
+
 def test_known_kinds_in_another_shape_are_kept_too() -> None:
     event = decode_event(b'{"kind":"step","t":"three","time":null}')
     assert isinstance(event, Unknown) and event.kind == "step" and event.fields["t"] == "three"

@@ -14,6 +14,7 @@ from anabranch.config import RunConfig
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import Ticket
 from anabranch.node.lifecycle.tickets import new_ticket
+from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Refused, Step
 from support.guest_processes import run_further_guest
@@ -157,9 +158,12 @@ class HostileRun:
 
 
 @contextmanager
-def hostile_run(path: Path, run: RunConfig, supervisor: Supervisor) -> Iterator[HostileRun]:
-    """A new run in the directory `path`, to which guests may come: its swarm has taken three steps."""
-    with swarm_of(created(path, run), run, supervisor) as swarm:
+def hostile_run(
+    path: Path, run: RunConfig, supervisor: Supervisor, target: Callable[..., NoReturn] = run_peer
+) -> Iterator[HostileRun]:
+    """A new run in the directory `path`, to which guests may come: its swarm has taken three steps. target:
+    as for `swarm_of`."""
+    with swarm_of(created(path, run), run, supervisor, target=target) as swarm:
         hostile = HostileRun(swarm)
         hostile.until(lambda: hostile.steps > 2)
         yield hostile

@@ -30,7 +30,7 @@ class TrainedModel:
 
     t: step after which the weights are those of the run; 0 for a Hugging Face folder. path: run directory or
     folder that it was loaded from. config: shape of the model. adapters: of a run that trained adapters,
-    which the weights contain, too; {} else.
+    by name, which are merged into `weights`, too; {} else.
 
     >>> import anabranch
     >>> model = anabranch.load("runs/tiny")                       # doctest: +SKIP
@@ -44,7 +44,6 @@ class TrainedModel:
     weights: dict[str, Tensor] = field(repr=False)
     tokenizer_file: Path = field(repr=False)
     adapters: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    """Trained adapters by name, which are merged into `weights`; empty unless the run trained adapters."""
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

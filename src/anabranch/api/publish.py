@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.api.model import load
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.errors import UserError
+from anabranch.errors import UserError, missing_package_named
 from anabranch.observe.console.progress import Ticker
 
 #: Name of the file that is pushed last: a checkpoint that has it is complete.
@@ -71,10 +71,9 @@ def push_new(
 def _opened(url: str) -> tuple[Any, str]:
     """File system of fsspec for the address `url`, and the path in it. Raises UserError if a package that it
     needs is missing or the address is bad."""
-    try:
+    missing = UserError("push needs the package fsspec: pip install 'anabranch[remote]'")
+    with missing_package_named(missing):
         from fsspec.core import url_to_fs
-    except ImportError:
-        raise UserError("push needs the package fsspec: pip install 'anabranch[remote]'") from None
     try:
         store, root = url_to_fs(url)
     except (ImportError, ValueError) as error:

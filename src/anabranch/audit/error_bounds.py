@@ -10,12 +10,8 @@ is replayed.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import random
-import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,7 @@ from anabranch.audit.log_check import read_log
 from anabranch.audit.log_comparison import Label, RecordedValues, as_vectors
 from anabranch.audit.replay import Order, SequentialStepper, replay
 from anabranch.audit.run_inputs import Inputs, open_inputs
-from anabranch.errors import UserError
+from anabranch.executors import Processes, in_order
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
 
@@ -128,25 +124,17 @@ def permutations(
     """Yield results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`),
     `PERMUTATIONS` at most. jobs: processes that work at the same time; each replay runs in one, as shared
     float sums depend on their number. `advance` is called with the number of iterations replayed since its
-    last call. Closing the generator cancels the replays that have not begun; those under way go on in their
-    processes to their end. Raises UserError if a worker process ends early."""
+    last call. Closing the generator ends the replays under way. Raises UserError if a worker process ends
+    early."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
         return
-    context = multiprocessing.get_context("spawn")
-    path = str(inputs.directory.path)
-    ignored = signal.SIGINT, signal.SIG_IGN
-    with ProcessPoolExecutor(jobs, context, initializer=signal.signal, initargs=ignored) as pool:
-        try:
-            work = partial(_replay_in_worker, path, list(checkpoints))
-            for arrays in pool.map(work, range(1, PERMUTATIONS + 1)):
-                advance(len(history.commits))
-                yield {label: torch.from_numpy(values) for label, values in arrays.items()}
-        except BrokenProcessPool:
-            raise UserError("a worker process of verify ended unexpectedly; use fewer --jobs") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    work = partial(_replay_in_worker, str(inputs.directory.path), list(checkpoints))
+    where = Processes(jobs, died="a worker process of verify ended unexpectedly; use fewer --jobs")
+    for arrays in in_order(where.completed(work, range(1, PERMUTATIONS + 1))):
+        advance(len(history.commits))
+        yield {label: torch.from_numpy(values) for label, values in arrays.items()}
 
 
 def measured_bounds(

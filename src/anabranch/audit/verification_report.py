@@ -91,7 +91,6 @@ class Report:
     permutations: int
     """Permutations of the order that were replayed to measure bounds."""
     independent: Sequence[Distance] | None
-    """Distances to the independent implementation, if it was asked for."""
     problems: Sequence[str]
     notes: Sequence[str]
     policy: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -31,7 +31,6 @@ from anabranch.config import RoundSection, RunConfig
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import Advance, progress, ticking
 from anabranch.observe.wording import counted
-from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference
@@ -49,8 +48,7 @@ def verify(
     private data, beside those of its directory. private_data: private corpora, whose machines' inner steps
     are taken again. Shows progress, and sets this process's numerics to the run's. Raises UserError for
     anything missing or unreadable, and for `rounds` that cannot be judged alone."""
-    inputs, log, saved = _opened(run_dir, fetch)
-    _check_private(inputs, independent)
+    inputs, log, saved = _opened(run_dir, fetch, independent)
     history, run = log.history, inputs.run
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
@@ -80,10 +78,11 @@ def verify(
     there = [t for t in checkpoints if t not in comparison.deleted]
     found, bounds, used = _judged(inputs, log, comparison, recorded, there, jobs)
     left_out = sorted({*kept.left_out(gaps, end), *comparison.unchecked})
+    taken = set(range(begin + 1, end + 1)).difference(left_out)
     return Report(
         **_facts(inputs, log),
         steps=end - begin - len(left_out),
-        skipped=_skipped(history, set(range(begin + 1, end + 1)).difference(left_out)),
+        skipped=sum(commit.verdict == "skip" for commit in history.commits if commit.t in taken),
         own_class=own_class,
         promise="bits" if exact else "bound" if same_class else "parity",
         counts=comparison.counts,
@@ -130,14 +129,17 @@ def _judged(
     here."""
     if comparison.exact:
         return comparison.distances, {}, 0
-    ours = recorded.vectors()
-    found = {**comparison.distances, **_series(inputs, log, ours)}
+    ours, found = recorded.vectors(), {**comparison.distances}
+    if not inputs.run.data.private:  # else the replay lacks the losses of others
+        # Tensors were compared when the replay reached their checkpoint.
+        series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
+        found |= distances(logged_vectors(log.history), series)
     if not comparison.same_class:
         return found, {}, 0
     return found, *_bounds(inputs, log, checkpoints, found, ours, jobs)
 
 
-def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
+def _opened(run_dir: Path, fetch: bool, independent: bool) -> tuple[Inputs, LoggedRun, list[int]]:
     """(inputs, log, steps of the checkpoints) of a run that can be replayed. Shows progress. Raises UserError
     if it cannot be."""
     with ticking("reading the run and its log"):
@@ -145,6 +147,8 @@ def _opened(run_dir: Path, fetch: bool) -> tuple[Inputs, LoggedRun, list[int]]:
         saved = inputs.directory.checkpoints()  # before the log, to which a run that goes on adds steps
         log = read_log(inputs.directory.log)
         _check_replayable(inputs, log)
+    if inputs.run.data.private and independent:
+        raise UserError("--independent does not work where data are private: leave it out")
     return inputs, log, saved
 
 
@@ -248,27 +252,6 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
     check_replayable(inputs, log.genesis, history.plans, history.t if complete else 0)
     if not complete or any(t != c.t for t, c in enumerate(history.commits, start=1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")
-
-
-def _series(inputs: Inputs, log: LoggedRun, ours: Vectors) -> dict[Label, float]:
-    """Distances, by label, of the log's series of numbers from those in `ours`, the replay's result. Tensors
-    are left out, as they are compared when the replay reaches their checkpoint. Empty where data are private:
-    the replay lacks the losses of others."""
-    if inputs.run.data.private:
-        return {}
-    series = {label: vector for label, vector in ours.items() if "/" not in label[1]}
-    return dict(distances(logged_vectors(log.history), series))
-
-
-def _skipped(history: LogReplay, taken: Collection[int]) -> int:
-    """Number of the iterations `taken` that the log skipped."""
-    return sum(commit.verdict == "skip" for commit in history.commits if commit.t in taken)
-
-
-def _check_private(inputs: Inputs, independent: bool) -> None:
-    """Raise UserError for --independent in a run on private data."""
-    if inputs.run.data.private and independent:
-        raise UserError("--independent does not work where data are private: leave it out")
 
 
 def _stepper(

@@ -24,6 +24,7 @@ from anabranch.cli.support.arguments import check_range
 from anabranch.cli.support.outputs import print_error
 from anabranch.config import Range
 from anabranch.errors import UserError, words_of
+from anabranch.observe.wording import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         pause = Pause(None if args.minutes is None else time.time() + 60 * args.minutes)
         for home in running:
             begin_pause(home, pause)
-        print(f"{_peers(running)} {_verb('hand', running)} over and {_verb('pause', running)} {pause}:")
+        peers = counted(len(running), "peer")
+        print(f"{peers} {_verb('hand', running)} over and {_verb('pause', running)} {pause}:")
     else:
         paused = [home for home in homes if pause_of(home) is not None]
         for home in paused:
@@ -68,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         if not paused:
             print(f"nothing is paused in {where}")
             return 0
-        print(f"{_peers(running)} {_verb('join', running)} again{idle}{':' if running else ''}")
+        peers = counted(len(running), "peer")
+        print(f"{peers} {_verb('join', running)} again{idle}{':' if running else ''}")
     for home in running:
         print(f"  {home}")
     return 0
@@ -88,10 +91,6 @@ def _homes(run: str, home: Path | None) -> tuple[list[Path], str]:
         where = f"{base / run}" if run else str(base)
     each = [one for folder in folders for one in (folder, *sorted(folder.glob("gpu-*")))]
     return [one for one in each if (one / LOCK).is_file()], where
-
-
-def _peers(homes: Sequence[Path]) -> str:
-    return f"{len(homes)} peer{'s' * (len(homes) != 1)}"
 
 
 def _verb(word: str, homes: Sequence[Path]) -> str:

@@ -18,7 +18,6 @@ results; the log records this.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.addresses import on_loopback
@@ -48,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.support.lead_run import lead_directory
+    from anabranch.config import load_run_file
 
     to, line = outputs.Outputs.of(args), Line.of(args)
     if not args.quiet and not args.restart:
@@ -64,39 +64,27 @@ def run(args: argparse.Namespace) -> int:
         from anabranch.cli.support.train_alone import train_alone
 
         return train_alone(args.run_dir, to)
-    _refuse_alone(RunDirectory.open(args.run_dir))
+    directory = RunDirectory.open(args.run_dir)
+    if directory.checkpoints() and not directory.log.exists():
+        raise UserError(f"{directory.path} was trained alone: add --alone to continue it")
     if args.restart:
         return restart.keep_leading(restart.resume_command(args.run_dir, args), to.say)
     if not args.local:
-        if not args.quiet and not args.serve and on_loopback(_network_host(args.run_dir)):
+        own = not args.quiet and not args.serve
+        if own and on_loopback(load_run_file(directory.run_file).network.host):
             local = f"anabranch resume {args.run_dir} --local"
             to.say(f"only the leading data node is started; relays on this machine, too: {local}")
         new_tickets, page = args.new_tickets, not args.no_page
         return lead_directory(args.run_dir, args.quiet, page, to, new_tickets, args.serve, line)
 
     from anabranch.cli.train import train_directory
-    from anabranch.config import load_run_file
     from anabranch.node.local_swarm.supervisor import Supervisor
 
-    directory = RunDirectory.open(args.run_dir)
     config = load_run_file(directory.run_file)
     with directory.led():  # the leading process takes this lock; nothing it needs may be touched before
         _refuse_finished(directory)
     with Supervisor(config.compute.threads) as supervisor:
         return train_directory(args.run_dir, supervisor, not args.no_verify, page=not args.no_page, to=to)
-
-
-def _network_host(run_dir: Path) -> str:
-    from anabranch.checkpoint.directory import RunDirectory
-    from anabranch.config import load_run_file
-
-    return load_run_file(RunDirectory.open(run_dir).run_file).network.host
-
-
-def _refuse_alone(directory: RunDirectory) -> None:
-    """Raise UserError for a run that one process trained without a log."""
-    if directory.checkpoints() and not directory.log.exists():
-        raise UserError(f"{directory.path} was trained alone: add --alone to continue it")
 
 
 def _refuse_finished(directory: RunDirectory) -> None:

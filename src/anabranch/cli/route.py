@@ -82,20 +82,14 @@ def run(args: argparse.Namespace) -> int:
         with os_errors_named(f"--plot {args.plot}"):
             title = _report(result).splitlines()[0]
             draw_flow(instance.stages, stage, capacity, result.paths, args.plot, title)
-    admitted = _admitted(instance, result)
+    departed = Counter(path[0] for path in result.paths)
+    admitted = {node.id: departed[node.id] for node in instance.data_nodes}
     if args.json:
         extra = {"admitted": admitted} | ({"fair": msgspec.to_builtins(fair)} if fair is not None else {})
         print(msgspec.json.encode(msgspec.to_builtins(result) | extra).decode())
     else:
         print("\n".join([_report(result), *_shares(instance, admitted, fair)]))
     return 0
-
-
-def _admitted(instance: Instance, result: RouteResult) -> dict[str, int]:
-    """Number of microbatches of each data node of `instance` that have a path in `result`, the flow that was
-    found."""
-    departed = Counter(path[0] for path in result.paths)
-    return {node.id: departed[node.id] for node in instance.data_nodes}
 
 
 def _shares(instance: Instance, admitted: dict[str, int], fair: FairShares | None) -> list[str]:

@@ -16,13 +16,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import signal
 import sys
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -34,12 +30,12 @@ from anabranch.cli.support.arguments import JOBS, add_jobs, add_json, check_rang
 from anabranch.config import Range
 from anabranch.config.load import parse_toml
 from anabranch.errors import UserError, os_errors_named
+from anabranch.executors import Processes, in_order
 from anabranch.observe.console.progress import Ticker
-from anabranch.operating_system import interrupts_blocked
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Scenario
-    from anabranch.sim.metrics.iteration_metrics import Outcome, Summary
+    from anabranch.sim.metrics.iteration_metrics import Outcome
 
 _POLICIES = (
     "of the protocol: auction, gwtf, swarm, greedy, static; models of other systems: swarm-as-coded, "
@@ -72,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.simulation_plots import plot
     from anabranch.cli.support.simulation_report import carried, heading, report
     from anabranch.sim.cluster.scenario import load_scenario, misfit
-    from anabranch.sim.metrics.iteration_metrics import summary
+    from anabranch.sim.metrics.iteration_metrics import VERSION, summary
 
     _check(args)
     name, recorded = args.scenario, None
@@ -102,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(args.plot, fleet, summaries, [each for each in outcomes if each.seed == 0])
     if args.json:
-        print(_as_json(scenario, summaries, outcomes))
+        named = {"scenario": asdict(scenario), "policies": summaries, "runs": outcomes}
+        print(msgspec.json.encode({"version": VERSION, **named}).decode())
     else:
         print(f"{heading(fleet)}\n{report(summaries)}")
         for policy, found in of_policy.items():
@@ -130,18 +127,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("give either a scenario or --from RUN_DIR, not both")
 
 
-def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequence[Outcome]) -> str:
-    from anabranch.sim.metrics.iteration_metrics import VERSION
-
-    result = {
-        "version": VERSION,
-        "scenario": asdict(scenario),
-        "policies": summaries,
-        "runs": outcomes,
-    }
-    return msgspec.json.encode(result).decode()
-
-
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
     """Simulate a scenario under every policy with every seed; returns the outcomes, by policy and then by
     seed. jobs: processes; with 1, or a single trial, this process simulates. Progress is printed on stderr.
@@ -149,44 +134,19 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
     first trial that is not done are returned, and later ones are lost. If that is none, KeyboardInterrupt is
     raised. Raises UserError if a process dies; an exception of a trial passes."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
-    if jobs <= 1 or len(trials) == 1:
-        return _with_progress(map(_one, trials), len(trials))
-    found: list[Outcome] = []
-    others = multiprocessing.active_children()
-    with ProcessPoolExecutor(min(jobs, len(trials)), initializer=_ignore_interrupts) as pool:
-        try:
-            with interrupts_blocked():
-                outcomes = pool.map(_one, trials)
-            found = _with_progress(outcomes, len(trials))
-        except BrokenProcessPool:
-            raise UserError("a simulating process died; fewer --jobs take less memory") from None
-        finally:
-            if len(found) < len(trials):
-                for child in multiprocessing.active_children():
-                    if child not in others:
-                        child.terminate()
-    return found
-
-
-def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
-    """The outcomes as a list; progress is printed on stderr. After Ctrl+C those taken before it; if none was,
-    KeyboardInterrupt is raised. trials: number of outcomes to come."""
+    died = "a simulating process died; fewer --jobs take less memory"
+    where = Processes(min(jobs, len(trials)), method=None, died=died)
     found: list[Outcome] = []
     with Ticker() as ticker:
-        ticker.begin("simulating" if trials == 1 else f"simulating {trials} trials")
+        ticker.begin("simulating" if len(trials) == 1 else f"simulating {len(trials)} trials")
         try:
-            for outcome in outcomes:
+            for outcome in in_order(where.completed(_one, trials)):
                 found.append(outcome)
-                ticker.update(f"simulating: {len(found)} of {trials} trials are done")
+                ticker.update(f"simulating: {len(found)} of {len(trials)} trials are done")
         except KeyboardInterrupt:
             if not found:
                 raise
     return found
-
-
-def _ignore_interrupts() -> None:
-    """Ignore Ctrl+C in a worker process, which its parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one(trial: tuple[Scenario, str, int]) -> Outcome:

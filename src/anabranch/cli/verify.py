@@ -56,24 +56,18 @@ def _span(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not A:B, two numbers of iterations") from None
 
 
-def _folders(option: str, paths: list[Path]) -> list[Path]:
-    """`paths`, which a command-line option named as folders. Raises UserError, with the name of the option,
-    if one of them is no folder."""
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{option} {path}: there is no such folder")
-    return paths
-
-
 def run(args: argparse.Namespace) -> int:
     from anabranch.api.run import verify
 
     check_range("--jobs", args.jobs, Range(1))
     if args.proof is not None:
         return _check_proof(args)
+    for path in args.contributions:
+        if not path.is_dir():
+            raise UserError(f"--contributions {path}: there is no such folder")
     report = verify(
         *(args.run_dir, args.jobs, args.independent, args.rounds, args.fetch),
-        *(_folders("--contributions", args.contributions), args.private_data),
+        *(args.contributions, args.private_data),
     )
     text = "\n".join(report.lines())
     print(json.dumps(report.as_dict(), allow_nan=False) if args.json else plain_lines(text))

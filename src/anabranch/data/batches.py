@@ -80,6 +80,18 @@ class Permutation:
 NOT_COUNTED = -100
 
 
+@lru_cache(maxsize=256)
+def _permutation(size: int, key: str) -> Permutation:
+    return Permutation(size, blake2b(key.encode(), digest_size=32).digest())
+
+
+def window_of(key: str, windows: int, sample: int) -> int:
+    """Window, of `windows`, that is read as sample `sample` (0, 1, ...): in each epoch all of them, by a
+    permutation that epoch and `key` determine."""
+    epoch, position = divmod(sample, windows)
+    return _permutation(windows, f"{key}/{epoch}")(position)
+
+
 class Windows:
     """Sequences of a part of a corpus, numbered from 0: windows of its stream, or rows of whole documents.
     mask: not 0 where a token counts as a target; None: all count. ends: positions behind the documents; None:
@@ -200,8 +212,7 @@ class Batches:
                 f"fill one window of batch.sequence = {batch.sequence}; set data.source and data.path to "
                 "more text, or lower batch.sequence"
             )
-        self._seed_key = f"{corpus.fingerprint}/{corpus.tokenizer_hash}/{seed}"
-        self._permutation = lru_cache(maxsize=8 + 2 * len(self._sources))(self._make_permutation)
+        self._key = f"{corpus.fingerprint}/{corpus.tokenizer_hash}/{seed}"
         self._counted = lru_cache(maxsize=8)(self._count_targets)
         self._all_count = all(source.windows.all_count for source in self._sources)
 
@@ -247,7 +258,7 @@ class Batches:
         turn = self._turns[place]
         source = self._sources[turn[0]]
         sample = cycle * source.weight + turn[1]
-        return source.first + self._window(source.name, source.windows.count, sample)
+        return source.first + window_of(f"{self._key}/{source.name}", source.windows.count, sample)
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
         """Token ids (inputs, targets) of held-out microbatch `window` (0, 1, ...: any, as the held-out part
@@ -255,7 +266,8 @@ class Batches:
         if window < 0:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)
-        windows = [self._window("held out", self.held_out_windows, sample) for sample in samples]
+        key = f"{self._key}/held out"
+        windows = [window_of(key, self.held_out_windows, sample) for sample in samples]
         return self._cut([(self._held_out, window) for window in windows])
 
     def evaluation_bytes(self, window: int) -> int:
@@ -283,14 +295,6 @@ class Batches:
                 if not windows.all_count:
                     hasher.update(windows.counts(own).tobytes())
         return str(hasher.hexdigest())
-
-    def _window(self, part: str, windows: int, sample: int) -> int:
-        epoch, position = divmod(sample, windows)
-        return self._permutation(part, windows, epoch)(position)
-
-    def _make_permutation(self, part: str, windows: int, epoch: int) -> Permutation:
-        key = blake2b(f"{self._seed_key}/{part}/{epoch}".encode(), digest_size=32).digest()
-        return Permutation(windows, key)
 
     def _train(self, number: int) -> tuple[Windows, int]:
         """(Sequences of the source, number within that source) of training window `number`, which counts the

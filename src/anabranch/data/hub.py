@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.config import DataSection
-from anabranch.errors import ConfigError
+from anabranch.errors import ConfigError, missing_package_named
 
 #: Beginning of a model's name in `model.initial_weights`.
 PREFIX = "hub:"
@@ -44,13 +44,12 @@ def model_folder(initial_weights: str, fetch: bool = True) -> Path:
     if not initial_weights.startswith(PREFIX):
         return Path(initial_weights).expanduser()
     repository, revision = split_name(initial_weights.removeprefix(PREFIX), "model.initial_weights")
-    try:
+    missing = ConfigError(
+        f'model.initial_weights = "{initial_weights}" needs the huggingface_hub library; install it '
+        'with: pip install "anabranch[hf]"'
+    )
+    with missing_package_named(missing):
         from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(
-            f'model.initial_weights = "{initial_weights}" needs the huggingface_hub library; install it '
-            'with: pip install "anabranch[hf]"'
-        ) from None
     for offline in (True, False):
         if not offline and not fetch:
             raise ConfigError(
@@ -101,13 +100,11 @@ def _check_room(repository: str, revision: str, initial_weights: str) -> None:
 def stream(section: DataSection) -> Iterator[dict[str, Any]]:
     """Records of a run file's dataset (a folder of this machine, or a pinned name of the Hub), as they
     arrive, from `section.skip` on. Raises ConfigError during the iteration if it cannot be read."""
-    try:
+    missing = ConfigError(
+        'data.source = "hub" needs the datasets library; install it with: pip install "anabranch[datasets]"'
+    )
+    with missing_package_named(missing):
         import datasets
-    except ImportError:
-        raise ConfigError(
-            'data.source = "hub" needs the datasets library; install it with: pip install '
-            '"anabranch[datasets]"'
-        ) from None
     local = Path(section.path).expanduser()
     name, revision = (str(local), None) if local.is_dir() else split_name(section.path, "data.path")
     try:

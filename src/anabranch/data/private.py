@@ -8,14 +8,12 @@ tokens are a pure function of corpus, seed, slot and step.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
 from anabranch.config import RunConfig
-from anabranch.data.batches import Ids, Permutation, Windows
+from anabranch.data.batches import Ids, Windows, window_of
 from anabranch.data.corpus import MANIFEST, Corpus, open_corpus
 from anabranch.errors import ConfigError, UserError
 
@@ -37,7 +35,6 @@ class PrivateData:
         self.rows = inner * batch.rows
         """Sequences of an inner step."""
         self._key = f"{corpus.fingerprint}/{corpus.tokenizer_hash}/{run.run.seed}"
-        self._permutation = lru_cache(maxsize=8)(self._make_permutation)
 
     def step_rows(self, slot: int, step: int) -> Ids:
         """Token ids (microbatches · rows, sequence + 1) of inner step `step` (1, 2, ..., over all rounds) of
@@ -48,12 +45,7 @@ class PrivateData:
     def window(self, slot: int, sample: int) -> int:
         """Number of the corpus window that the slot reads as its sample `sample` (0, 1, ..., over all inner
         steps)."""
-        epoch, position = divmod(sample, self.windows)
-        return self._permutation(slot, epoch)(position)
-
-    def _make_permutation(self, slot: int, epoch: int) -> Permutation:
-        key = blake2b(f"{self._key}/private {slot}/{epoch}".encode(), digest_size=32).digest()
-        return Permutation(self.windows, key)
+        return window_of(f"{self._key}/private {slot}", self.windows, sample)
 
 
 def open_private(folder: Path, run: RunConfig, tokenizer_hash: str, vocabulary: int) -> PrivateData:

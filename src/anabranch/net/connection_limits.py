@@ -25,18 +25,9 @@ STALL_CHECKS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one transport and its links.
-
-    max_message_bytes, max_payload_bytes: largest message and payload that are accepted. link_payload_bytes:
-    most bytes of one peer's unfinished payloads (0: four of the largest). max_connections: of this process
-    (0: what its descriptor limit allows). stall_s: seconds in which a link with unfinished payloads must make
-    progress. control_bytes_per_s, control_burst_bytes: messages without payload that are read from one link;
-    the rest waits. max_queued_control_bytes, max_queued_bulk_bytes: messages and payloads that may wait for
-    one link; with more the link is closed. chunk_bytes: size of a payload's chunks. handshake_timeout_s,
-    max_pending_handshakes, max_pending_of_host: of incoming connections in their handshakes, in all and from
-    one host; the timeout also of each part of a dial. attempts_per_s, attempts_burst: connections that one
-    address block may begin. shutdown_timeout_s: for a closing link to send its reason.
-    """
+    """Limits of one transport and its links. max_message_bytes: largest message that is accepted.
+    handshake_timeout_s: of incoming connections in their handshakes, and of each part of a dial.
+    max_pending_handshakes: most of them at a time."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_payload_bytes: int = 256 << 20
@@ -80,11 +71,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class CarryLimits:
-    """Limits of a carrier, set by its owner. circuits: most at once (0: it carries for nobody).
-    circuits_of_peer: most that one peer opened or that lead to it. circuits_of_pair: most from one peer to
-    another. bytes_per_s: of all circuits together (0: no limit). link_s, offer_s: seconds to wait for a link
-    of the target, and for the target to come. idle_s: seconds without a byte after which a circuit ends. A
-    link of two peers takes two circuits."""
+    """Limits of a carrier, set by its owner. A link of two peers takes two circuits."""
 
     circuits: int = 256
     """Most circuits at once; 0: this process carries for nobody."""

@@ -170,20 +170,9 @@ class Repair(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class Redo(Event, frozen=True, kw_only=True):
-    """Event of logs of earlier releases; none is written now. `owner` computed a unit (the share of one
-    microbatch in a stage's gradient) again, because all peers of `stage` that had it were lost."""
-
-    t: Whole
-    stage: Whole
-    unit: Whole
-    owner: str
-    reason: str
-
-
 class Double(Event, frozen=True, kw_only=True):
-    """Event: two replicas had computed the same unit; `subtracted` took it out of its gradient sum. kept: the
-    other one, whose result counts; "" if not told."""
+    """Event: two replicas had computed the same unit, the share of one microbatch in a stage's gradient;
+    `subtracted` took it out of its gradient sum. kept: the other one, whose result counts; "" if not told."""
 
     t: Whole
     stage: Whole

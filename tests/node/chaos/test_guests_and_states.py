@@ -14,7 +14,7 @@ from anabranch.observe.events import Checkpoint, Note, PeerJoined, Refused
 from anabranch.protocol.fleet.admission import ADMISSIONS
 from support.counting_peers import run_counting_peer
 from support.hostile_runs import HostileRun, hostile_run
-from support.local_swarms import created, small_run, swarm_of
+from support.local_swarms import small_run
 from support.state_deeds import TRICKLES
 
 #: Settings of a run that ends only with its test.
@@ -41,10 +41,8 @@ def test_guests_that_ask_and_report_without_end_cost_the_leader_little(
     """All at once. The leader reads a state when a checkpoint is new, looks for a stage once for each
     admission, and keeps what members report alone, as much as there is to hold."""
     run = small_run(texts, **{**ENDLESS, "checkpoint__every": 20})
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor, target=run_counting_peer) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         asks, much = hostile.invite("states all the time", 1), hostile.invite("holds too much", 2)
         seatless, turns = hostile.invite("holds without a seat", 1), hostile.invite("comes and goes", -1)
         hostile.until(hostile.withstood(asks, much, seatless, turns, steps=40))

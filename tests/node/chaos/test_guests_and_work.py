@@ -5,17 +5,20 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.config import RunConfig
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Note, PeerActive, PeerRemoved, Skip
 from support.counting_peers import run_counting_peer
 from support.hostile_runs import HostileRun, LiveGuest, hostile_run
-from support.local_swarms import PATIENCE_S, Swarm, created, history_of, small_run, swarm_of
+from support.local_swarms import PATIENCE_S, Swarm, history_of, small_run
 from support.work_deeds import KEPT_S
 
 #: Settings of a run that ends only with its test.
@@ -42,6 +45,21 @@ def units(guest: LiveGuest, word: str) -> dict[int, set[int]]:
     return found
 
 
+@contextmanager
+def lone_replica(
+    path: Path, run: RunConfig, supervisor: Supervisor, deed: str, stage: int
+) -> Iterator[tuple[HostileRun, LiveGuest, str]]:
+    """A new run, a guest that does `deed` as the only replica of a stage, and the id of the relay that was
+    the other one: it is killed once the guest serves."""
+    with hostile_run(path, run, supervisor) as hostile:
+        guest = hostile.invite(deed, stage)
+        hostile.until(lambda: guest.peer in hostile.serving())
+        name = f"relay-{stage}.0"
+        victim = hostile.swarm.peer_id(name)
+        hostile.swarm.processes[name].signal(signal.SIGKILL)
+        yield hostile, guest, victim
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
@@ -51,10 +69,8 @@ def test_guests_that_repeat_themselves_cost_a_gradient_and_a_reduce_more(
     sent few; however often the other names another owner of a microbatch, the reduce of its stage begins anew
     once."""
     run = small_run(texts, **ENDLESS, routing__policy="static")
-    directory = created(tmp_path / "run", run)
-    with swarm_of(directory, run, supervisor, target=run_counting_peer) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor, target=run_counting_peer) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         wants = hostile.invite("wants gradients again and again", 1)
         names = hostile.invite("names two owners in turn", 1)
 
@@ -159,12 +175,9 @@ def test_windows_that_a_lone_replica_withholds_are_evaluated_by_another(
     """The other replica of its stage is killed. The step that evaluates never ended."""
     often = ENDLESS | {"evaluation__every": 10, "fleet__relays_per_stage": [1, 2]}
     run = small_run(texts, **often)
-    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+    scene = lone_replica(tmp_path / "run", run, supervisor, "evaluates no window", 1)
+    with scene as (hostile, guest, victim):
         swarm, directory = hostile.swarm, hostile.swarm.directory
-        guest = hostile.invite("evaluates no window", 1)
-        hostile.until(lambda: guest.peer in hostile.serving())
-        victim = swarm.peer_id("relay-1.0")
-        swarm.processes["relay-1.0"].signal(signal.SIGKILL)
         hostile.until(lambda: victim not in hostile.serving())
         windows = len(guest.words("window"))
         hostile.until(lambda: len(guest.words("window")) > windows)
@@ -220,12 +233,9 @@ def test_a_lone_replica_that_makes_overflows_up_is_out_and_its_stage_restored(
     the log if a snapshot was taken after them; `verify` finds these steps, and no bit that differs."""
     snapshots = {"snapshots__every": 2, "snapshots__copies": 2, "fleet__relays_per_stage": [3, 1]}
     run = small_run(texts, **ENDLESS, **snapshots)
-    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+    scene = lone_replica(tmp_path / "run", run, supervisor, "overflows alone", 2)
+    with scene as (hostile, guest, victim):
         swarm, directory = hostile.swarm, hostile.swarm.directory
-        guest = hostile.invite("overflows alone", 2)
-        hostile.until(lambda: guest.peer in hostile.serving())
-        victim = swarm.peer_id("relay-2.0")
-        swarm.processes["relay-2.0"].signal(signal.SIGKILL)
         hostile.until(lambda: bool(hostile.out(guest)))
         assert "it alone found" in hostile.out(guest), hostile.out(guest)
         skips = swarm.of(Skip)
@@ -282,11 +292,9 @@ def test_data_nodes_that_hold_the_steps_up_are_removed(
     """Three of them: the first begins none of its microbatches, the second claims none, and the third claims
     those that it never began."""
     run = small_run(texts, **ENDLESS)
-    directory = created(tmp_path / "run", run)
     deeds = ("begins no microbatch", "claims nothing", "claims what it never began")
-    with swarm_of(directory, run, supervisor) as swarm:
-        hostile = HostileRun(swarm)
-        hostile.until(lambda: hostile.steps > 2)
+    with hostile_run(tmp_path / "run", run, supervisor) as hostile:
+        swarm, directory = hostile.swarm, hostile.swarm.directory
         guests = [hostile.invite(deed, 0) for deed in deeds]
         hostile.until(lambda: all(map(hostile.out, guests)))
         for guest in guests:

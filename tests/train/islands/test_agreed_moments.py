@@ -13,7 +13,7 @@ from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.step_scalars import bias_corrections
-from anabranch.train.stage.inner_steps import Island, contribution, slot_tokens
+from anabranch.train.stage.inner_steps import Island, contribution_of, slot_tokens
 from anabranch.train.stage.optimizer import decays
 from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state
@@ -135,7 +135,9 @@ def test_a_round_of_one_step_is_adamw_on_the_mean_gradient() -> None:
     state, model = state_of(run), build(small_model(run), DEVICE, torch.float64)
     batches = MadeUpBatches(run)
     changes = [
-        contribution(run, model, state, FIRST, 1, slot_tokens(batches, run, slot, 0, 1)).change
+        contribution_of(
+            run, model, Island(run, state, FIRST, 1), slot_tokens(batches, run, slot, 0, 1)
+        ).change
         for slot in (0, 1)
     ]
     optimizer, rate = run.optimizer, round_scalars(run, FIRST).course.rates

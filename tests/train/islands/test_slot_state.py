@@ -14,7 +14,13 @@ from anabranch.train.islands.selection import CHUNK, largest, significant
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
-from anabranch.train.stage.inner_steps import Contribution, contribution, slot_tokens, steps_with_tokens
+from anabranch.train.stage.inner_steps import (
+    Contribution,
+    Island,
+    contribution_of,
+    slot_tokens,
+    steps_with_tokens,
+)
 from anabranch.train.stage.outer_step import outer_step
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
@@ -43,7 +49,7 @@ def rounds(run: RunConfig, state: StageState, count: int, steps: int = 4) -> lis
     for k in range(count):
         t = rounds_of(run).start + 1 + k
         tokens = slot_tokens(MadeUpBatches(run), run, 0, steps * k, steps_with_tokens(run, steps))
-        found.append(contribution(run, model, state, t, steps, tokens, carried))
+        found.append(contribution_of(run, model, Island(run, state, t, steps, carried), tokens))
         carried = found[-1].state
         outer_step(run, state, found[-1].change, 1.0, 1.0 / steps, t)
     return found

@@ -14,7 +14,7 @@ from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.block_float import BLOCK, aligned_bounds, rounded, rounded_sums
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
-from anabranch.train.stage.inner_steps import add_gradient, contribution, slot_tokens
+from anabranch.train.stage.inner_steps import Island, add_gradient, contribution_of, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.outer_step import begin_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state
@@ -44,7 +44,7 @@ def contributions(run: RunConfig, state: StageState, steps: int) -> list[torch.T
     found = []
     for slot in range(run.round.slots):
         tokens = slot_tokens(batches, run, slot, 0, steps)
-        found.append(contribution(run, model, state, 3, steps, tokens)[0])
+        found.append(contribution_of(run, model, Island(run, state, 3, steps), tokens)[0])
     return found
 
 
@@ -97,7 +97,7 @@ def test_an_estimated_first_moment_goes_on_from_adams() -> None:
     local = StageState(state.layout, *(v.clone() for v in (state.weights, state.exp_avg, state.exp_avg_sq)))
     begin_rounds(run, state)
     tokens = slot_tokens(batches, run, 0, 0, 1)
-    [change] = [contribution(run, model, state, t, 1, tokens)[0]]
+    change = contribution_of(run, model, Island(run, state, t, 1), tokens).change
     gradient, leaves = (
         torch.zeros_like(local.weights),
         {name: view.detach().requires_grad_() for name, view in local.layout.views(local.weights)},

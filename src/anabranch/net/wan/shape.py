@@ -14,10 +14,9 @@ class WanError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """Host of an emulated network and its access line. region: for links by a profile; None: its links have
-    neither delay nor limit. Rates are in bit/s, including IP headers; inf: unlimited."""
+    """Host of an emulated network and its access line. region: of the profile; None: links from and to it
+    have neither delay nor limit. Rates are in bit/s, including IP headers; inf: unlimited."""
 
     region: str | None = None
-    """Region of the profile; None: links from and to the host have no delay and no rate."""
     uplink_bps: float = math.inf
     downlink_bps: float = math.inf

@@ -37,15 +37,10 @@ class Seat:
     name: str
     role: str
     hit_by: DeliveredFault | None = None
-    """Fault that hit the process; None if none did."""
     replaces_victim_of: DeliveredFault | None = None
-    """Fault that hit the former process, until this one is an active member."""
     joined: bool = False
-    """True once the process has been a member."""
     absent_at: float = 0.0
-    """Unix time since when the process has not run or not been a member; 0 if it is one."""
     due: float = 0.0
-    """Unix time at which the replacement starts; 0 if the process needs none."""
 
     @property
     def killed(self) -> bool:

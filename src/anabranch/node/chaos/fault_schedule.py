@@ -27,25 +27,18 @@ class PlannedFault:
     """Planned kill (SIGKILL) or freeze (SIGSTOP) of a process or a whole stage, or planned hostile guest.
 
     at_s: seconds after the schedule begins. target: kind of process to hit, from TARGETS, or GUEST. freeze_s:
-    length of the freeze; 0 for a kill. pick: number in [0, 1) that selects the victim, or the stage of a
-    guest. returns: True if the victim starts again with its key, False if a new peer takes its place.
-    replace_s: seconds between the loss and that start. deed: of a guest; "" for other faults.
+    length of the freeze; 0 for a kill. pick: number in [0, 1) that selects the victim among the candidates,
+    or the stage of a guest. returns: True if the victim starts again with its key, False if a new peer takes
+    its place. replace_s: seconds between the loss and that start. deed: of a guest; "" for other faults.
     """
 
     at_s: float
-    """Seconds after the schedule begins."""
     target: str
-    """Kind of process to hit, from TARGETS, or GUEST."""
     freeze_s: float
-    """Length of the SIGSTOP; 0 means SIGKILL."""
     pick: float
-    """Number in [0, 1) that selects the victim among the candidates, or the stage of a guest."""
     returns: bool
-    """True if the same machine starts again with its key; False if a stranger replaces it."""
     replace_s: float
-    """Seconds between the loss and the start of the replacement."""
     deed: str = ""
-    """Name of a guest's deed; "" for other faults."""
 
     @property
     def kind(self) -> str:

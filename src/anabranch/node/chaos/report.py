@@ -30,9 +30,7 @@ class Settings:
     wan: str
     run_directory: str
     hostile: float = 0.0
-    """Share of the faults that are hostile guests."""
     preset: str = ""
-    """Preset of whose system the run has the settings; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Verdict:
     is none."""
 
     exact: bool
-    """True if the run promises every bit and keeps the promise."""
     steps: int
     text: str
 
@@ -59,7 +56,6 @@ class Result:
     verify: Verdict
     calm: list[RunRecord] = field(default_factory=list)
     same_as_calm: bool | None = None
-    """True if every step that the runs without faults have, too, is the same there; None: not compared."""
 
     @property
     def problems(self) -> list[str]:

@@ -19,15 +19,10 @@ class DeliveredFault:
 
     planned: PlannedFault
     at: float
-    """Unix time."""
     t: int
-    """Last committed step at that time."""
     stage: int
-    """Stage of the victims; -1 if unknown."""
     victims: tuple[str, ...]
-    """Names of the processes."""
     ids: tuple[str, ...]
-    """Peer ids of the victims; "" where unknown."""
 
 
 @dataclass
@@ -48,43 +43,34 @@ class GuestVisit:
     ended: float = 0.0
     ended_t: int = 0
     put_out: str = ""
-    """Reason of its removal, of its refusal or of the end of its link; "" if it stayed until its end."""
     put_out_s: float = 0.0
-    """Seconds from the beginning of its deed until then."""
     put_out_t: int = 0
     closed: int = 0
-    """Number of a stranger's links that the run closed."""
 
 
 @dataclass
 class RunRecord:
     """Record of the timed part of a run. began, ended: Unix time (s); began_t, ended_t: last committed step
-    by then. tokens: target tokens of the steps taken meanwhile. after_last: steps committed since the last
-    fault. undelivered: faults with the reason. replaced_s: for each replaced victim, its fault, and the
-    seconds from that until the replacement was active. lost_seats: removals of honest members that no fault
-    had hit; empty_seats: processes that were no active members at the end (both in a run with guests only).
-    stuck: reason why the run was broken off ("": it was not)."""
+    by then. tokens: target tokens of the steps taken meanwhile, without those skipped (0 also if not known).
+    after_last: steps committed since the last fault. undelivered: faults that could not be delivered, with
+    the reason. replaced_s: for each replaced victim, its fault, and the seconds from that until the
+    replacement was active. lost_seats: removals of honest members that no fault had hit; empty_seats: names
+    of processes that were no active members at the end (both in a run with guests only). stuck: reason why
+    the run was broken off ("": it was not)."""
 
     delivered: list[DeliveredFault] = field(default_factory=list)
     undelivered: list[tuple[PlannedFault, str]] = field(default_factory=list)
-    """Faults that could not be delivered, with the reason."""
     began: float = 0.0
     began_t: int = 0
     ended: float = 0.0
     ended_t: int = 0
     tokens: int = 0
-    """Target tokens of the steps taken meanwhile, without those skipped (0 also if not known)."""
     after_last: int = 0
-    """Steps committed since the last fault."""
     replaced_s: list[tuple[DeliveredFault, float]] = field(default_factory=list)
-    """Seconds from a fault until its victim's replacement became active."""
     guests: list[GuestVisit] = field(default_factory=list)
     lost_seats: list[LostSeat] = field(default_factory=list)
-    """Removals of honest members that no fault had hit (in a run with guests)."""
     empty_seats: list[str] = field(default_factory=list)
-    """Names of processes that were no active members at the end (of a run with guests)."""
     stuck: str = ""
-    """Reason why the run was broken off; "" if it was not."""
 
     @property
     def seconds(self) -> float:

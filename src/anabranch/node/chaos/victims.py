@@ -14,17 +14,13 @@ _NO_MAJORITY = "a majority of the voters would be gone"
 class Candidate:
     """A running process of the swarm, a possible victim of a planned fault. stage: -1 if it has none yet.
     serves: True if it is an active replica of its stage. awake: False while it is frozen. votes: True if it
-    is a voter of the log."""
+    is a voter, which keeps the commit log."""
 
     name: str
     stage: int
-    """Stage of the process; -1 if it has none yet."""
     serves: bool
-    """True if the process is an active replica of its stage."""
     awake: bool = True
-    """False while the process is frozen."""
     votes: bool = False
-    """True if the process is a voter, which keeps the commit log."""
 
 
 def choose_victims(

@@ -88,7 +88,7 @@ class RaftStorage:
         with open(self.log, "r+b" if self.log.exists() else "x+b", buffering=0) as file:
             file.truncate(self._ends[kept])
             try:
-                _write_all(file.fileno(), b"".join(line + b"\n" for line in write.lines), self._ends[kept])
+                write_at(file.fileno(), b"".join(line + b"\n" for line in write.lines), self._ends[kept])
                 os.fsync(file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
@@ -136,12 +136,3 @@ class RaftStorage:
         except (LogError, ValueError) as error:
             raise UserError(f"{self.log}: {error}; restore the file from a copy") from None
         return lines
-
-
-def _write_all(handle: int, data: bytes, offset: int) -> None:
-    """Write all of `data` to the open file `handle` at `offset`; one system call may store a part of it
-    without an error."""
-    view = memoryview(data)
-    while view:
-        written = write_at(handle, view, offset)
-        view, offset = view[written:], offset + written

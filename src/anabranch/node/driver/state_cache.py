@@ -5,7 +5,6 @@ A file is trusted in nothing: what is read from it is compared with the hashes o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from blake3 import blake3
 
 from anabranch.errors import words_of
 from anabranch.node.driver.worker_thread import Computer
+from anabranch.operating_system import delete_oldest
 from anabranch.protocol.interface.events import KeptState
 from anabranch.protocol.interface.tasks import PIECE_BYTES, PIECES_MAX, Snapshot
 
@@ -67,11 +67,12 @@ class StateCache:
         path, needed = self.path(run, stage), 4 + len(header) + sum(sizes)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._clear_unfinished()
-        room = min(self.most_bytes, self._used() + int(_FREE_SHARE * shutil.disk_usage(self.folder).free))
+        used = sum(path.stat().st_size for path in self.folder.glob("*.state"))
+        room = min(self.most_bytes, used + int(_FREE_SHARE * shutil.disk_usage(self.folder).free))
         if needed > room:
             path.unlink(missing_ok=True)
             return f"it has {needed} bytes, and the cache has room for {room} (--cache)"
-        self._shrink(room - needed)
+        delete_oldest(self.folder.glob("*.state"), room - needed)
         unfinished = self.folder / f".{path.name}.unfinished"
         with open(unfinished, "xb") as file:
             file.write(len(header).to_bytes(4, "little") + header)
@@ -97,7 +98,7 @@ class StateCache:
     def clear(self) -> None:
         """Delete all files: the run is over, or nothing is to be kept."""
         self._clear_unfinished()
-        self._shrink(0)
+        delete_oldest(self.folder.glob("*.state"), 0)
 
     def _read(self, path: Path, run: str, stage: int) -> KeptState | None:
         import numpy as np
@@ -117,24 +118,6 @@ class StateCache:
             return None
         data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c", offset=0))[4 + size :]
         return KeptState(header.t, header.fingerprint, torch.split(data, sizes), tuple(header.hashes))
-
-    def _files(self) -> list[Path]:
-        """Files of the cache, the oldest first."""
-        return sorted(self.folder.glob("*.state"), key=lambda path: path.stat().st_mtime)
-
-    def _used(self) -> int:
-        return sum(path.stat().st_size for path in self._files())
-
-    def _shrink(self, most_bytes: int) -> None:
-        """Delete the oldest files until the others take at most `most_bytes`; a file that the system does not
-        let go stays."""
-        used = self._used()
-        for path in self._files():
-            if used <= most_bytes:
-                return
-            used -= path.stat().st_size
-            with contextlib.suppress(OSError):  # Windows: it is still mapped
-                path.unlink()
 
     def _clear_unfinished(self) -> None:
         for path in self.folder.glob(".*.unfinished"):

@@ -23,7 +23,7 @@ from anabranch.node.lifecycle.training_machine import TrainingMachine, run_of
 from anabranch.operating_system import write_atomically
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.consensus.raft_node import SavedVoterState
-from anabranch.protocol.interface.events import VerifiedCredential
+from anabranch.protocol.interface.events import NEVER_EXPIRES_S, VerifiedCredential
 from anabranch.protocol.log.hash_chain import LogError, Position
 from anabranch.protocol.log.records import Entry, Genesis, Member, encode_entry, entry_hash
 from anabranch.protocol.peer import bootstrap
@@ -48,29 +48,24 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CreatedRun:
-    """A new or resumed run: everything that the founder's process needs to start. directory, run, run_id,
-    genesis: the run, its run file and its first log entry. identity, incarnation, peer, machine: of the
+    """A new or resumed run: everything that the founder's process needs to start. directory, run, genesis:
+    the run, its run file and its first log entry. identity, incarnation, certificate, peer, machine: of the
     founder, not started yet. history: state of the run after the commit log on this disk (`disk`). newest:
-    iteration of the checkpoint that the run continues from; 0 if there is none. certify: makes the
-    certificate that a member shows to other peers. notices: sentences for the user on damaged or missing
-    checkpoints."""
+    iteration of the checkpoint that the run continues from; 0 if there is none. notices: sentences for the
+    user on damaged or missing checkpoints."""
 
     directory: RunDirectory
     run: RunConfig
-    run_id: str
     genesis: Genesis
     identity: Identity
     incarnation: int
+    certificate: bytes
     peer: Peer
     machine: TrainingMachine
     history: LogReplay
     newest: int
-    """Iteration of the checkpoint that the run continues from; 0 if there is none."""
     disk: RaftStorage
-    certify: Certify
-    """Issues the certificate that a member shows to other peers."""
-    notices: tuple[str, ...] = ()
-    """Sentences for the user on damaged or missing checkpoints."""
+    notices: tuple[str, ...]
 
 
 def create_run(
@@ -169,13 +164,12 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
     return CreatedRun(
         directory=directory,
         run=run,
-        run_id=genesis.run,
         genesis=genesis,
         identity=identity,
         incarnation=incarnation,
+        certificate=certify(member, VerifiedCredential("data", NEVER_EXPIRES_S)),
         peer=bootstrap.lead(member, settings, schedule, genesis, kept, saved, fingerprint, certify,
             signer=IdentitySigner(identity)),
-        certify=certify,
         machine=machine,
         history=history,
         newest=saved.t if saved is not None else 0,

@@ -26,9 +26,7 @@ from anabranch.node.lifecycle.tickets import issue_tickets
 from anabranch.observe.event_log import EventLog
 from anabranch.observe.event_texts import own_event
 from anabranch.observe.events import Event, Note, RunFinished, RunStarted
-from anabranch.protocol.interface.events import NEVER_EXPIRES_S, VerifiedCredential
 from anabranch.protocol.interface.tasks import PIECE_BYTES
-from anabranch.protocol.log.records import Member
 from anabranch.protocol.peer import bootstrap
 
 
@@ -99,7 +97,7 @@ def _live_peer(
     assert batches is not None
 
     revoked = gate_file.read(directory.path).revocations()
-    gate = Gate(founded.run_id, identity.peer_id, door_of(founded.peer, revoked))
+    gate = Gate(founded.genesis.run, identity.peer_id, door_of(founded.peer, revoked))
     settings = founded.peer.ctx.run.settings
     limits = limits_of_run(
         founded.genesis.parameters, settings.largest_share, settings.boundary_bytes, PIECE_BYTES
@@ -118,16 +116,11 @@ def _live_peer(
             only_engine=only_engine,
             caps=caps,
         ),
-        founded.certify(
-            Member(
-                id=identity.peer_id, stage=0, incarnation=founded.incarnation, numerics_class="", capacity=1
-            ),
-            VerifiedCredential("data", NEVER_EXPIRES_S),
-        ),
+        founded.certificate,
         directory.events,
         CheckpointIo(
             directory,
-            founded.run_id,
+            founded.genesis.run,
             founded.run.checkpoint.keep,
             founded.newest,
             founded.run.lora.frozen,
@@ -152,7 +145,7 @@ def _run_started(founded: CreatedRun) -> RunStarted:
     return RunStarted(
         peer=founded.identity.peer_id,
         run=run.run.name,
-        run_id=founded.run_id,
+        run_id=founded.genesis.run,
         model=_model_name(run.model),
         parameters=genesis.parameters,
         microbatches=run.batch.microbatches,

@@ -44,7 +44,7 @@ def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> d
             if ticket is None or not _works(ticket, founded, peers, now_s + lifetime_s / 2, record):
                 ticket = issue_ticket(
                     founded.identity,
-                    run=founded.run_id,
+                    run=founded.genesis.run,
                     role=role,
                     expires_at_s=int(now_s + lifetime_s),
                     peers=peers,
@@ -74,7 +74,7 @@ def _works(
     record: gate_file.GateRecord,
 ) -> bool:
     grant = ticket.grant
-    ours = grant.run == founded.run_id and grant.owner == founded.identity.peer_id
+    ours = grant.run == founded.genesis.run and grant.owner == founded.identity.peer_id
     issued = record.ticket(grant.ticket_key)
     return (
         ours

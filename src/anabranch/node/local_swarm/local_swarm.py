@@ -187,16 +187,12 @@ class LocalSwarm:
             self._places[name] = self._places[former]
 
     def _spawn(self, name: str, arguments: list[str]) -> Process:
-        log = self.directory.peer(name) / "output.txt"
+        log, namespace = self.directory.peer(name) / "output.txt", ""
         self._reported_ends.discard(name)
         environment = {LEDGER_VARIABLE: str(ledger_of(self.directory, name))} if self._ledgers else {}
-        if self._places is None:
-            process = self._supervisor.start(name, arguments, log, environment=environment)
-        else:
-            place = self._places[name]
-            environment[LISTEN_VARIABLE] = place.address
-            process = self._supervisor.start(name, arguments, log, place.namespace, environment)
-        self.processes[name] = process
+        if self._places is not None:
+            environment[LISTEN_VARIABLE], namespace = self._places[name].address, self._places[name].namespace
+        self.processes[name] = process = self._supervisor.start(name, arguments, log, namespace, environment)
         return process
 
     def _await_tickets(self, path: Path, former_ns: int = 0) -> dict[str, str]:

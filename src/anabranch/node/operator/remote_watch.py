@@ -96,12 +96,9 @@ class RemoteWatch:
         self._timer = self._loop.call_at(at, self._handle, ev.Wake()) if at < float("inf") else None
 
     def _write(self, data: bytes, position: int) -> None:
-        """Write a piece of the event log at its position, all of it; end if the disk refuses it."""
-        left = memoryview(data)
+        """Write a piece of the event log at its position; end if the disk refuses it."""
         try:
-            while left:
-                written = write_at(self._file, left, position)
-                left, position = left[written:], position + written
+            write_at(self._file, data, position)
         except OSError as error:
             self._end(Outcome(f"{self.events} cannot be written: {words_of(error)}", ok=False))
 

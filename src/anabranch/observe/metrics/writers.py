@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from anabranch.errors import UserError
+from anabranch.errors import UserError, missing_package_named
 from anabranch.observe import events as log
 from anabranch.observe.event_log import EventTail
 from anabranch.observe.metrics.prometheus import TOTALS
@@ -38,6 +39,12 @@ EXPORTED = {
 _TOTALS = ("repaired_microbatches", "double_microbatches", "crashed_peers", "rollbacks")
 
 
+def _needs(name: str) -> AbstractContextManager[None]:
+    """Context of the import of the package that --NAME needs; raises UserError if it is missing."""
+    problem = f"--{name} needs the package {name}: pip install 'anabranch[{name}]'"
+    return missing_package_named(UserError(problem))
+
+
 class Writer(Protocol):
     """Destination of metrics, such as TensorBoard; `close` ends it. All values are finite."""
 
@@ -53,12 +60,8 @@ class TensorBoardWriter:
     package is missing."""
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with _needs("tensorboard"):
             from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "--tensorboard needs the package tensorboard: pip install 'anabranch[tensorboard]'"
-            ) from None
         self._writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
     def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
@@ -74,10 +77,8 @@ class WandbWriter:
     files are in `folder`. Raises UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str, folder: Path) -> None:
-        try:
+        with _needs("wandb"):
             import wandb
-        except ImportError:
-            raise UserError("--wandb needs the package wandb: pip install 'anabranch[wandb]'") from None
         try:
             self._run: Any = wandb.init(project=project, name=name, dir=str(folder))
         except Exception as error:  # its type depends on the version
@@ -98,10 +99,8 @@ class MlflowWriter:
     run cannot begin."""
 
     def __init__(self, experiment: str, name: str) -> None:
-        try:
+        with _needs("mlflow"):
             from mlflow import MlflowClient
-        except ImportError:
-            raise UserError("--mlflow needs the package mlflow: pip install 'anabranch[mlflow]'") from None
         try:
             self._client: Any = MlflowClient()
             known = self._client.get_experiment_by_name(experiment)
@@ -123,10 +122,8 @@ class TrackioWriter:
     (`trackio show`). Raises UserError if the package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str) -> None:
-        try:
+        with _needs("trackio"):
             import trackio
-        except ImportError:
-            raise UserError("--trackio needs the package trackio: pip install 'anabranch[trackio]'") from None
         try:
             self._run: Any = trackio.init(project=project, name=name, resume="allow", embed=False)
         except Exception as error:  # its type depends on the version

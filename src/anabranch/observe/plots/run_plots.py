@@ -22,7 +22,7 @@ from anabranch.observe.plots.style import BLUE, GREEN, ORANGE, PURPLE, RED, STYL
 #: Most stages of relays with a line each, entries in a row of a legend, and height of a row (points).
 LISTED, COLUMNS, ROW_POINTS = 6, 4, 18
 #: Kind of mark -> colour and marker.
-MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "skip": (PURPLE, "X")}
+MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "skip": (PURPLE, "X")}
 
 
 @dataclass
@@ -34,7 +34,6 @@ class History:
     steps: dict[int, log.Step] = field(default_factory=dict)
     evaluations: dict[int, log.Evaluation] = field(default_factory=dict)
     marks: dict[str, list[float]] = field(default_factory=dict)
-    """Kind of mark -> fractional steps at which it happened."""
 
     def bits_per_nat(self) -> float | None:
         """Factor from a loss in nats per token to bits per byte, by the last evaluation that has both; None
@@ -59,7 +58,7 @@ def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
                 history.evaluations[event.t] = event
             case log.FaultDelivered():
                 faults.append(event.time)
-            case log.Repair() | log.Redo() | log.Skip():
+            case log.Repair() | log.Skip():
                 history.marks.setdefault(type(event).__name__.lower(), []).append(event.t)
     if faults:
         history.marks["fault"] = [_step_at(history.steps, time) for time in faults]
@@ -114,8 +113,8 @@ def draw_loss(history: History) -> Figure:
 
 
 def draw_throughput(history: History) -> Figure:
-    """Figure of tokens per second over steps, with marks for faults, repairs, redone work and skipped steps,
-    and of the peers alive per stage."""
+    """Figure of tokens per second over steps, with marks for faults, repairs and skipped steps, and of the
+    peers alive per stage."""
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     at = sorted(history.steps)

@@ -80,7 +80,7 @@ class View:
                 self._count("removals", state == "crashed")
                 self._say(self._story.removed(event, state))
             case log.Suspected():
-                self.peers.suspected(event, self._says(event))
+                self.peers.suspected(event, self._story.says(event))
             case log.Repair():
                 self._repaired(event)
             case log.Step():
@@ -125,11 +125,6 @@ class View:
             self.story.add([self.time, subject, key, plain(text)])
             self._on_sentence(plain(text))
 
-    def _says(self, event: log.Event) -> str:
-        """Begin of a text about an event ("ada says: ") if another peer than the founder reported it; else
-        ""."""
-        return f"{self.peers.called(event.peer)} says: " if self._story.heard(event) else ""
-
     def _count(self, name: str, by: float = 1) -> None:
         self._totals[name] = self._totals.get(name, 0) + by
         self.state.set("totals", "", **{name: round(self._totals[name], 3)})
@@ -160,7 +155,7 @@ class View:
         if node:
             passes = node["forward_s"] + (node["backward_s"] if event.reason.startswith("redo") else 0.0)
             self._count("wasted_s", max(0.0, passes))
-        newly_lost = self.peers.lost(event.dead, self._says(event) + event.reason, event.time)
+        newly_lost = self.peers.lost(event.dead, self._story.says(event) + event.reason, event.time)
         self._say(*self._story.repaired(event, newly_lost))
 
     def _doubled(self, event: log.Double) -> None:

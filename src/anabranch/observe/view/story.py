@@ -40,6 +40,10 @@ class Story:
         """True if another peer reported `event`: not the founder, nor the supervisor (no peer's name)."""
         return event.peer not in ("", self._founder)
 
+    def says(self, event: log.Event) -> str:
+        """Begin of a text about an event ("ada says: ") if another peer reported it (`heard`); else ""."""
+        return f"{self._peers.called(event.peer)} says: " if self.heard(event) else ""
+
     def tell(self, event: log.Event) -> list[Sentence]:
         """Sentences about an event; [] if it needs none, and for events that another method is about. """
         name = self._peers.called
@@ -70,9 +74,7 @@ class Story:
             case log.FaultDelivered():
                 fault = f"{plain(event.fault)} at {plain(event.phase)}"
                 if self.heard(event):
-                    return [
-                        ("note", event.peer, f"{name(event.peer)} says: a planned fault struck it: {fault}")
-                    ]
+                    return [("note", event.peer, f"{self.says(event)}a planned fault struck it: {fault}")]
                 return [("trouble", event.peer, f"a planned fault struck {name(event.peer)}: {fault}")]
             case log.Checkpoint():
                 return [("progress", "", f"the state after step {event.t} is on disk")]
@@ -122,9 +124,7 @@ class Story:
             return []
         dead, observer = self._peers.called(event.dead), self._peers.called(event.peer)
         text = f"{dead} stopped answering {observer}; its work at stage {event.stage} goes to others"
-        if self.heard(event):
-            text = f"{observer} says: {text}"
-        return [("trouble", event.dead, text)]
+        return [("trouble", event.dead, self.says(event) + text)]
 
     def committed(self, t: int, owners: Mapping[int, Mapping[int, str]]) -> list[Sentence]:
         """Sentences about committed step t: on the first step, and on who redid the step's microbatches that
@@ -164,8 +164,7 @@ class Story:
 
     def _suspected(self, event: log.Suspected) -> Sentence:
         subject, peer, text = self._verdict(event)
-        says = f"{self._peers.called(event.peer)} says: " if self.heard(event) else ""
-        return subject, peer, says + text
+        return subject, peer, self.says(event) + text
 
     def _verdict(self, event: log.Suspected) -> Sentence:
         observer, suspect = self._peers.called(event.peer), self._peers.called(event.subject)

@@ -8,19 +8,20 @@ in chunks of `CHUNK`, each deflated after its length (4 bytes): rounded ones in 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import blake3
 import msgspec
 import torch
 from torch import Tensor
 
+from anabranch.operating_system import delete_oldest
 from anabranch.train.model.layout import Layout, raw_bytes
 from anabranch.train.numerics.block_float import from_bytes, to_bytes
 from anabranch.train.numerics.exact import UNIT_EXPONENT
@@ -94,28 +95,15 @@ class ContributionFolder:
                     file.write(len(packed).to_bytes(4, "little") + packed)
                 size = file.tell()
             free = int(FREE_SHARE * (shutil.disk_usage(self.folder).free + size))
-            room = min(self.most_bytes, self._used() + free)
+            files = files_of(self.folder)
+            room = min(self.most_bytes, sum(path.stat().st_size for path in files) + free)
             if size > room:
                 return f"it takes {size / 1e6:,.1f} MB, and its folder may take {room / 1e6:,.1f} MB"
-            self._shrink(room - size)
+            delete_oldest(files, room - size)  # after a rollback those of lower rounds may be newer
             os.replace(unfinished, self.folder / name_of(about))
             return ""
         finally:
             unfinished.unlink(missing_ok=True)
-
-    def _used(self) -> int:
-        return sum(path.stat().st_size for path in files_of(self.folder))
-
-    def _shrink(self, most_bytes: int) -> None:
-        """Delete the oldest files until the others take at most `most_bytes`. After a rollback those of lower
-        rounds may be the newer ones."""
-        used = self._used()
-        for path in sorted(files_of(self.folder), key=lambda path: path.stat().st_mtime_ns):
-            if used <= most_bytes:
-                return
-            used -= path.stat().st_size
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def name_of(about: Kept) -> str:
@@ -138,16 +126,14 @@ def read_header(path: Path) -> Kept:
     """Header of a contribution's file; its values are not read. Raises BadFile if there is no header, and
     OSError."""
     with open(path, "rb") as file:
-        size = int.from_bytes(file.read(4), "little")
-        return _header(file.read(size) if 0 < size <= HEADER_MAX else b"")
+        return _header(file)
 
 
 def read_contribution(path: Path, layout: Layout, dtype: torch.dtype) -> tuple[Kept, Tensor]:
     """(Header, contribution, flat in `layout`) of a file. Raises BadFile if it is damaged, of another size or
     type, or has not the digest in its header; OSError."""
     with open(path, "rb") as file:
-        size = int.from_bytes(file.read(4), "little")
-        about = _header(file.read(size) if 0 < size <= HEADER_MAX else b"")
+        about = _header(file)
         if (about.elements, about.dtype) != (layout.elements, str(dtype)):
             raise BadFile(
                 f"it has {about.elements} values of {about.dtype}, not {layout.elements} of {dtype}"
@@ -163,9 +149,10 @@ def read_contribution(path: Path, layout: Layout, dtype: torch.dtype) -> tuple[K
     return about, change
 
 
-def _header(data: bytes) -> Kept:
+def _header(file: BinaryIO) -> Kept:
+    size = int.from_bytes(file.read(4), "little")
     try:
-        return msgspec.json.decode(data, type=Kept)
+        return msgspec.json.decode(file.read(size) if 0 < size <= HEADER_MAX else b"", type=Kept)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadFile("it has no header of a contribution") from None
 

@@ -167,14 +167,12 @@ class _Checker:
         gradients: dict[str, Tensor] = {}
         dy = self.dy
         for block in reversed(range(self.config.blocks + 1)):
-            store = Store()
-            weights = DeferredWeights(self.weights, store)
+            weights = DeferredWeights(self.weights, Store())
             x = inputs[block].detach().clone().requires_grad_()
             head = block == self.config.blocks
             y = self.model.head(weights, x) if head else self.model.block(weights, block, x)
-            dy, *smalls = torch.autograd.grad(y, [x, *weights.smalls.values()], dy)
-            store.smalls = dict(zip(weights.smalls, smalls, strict=True))
-            gradients.update(store.gradients())
+            dy = weights.backward(y, x, dy)
+            gradients.update(weights.store.gradients())
         for name, gradient in self.whole().items():
             if gradient is not None and not torch.equal(gradients[name], gradient):
                 yield f"the gradient of {name} differs: something passes from block to block besides x"

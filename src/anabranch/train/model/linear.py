@@ -80,13 +80,13 @@ class DeferredWeights:
 
     def __init__(self, weights: Mapping[str, Tensor], store: Store) -> None:
         self._weights = weights
-        self._store = store
+        self.store = store
         self.smalls: dict[str, Tensor] = {}
         """Leaves whose gradients come with the input gradient."""
 
     def linear(self, x: Tensor, weight: str, bias: str | None = None) -> Tensor:
         def keep(x: Tensor, dy: Tensor) -> None:
-            self._store.products.append((weight, bias, x, dy))
+            self.store.products.append((weight, bias, x, dy))
 
         b = None if bias is None else self._weights[bias]
         y: Tensor = _DeferredLinear.apply(x, self._weights[weight], b, keep)  # type: ignore[no-untyped-call]
@@ -99,6 +99,13 @@ class DeferredWeights:
 
     def table(self, name: str) -> Tensor:
         return self._weights[name]
+
+    def backward(self, y: Tensor, x: Tensor, dy: Tensor | None = None) -> Tensor:
+        """Gradient dx of x from that of y, the outcome of the passes (dy; None: 1, for a loss); fills the
+        store."""
+        dx, *smalls = torch.autograd.grad(y, [x, *self.smalls.values()], dy)
+        self.store.smalls = dict(zip(self.smalls, smalls, strict=True))
+        return dx
 
 
 class PlainWeights:

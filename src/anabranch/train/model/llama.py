@@ -32,6 +32,8 @@ class Llama(StreamModel):
 
     tables: tuple[str, ...] = (EMBEDDING,)
     end_names = EMBEDDING, FINAL_NORM, HEAD
+    #: Activation of the gates of a feed-forward layer.
+    gate: Callable[[Tensor], Tensor] = staticmethod(F.silu)
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
@@ -85,7 +87,7 @@ class Llama(StreamModel):
         h = self._norm(weights, f"{layer}.input_layernorm", wide(z))
         z = z + self._attend(weights, f"{layer}.self_attn", h)
         h = self._norm(weights, f"{layer}.post_attention_layernorm", wide(z))
-        gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
+        gate = self.gate(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
         up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
         return z + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
 

@@ -8,6 +8,7 @@ The width of a head is a value of its own (`ModelConfig.head_width`) in all of t
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,7 @@ class Gemma(Mistral):
 
     #: Gain of a norm in initial weights; 1 is added to it.
     initial_gain = 0.0
+    gate = staticmethod(partial(F.gelu, approximate="tanh"))
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
@@ -63,15 +65,6 @@ class Gemma(Mistral):
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
         return super().embed(weights, ids) * self.embedding_scale
-
-    def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer = f"model.layers.{block}"
-        h = self._norm(weights, f"{layer}.input_layernorm", x)
-        x = x + self._attend(weights, f"{layer}.self_attn", h)
-        h = self._norm(weights, f"{layer}.post_attention_layernorm", x)
-        gate = F.gelu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"), approximate="tanh")
-        up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
-        return x + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
 
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         """x / rms(x) · (1 + gain), all of it in fp32 at least, then in the dtype of x. The gain is the weight

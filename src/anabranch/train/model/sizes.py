@@ -24,9 +24,7 @@ SCALED_BYTES = {4: 0.5 + 2 / 64, 8: 1.0 + 2 / 64}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a model. Widths are in elements, `max_sequence` in tokens. head_width: 0: dim / heads. window:
-    0: a token attends to all before it. subspace: 0: the residual stream has its full width. rope_factor: 1:
-    rotary wavelengths are not stretched."""
+    """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
 
     architecture: str
     """Name in ARCHITECTURES, or of a model that a user registered (`train/model/registry.py`)."""

@@ -25,16 +25,12 @@ def learning_rate(config: RunConfig, t: int) -> float:
     if o.schedule == "wsd":
         # Hägele et al. 2024, arXiv 2405.18392: a constant rate, then a short linear decay.
         falling = max(1.0, o.decay_share * end)
-        return o.lr * _between(1.0, o.min_lr_ratio, min(1.0, max(0.0, (t - (end - falling)) / falling)))
-    progress = min(1.0, (t - o.warmup_steps) / max(1, end - o.warmup_steps))
-    if o.schedule == "linear":
-        return o.lr * _between(1.0, o.min_lr_ratio, progress)
-    return o.lr * (o.min_lr_ratio + (1.0 - o.min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
-
-
-def _between(first: float, last: float, progress: float) -> float:
-    """Value on the straight line from `first` (progress 0) to `last` (1), both of them exactly."""
-    return first * (1.0 - progress) + last * progress
+        progress = min(1.0, max(0.0, (t - (end - falling)) / falling))
+    else:
+        progress = min(1.0, (t - o.warmup_steps) / max(1, end - o.warmup_steps))
+    if o.schedule == "cosine":
+        return o.lr * (o.min_lr_ratio + (1.0 - o.min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return o.lr * (1.0 - progress + o.min_lr_ratio * progress)  # both ends of the line exactly
 
 
 def bias_corrections(optimizer: OptimizerSection, step: int) -> tuple[float, float]:

@@ -46,7 +46,7 @@ from anabranch.train.stage.inner_steps import (
 )
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
-from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
+from anabranch.train.stage.outer_step import exchange_moments, outer_step
 from anabranch.train.stage.run_objects import (
     Batches,
     Ids,
@@ -61,7 +61,7 @@ from anabranch.train.stage.run_objects import (
     working_weights,
 )
 from anabranch.train.stage.stage import model_loss
-from anabranch.train.stage.state import Ahead, StageState, parse_snapshot
+from anabranch.train.stage.state import Ahead, parse_snapshot
 
 Witness = tuple[int, str]
 """(stage, tensor) of a non-finite or out-of-range value, with a worker's name for the tensor."""
@@ -277,10 +277,7 @@ class Reference:
         if self._rounds.has(share.t):
             return self._outer_step(share)
         before, run = self.fingerprints(), self._run
-        gradients = [exact.reduced(sums, self._master) for sums in share.sums]
-        squares: dict[str, float] = {}
-        for state, gradient in zip(self.states, gradients, strict=True):
-            squares.update(exact.squares(state.layout, gradient))
+        gradients, squares, digests = self._reduced(share.sums)
         norm = global_norm(squares.values())
         factor = clip_factor(norm, run.optimizer.clip)
         rate = learning_rate(run, self._rounds.progress(share.t))
@@ -290,44 +287,34 @@ class Reference:
         for state, gradient, ahead, spec in stages:
             matrices = muon_names(self.model, spec, run.optimizer)
             take_step(state, gradient, scalars, run.optimizer, matrices)
-            self._stepped(state, share.t, ahead, scalars)
+            advance_state(self._delay, state, share.t, ahead, scalars)
+            exchange_moments(run, state, share.t)
         self._refresh()
-        digests = tuple(
-            exact.digest(state.layout, gradient)
-            for state, gradient in zip(self.states, gradients, strict=True)
-        )
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
 
-    def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
-        """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
-        Before the first round and after the last one the first moment and the outer momentum are exchanged
-        (moments that are agreed on are scaled). ahead: `ahead_of` the state before t's step."""
-        advance_state(self._delay, state, t, ahead, taken)
-        if t == self._rounds.start:
-            begin_rounds(self._run, state)
-        elif self._rounds.has(t) and t == self._rounds.last:
-            end_rounds(self._run, state)
+    def _reduced(self, sums: Iterable[Tensor]) -> tuple[list[Tensor], dict[str, float], tuple[str, ...]]:
+        """(gradient of each stage, sum of squares by tensor, digest of each gradient) of the stages' sums."""
+        gradients = [exact.reduced(each, self._master) for each in sums]
+        squares: dict[str, float] = {}
+        for state, gradient in zip(self.states, gradients, strict=True):
+            squares.update(exact.squares(state.layout, gradient))
+        stages = zip(self.states, gradients, strict=True)
+        return gradients, squares, tuple(exact.digest(state.layout, each) for state, each in stages)
 
     def _outer_step(self, share: Share) -> StepRecord:
         """Take the outer step of round share.t; returns its record."""
         before, run = self.fingerprints(), self._run
         bits = BITS[run.round.results]
-        gradients = [exact.reduced(rounded_sums(sums, bits), self._master) for sums in share.sums]
-        squares: dict[str, float] = {}
-        for state, gradient in zip(self.states, gradients, strict=True):
-            squares.update(exact.squares(state.layout, gradient))
+        gradients, squares, digests = self._reduced(rounded_sums(sums, bits) for sums in share.sums)
         steps = sum(slot.weight for slot in self.slots.values())
         rate, factor = run.round.outer_lr, 1.0 / steps
-        digests = tuple(
-            exact.digest(state.layout, gradient)
-            for state, gradient in zip(self.states, gradients, strict=True)
-        )
         for state, gradient in zip(self.states, gradients, strict=True):
             outer_step(run, state, gradient, rate, factor, share.t)
-            self._stepped(state, share.t, None, None)
+            advance_state(self._delay, state, share.t, None, None)
+            exchange_moments(run, state, share.t)
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
         loss, norm = math.fsum(share.losses.values()) / tokens, global_norm(squares.values())
@@ -341,7 +328,8 @@ class Reference:
         counter stays. Returns a record with the share's losses."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
-            self._stepped(state, share.t, ahead, None)
+            advance_state(self._delay, state, share.t, ahead, None)
+            exchange_moments(self._run, state, share.t)
         self._refresh()
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(share.t, share.losses, loss, before, skipped=True)

@@ -16,8 +16,7 @@ from anabranch.protocol.interface.delay import Delay
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import delay_of
 from anabranch.train.numerics.coarse_sums import segments
-from anabranch.train.numerics.exact import BLOCK
-from anabranch.train.stage.optimizer import Scratch, StepScalars, decays
+from anabranch.train.stage.optimizer import Scratch, StepScalars, blocks_of
 from anabranch.train.stage.run_objects import is_coarse, units_of
 from anabranch.train.stage.state import Ahead, SnapshotForm, StageState
 
@@ -59,16 +58,12 @@ def predicted(state: StageState, optimizer: OptimizerSection) -> Tensor:
     if not state.rate:
         return weights
     scratch = Scratch(weights.dtype)
-    for name in state.layout.names:
-        begin, end = state.layout.bounds[name]
-        decay = decays(state.layout.shapes[name])
-        for start in range(begin, end, BLOCK):
-            stop = min(start + BLOCK, end)
-            w = weights[start:stop]
-            change, root = scratch.blocks(w)
-            torch.sqrt(state.exp_avg_sq[start:stop], out=root).div_(root2).add_(optimizer.eps)
-            torch.mul(state.exp_avg[start:stop], step_size, out=change).div_(root)
-            if decay:
-                w.mul_(shrink)
-            w.sub_(change)
+    for part, decay in blocks_of(optimizer, state):
+        w = weights[part]
+        change, root = scratch.blocks(w)
+        torch.sqrt(state.exp_avg_sq[part], out=root).div_(root2).add_(optimizer.eps)
+        torch.mul(state.exp_avg[part], step_size, out=change).div_(root)
+        if decay:
+            w.mul_(shrink)
+        w.sub_(change)
     return weights

@@ -32,8 +32,8 @@ from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
-from anabranch.train.stage.optimizer import StepScalars, adamw
-from anabranch.train.stage.outer_step import adam_scale, blocks_of, outer_scale
+from anabranch.train.stage.optimizer import StepScalars, adamw, blocks_of
+from anabranch.train.stage.outer_step import adam_scale, outer_scale
 from anabranch.train.stage.run_objects import Batches, Ids, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
@@ -96,28 +96,11 @@ class Contribution(NamedTuple):
     state: SlotState | None = None
 
 
-def contribution(
-    run: RunConfig,
-    model: Model,
-    state: StageState,
-    t: int,
-    steps: int,
-    tokens: Tensor,
-    carried: SlotState | None = None,
-    late: bool = False,
-) -> Contribution:
-    """Contribution to round t of a slot that takes `steps` inner steps on `tokens` (`slot_tokens` of
-    `steps_with_tokens(run, steps)` steps). It is steps · (weights before - weights after), of which some
-    values are sent, rounded as the run file says. carried: state of the slot after the round before; None if
-    it begins anew. late: True if the contribution to that round was late; what was sent of it is added to
-    this one. `state` stays as it is. Raises Overflow if a loss, a gradient or the change is not finite, or
-    `carried` notes an overflow."""
-    return contribution_of(run, model, Island(run, state, t, steps, carried, late), tokens)
-
-
 def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor) -> Contribution:
-    """Contribution of a slot whose island of a whole model has begun (see `contribution`): takes the inner
-    steps that the island lacks, those ahead included, with `tokens` of all of them."""
+    """Contribution of a slot whose island of a whole model has begun: takes the inner steps that the island
+    lacks, those ahead included, with `tokens` of all of them (`slot_tokens` of `steps_with_tokens` steps). It
+    is steps · (weights before - weights after), of which some values are sent, rounded as the run file says.
+    Raises Overflow if a loss, a gradient or the change is not finite."""
     take_steps(run, model, island, tokens, island.steps)
     made = island.close()
     if island.lacks:
@@ -128,7 +111,7 @@ def contribution_of(run: RunConfig, model: Model, island: Island, tokens: Tensor
 
 def take_steps(run: RunConfig, model: Model, island: Island, tokens: Tensor, last: int) -> None:
     """Take those inner steps of the round that an island of a whole model lacks, up to number `last`. tokens:
-    token ids of all steps of the round and of those ahead. Raises Overflow as `contribution`."""
+    token ids of all steps of the round and of those ahead. Raises Overflow as `contribution_of`."""
     of_step = tokens.view(-1, inner_microbatches(run), run.batch.rows, tokens.shape[-1])
     for microbatches in of_step[island.taken : last]:
         island.step(_add_all(model, island, microbatches))
@@ -169,9 +152,10 @@ class Island:
         carried: SlotState | None = None,
         late: bool = False,
     ) -> None:
-        """steps: inner steps that the slot takes in the round. carried, late: as of `contribution`. `state`
-        is read, not changed. Raises Overflow if `carried` notes one in a step that was taken ahead of the
-        round."""
+        """steps: inner steps that the slot takes in the round. carried: state of the slot after the round
+        before; None if it begins anew. late: True if the contribution to that round was late; what was sent
+        of it is added to this one. `state` is read, not changed. Raises Overflow if `carried` notes one in a
+        step that was taken ahead of the round."""
         if carried is not None and carried.overflow:
             raise exact.Overflow(carried.overflow)
         self._run, self._state, self._t, self.steps = run, state, t, steps
@@ -274,7 +258,7 @@ class Island:
         """
         run, state, t = self._run, self._state, self._t
         own, scalars = course(run, t, self.steps), round_scalars(run, t)
-        for part, decay in blocks_of(run, state):
+        for part, decay in blocks_of(run.optimizer, state):
             moments = state.exp_avg[part], state.exp_avg_sq[part]
             local, weights = self.local.weights[part], state.weights[part]
             normalise(local, weights, *moments, own, scalars, run.optimizer.eps, decay)

@@ -8,6 +8,7 @@ clip factor come from the log and are never recomputed here (see `train.numerics
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,20 @@ def decays(shape: tuple[int, ...]) -> bool:
     return len(shape) >= 2
 
 
+def blocks_of(
+    optimizer: OptimizerSection, state: StageState, leave: frozenset[str] = frozenset()
+) -> Iterator[tuple[slice, float]]:
+    """Yield the bounds of each block in the state's flat vectors (at most BLOCK elements, all of one tensor
+    that is not in `leave`) and its weight decay (0 where none applies)."""
+    for name in state.layout.names:
+        if name in leave:
+            continue
+        begin, end = state.layout.bounds[name]
+        decay = optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
+        for start in range(begin, end, BLOCK):
+            yield slice(start, min(start + BLOCK, end)), decay
+
+
 def adamw(
     state: StageState,
     gradient: Tensor,
@@ -71,24 +86,18 @@ def adamw(
     root2 = scalars.bias_correction2**0.5
     shrink = 1.0 - scalars.learning_rate * optimizer.weight_decay
     scratch = Scratch(gradient.dtype)
-    for name in state.layout.names:
-        if name in leave:
-            continue
-        begin, end = state.layout.bounds[name]
-        decay = decays(state.layout.shapes[name])
-        for start in range(begin, end, BLOCK):
-            stop = min(start + BLOCK, end)
-            w, m, v = state.weights[start:stop], state.exp_avg[start:stop], state.exp_avg_sq[start:stop]
-            g, a = scratch.blocks(w)
-            torch.mul(gradient[start:stop], scalars.clip_factor, out=g)
-            m.mul_(optimizer.beta1).add_(torch.mul(g, 1.0 - optimizer.beta1, out=a))
-            g.mul_(g).mul_((1.0 - optimizer.beta2) * (held or 1.0))
-            if not held:
-                v.mul_(optimizer.beta2)
-            v.add_(g)
-            torch.sqrt(v, out=g).div_(root2).add_(optimizer.eps)
-            torch.mul(m, step_size, out=a).div_(g)
-            if decay:
-                w.mul_(shrink)
-            w.sub_(a)
+    for part, decay in blocks_of(optimizer, state, leave):
+        w, m, v = state.weights[part], state.exp_avg[part], state.exp_avg_sq[part]
+        g, a = scratch.blocks(w)
+        torch.mul(gradient[part], scalars.clip_factor, out=g)
+        m.mul_(optimizer.beta1).add_(torch.mul(g, 1.0 - optimizer.beta1, out=a))
+        g.mul_(g).mul_((1.0 - optimizer.beta2) * (held or 1.0))
+        if not held:
+            v.mul_(optimizer.beta2)
+        v.add_(g)
+        torch.sqrt(v, out=g).div_(root2).add_(optimizer.eps)
+        torch.mul(m, step_size, out=a).div_(g)
+        if decay:
+            w.mul_(shrink)
+        w.sub_(a)
     state.adam_step += 1

@@ -9,7 +9,6 @@ momentum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,10 +17,20 @@ from anabranch.config import RunConfig
 from anabranch.train.islands.agreed_moments import rebase, round_scalars, update_moments
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.model.rounds import rounds_of
-from anabranch.train.numerics import exact
 from anabranch.train.numerics.step_scalars import bias_corrections, learning_rate
-from anabranch.train.stage.optimizer import decays
+from anabranch.train.stage.optimizer import blocks_of
 from anabranch.train.stage.state import StageState
+
+
+def exchange_moments(run: RunConfig, state: StageState, t: int) -> None:
+    """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's becomes
+    the outer momentum before the first round, and the reverse after the last one. Moments that are agreed on
+    are scaled instead."""
+    rounds = rounds_of(run)
+    if t == rounds.start:
+        begin_rounds(run, state)
+    elif rounds.has(t) and t == rounds.last:
+        end_rounds(run, state)
 
 
 def begin_rounds(run: RunConfig, state: StageState) -> None:
@@ -94,17 +103,7 @@ def _agreed_step(
 ) -> None:
     """Outer step of round t of a run that agrees on its moments (see `outer_step`)."""
     scalars, eps = round_scalars(run, t), run.optimizer.eps
-    for part, decay in blocks_of(run, state):
+    for part, decay in blocks_of(run.optimizer, state):
         change, weights = total[part].mul(factor), state.weights[part]
         update_moments(state.exp_avg[part], state.exp_avg_sq[part], change, weights, scalars, eps, decay)
         weights.sub_(change.mul_(learning_rate))
-
-
-def blocks_of(run: RunConfig, state: StageState) -> Iterator[tuple[slice, float]]:
-    """Yield the bounds of each block in the state's flat vectors (at most exact.BLOCK elements, all of one
-    tensor) and its weight decay (0 where none applies)."""
-    for name in state.layout.names:
-        begin, end = state.layout.bounds[name]
-        decay = run.optimizer.weight_decay if decays(state.layout.shapes[name]) else 0.0
-        for start in range(begin, end, exact.BLOCK):
-            yield slice(start, min(start + exact.BLOCK, end)), decay

@@ -25,13 +25,11 @@ from anabranch.train.stage.activation_offload import OffloadedActivations
 @dataclass(frozen=True)
 class _Forward:
     """Forward pass whose output gradient has not arrived: input x, output y with its graph. weights:
-    parameters of this pass; the gradients of its `smalls` come with the input gradient. store: filled by the
-    backward with what the weight gradients need."""
+    parameters of this pass; the backward fills their store with what the weight gradients need."""
 
     x: Tensor
     y: Tensor
     weights: DeferredWeights
-    store: Store
 
 
 class Stage:
@@ -80,7 +78,7 @@ class Stage:
         """dy -> dx; frees the graph and keeps the inputs of the weight gradient under `index`."""
         forward = self._forwards.pop(index)
         dx = self._input_gradient(forward, dy)
-        self._stores[index] = forward.store
+        self._stores[index] = forward.weights.store
         return dx
 
     def head(
@@ -116,7 +114,7 @@ class Stage:
         them `sign` times (±1). Nothing is kept. On Overflow nothing was added."""
         forward = self._forward(x)
         self._input_gradient(forward, dy)
-        self._add(forward.store, sign)
+        self._add(forward.weights.store, sign)
 
     def recount_head(
         self, x: Tensor, targets: Tensor, scale: float, sign: int, weight: float = 1.0
@@ -142,31 +140,24 @@ class Stage:
         return x
 
     def _forward(self, x: Tensor) -> _Forward:
-        store = Store()
-        weights = DeferredWeights(self.weights, store)
+        weights = DeferredWeights(self.weights, Store())
         x = x.detach().requires_grad_()
-        y = self._blocks(weights, x)
-        self._finite("activation", y)
-        return _Forward(x, y, weights, store)
+        return _Forward(x, self._finite("activation", self._blocks(weights, x)), weights)
 
     def _input_gradient(self, forward: _Forward, dy: Tensor) -> Tensor:
-        smalls = forward.weights.smalls
         values = self.model.stream.values
-        dx, *gradients = torch.autograd.grad(values(forward.y), [forward.x, *smalls.values()], dy)
-        forward.store.smalls = dict(zip(smalls, gradients, strict=True))
+        dx = forward.weights.backward(values(forward.y), forward.x, dy)
         return self._finite("input gradient", values(dx))
 
     def _head(
         self, x: Tensor, targets: Tensor, scale: float, weight: float
     ) -> tuple[Tensor, float, Store]:
-        store = Store()
-        weights = DeferredWeights(self.weights, store)
+        weights = DeferredWeights(self.weights, Store())
         x = x.detach().requires_grad_()
         loss, loss_sum = self._loss(weights, x, targets, weight)
         # The loss is scaled before backward, so that contributions need no weights when they are summed.
-        dx, *gradients = torch.autograd.grad(loss * scale, [x, *weights.smalls.values()])
-        store.smalls = dict(zip(weights.smalls, gradients, strict=True))
-        return self._finite("input gradient", self.model.stream.values(dx)), loss_sum, store
+        dx = self.model.stream.values(weights.backward(loss * scale, x))
+        return self._finite("input gradient", dx), loss_sum, weights.store
 
     def _loss(
         self, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float

@@ -22,13 +22,12 @@ from anabranch.train.stage.stage import Stage, model_loss
 @dataclass(frozen=True)
 class _Pass:
     """Forward pass of a microbatch whose gradients are not computed yet. x: output of the embedding. loss:
-    with its graph, which begins at x. weights, store: as in `stage._Forward`."""
+    with its graph, which begins at x. weights: as in `stage._Forward`."""
 
     ids: Tensor
     x: Tensor
     loss: Tensor
     weights: DeferredWeights
-    store: Store
 
 
 class WholeModel(Stage):
@@ -60,7 +59,7 @@ class WholeModel(Stage):
         `weight_gradient` needs. Raises KeyError if `loss` kept no graph, and Overflow."""
         forward = self._passes.pop(index)
         self._inputs[index] = forward.ids, self._whole_gradient(forward, scale)
-        self._stores[index] = forward.store
+        self._stores[index] = forward.weights.store
 
     def weight_gradient(self, unit: int) -> None:
         self._add_whole(*self._inputs.pop(unit), self._stores.pop(unit), 1)
@@ -69,7 +68,7 @@ class WholeModel(Stage):
         """Recompute a microbatch's weight gradients of scale · loss, the embedding's included, and add them
         `sign` times (±1). Nothing is kept. On Overflow nothing was added."""
         forward = self._whole_pass(ids, targets)
-        self._add_whole(ids, self._whole_gradient(forward, scale), forward.store, sign)
+        self._add_whole(ids, self._whole_gradient(forward, scale), forward.weights.store, sign)
 
     def discard(self, unit: int) -> None:
         super().discard(unit)
@@ -82,19 +81,15 @@ class WholeModel(Stage):
         self._inputs.clear()
 
     def _whole_pass(self, ids: Tensor, targets: Tensor) -> _Pass:
-        store = Store()
-        weights = DeferredWeights(self.weights, store)
+        weights = DeferredWeights(self.weights, Store())
         x = self.model.embed(PlainWeights(self.weights), ids).detach().requires_grad_()
         loss = model_loss(self.model, weights, self._blocks(weights, x), targets)
-        return _Pass(ids, x, self._finite("loss", loss), weights, store)
+        return _Pass(ids, x, self._finite("loss", loss), weights)
 
     def _whole_gradient(self, forward: _Pass, scale: float) -> Tensor:
         """Backward of scale · loss through the whole model: returns the gradient with respect to the
         embedding's output; the store gets gradients of norm gains and biases, and linear layers' inputs."""
-        smalls = forward.weights.smalls
-        dx, *gradients = torch.autograd.grad(forward.loss * scale, [forward.x, *smalls.values()])
-        forward.store.smalls = dict(zip(smalls, gradients, strict=True))
-        return self._finite("input gradient", dx)
+        return self._finite("input gradient", forward.weights.backward(forward.loss * scale, forward.x))
 
     def _add_whole(self, ids: Tensor, dx: Tensor, store: Store, sign: int) -> None:
         self.embed_gradient(ids, dx, sign)

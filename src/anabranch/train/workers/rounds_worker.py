@@ -22,7 +22,7 @@ from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, from_bytes, rounded_sums, to_bytes
 from anabranch.train.stage.inner_steps import Contribution
 from anabranch.train.stage.optimizer import StepScalars
-from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
+from anabranch.train.stage.outer_step import exchange_moments, outer_step
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.worker import Refused, Worker, tensor_of
 
@@ -153,16 +153,7 @@ class RoundsWorker(SumsOfRounds):
             outer_step(self._run, self.state, gradient, scalars.learning_rate, scalars.clip_factor, t)
         else:
             super()._take_step(t, gradient, scalars)
-        self._passed(t)
-
-    def _passed(self, t: int) -> None:
-        """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
-        becomes the outer momentum before the first round, and the reverse after the last one. Moments that
-        are agreed on are scaled instead."""
-        if t == self._rounds.start:
-            begin_rounds(self._run, self.state)
-        elif self._rounds.has(t) and t == self._rounds.last:
-            end_rounds(self._run, self.state)
+        exchange_moments(self._run, self.state, t)
 
     def _begin_from(self, state: StageState) -> Result:
         self._slot_states.clear()  # they may be of rounds that the log made void
@@ -174,7 +165,7 @@ class RoundsWorker(SumsOfRounds):
 
     def _skip(self, task: tasks.Skip, inputs: Sequence[Tensor]) -> Result:
         self._expect_next(task.t)
-        self._passed(task.t)
+        exchange_moments(self._run, self.state, task.t)
         result = super()._skip(task, inputs)
         self._drop_slots()
         return result

@@ -19,7 +19,7 @@ from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import aligned_bounds
 from anabranch.train.numerics.exact import Accumulator
 from anabranch.train.stage.audit import AuditedSteps
-from anabranch.train.stage.inner_steps import contribution
+from anabranch.train.stage.inner_steps import Island, contribution_of
 from anabranch.train.stage.run_objects import working_weights
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_model import WholeModel
@@ -120,8 +120,9 @@ class AuditedWholeSteps(AuditedSteps):
 
     def _slot(self, audit: _Audit, task: tasks.AuditUnit, tokens: Tensor, adds: bool) -> float:
         """Take a slot's inner steps again, as if it carried no state, and return their loss sum (nats); the
-        contribution is added to the audit's sum if `adds`. tokens: as of `inner_steps.contribution`."""
-        made = contribution(self._run, self._model, audit.state, task.t, task.steps, tokens)
+        contribution is added to the audit's sum if `adds`. tokens: as of `contribution_of`."""
+        island = Island(self._run, audit.state, task.t, task.steps)
+        made = contribution_of(self._run, self._model, island, tokens)
         for name, view in audit.state.layout.views(made.change) if adds else ():
             audit.passes.accumulator.add(name, view, 1, self._rounds.slots)
         return made.loss
