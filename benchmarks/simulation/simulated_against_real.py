@@ -52,10 +52,10 @@ from anabranch.node.local_swarm.local_swarm import LocalSwarm, processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Step
 from anabranch.sim.cluster.churn_trace import LEAVE, Change, Trace, render_trace
+from anabranch.sim.cluster.device_model import WirePart
 from anabranch.sim.cluster.machine_spec import MachinePart
 from anabranch.sim.cluster.scenario import Scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
-from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.experiment.run import simulate
 from benchmarks import harness
 from benchmarks.harness import Goal, table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -39,6 +40,7 @@ class CheckedWorld(FlowWorld):
         same_stage: bool = True,
     ) -> None:
         self.on_event: Callable[[str], None] | None = None
+        self._same_stage = same_stage
         self._wounded: set[UnitId] = set()
         self._shrunk: dict[str, int] = {}
         """Relay that must give up places after a cut in capacity -> how many it had."""
@@ -78,8 +80,11 @@ class CheckedWorld(FlowWorld):
         for (start, end), cost in known.items():
             if name in (start, end) and start in self.agents and end in self.agents:
                 self._connect(start, end, False, cost)
-        if self._same_stage and name in self.instance.relay:
-            self._connect_stages(only=name)
+        stage = self.instance.relay[name].stage if self._same_stage and name in self.instance.relay else None
+        level = [r.id for r in self.instance.relays if r.stage == stage and r.id in self.agents]
+        for pair in combinations(level, 2):
+            if name in pair:
+                self._connect(*pair, True, 0.0)
 
     def change_cost(self, start: str, end: str, cost: float) -> None:
         """Change a link's cost; both ends measure it at once."""

@@ -141,7 +141,7 @@ class _Refined:
             def committed(t: int, activity: str = activity) -> None:
                 advance(activity, t, args.iterations)
 
-            self._simulated.append(simulated(plan, regions, args.iterations, 0, committed))
+            self._simulated.append(simulated(plan, regions, args.iterations, committed))
         if args.wire == "auto":
             first = self.ranked()[0]
             weights = weighed(first, regions, args.iterations if args.simulate else 0, advance)

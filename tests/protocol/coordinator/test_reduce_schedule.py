@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.coordinator.reduce_schedule import (
     EVEN,
-    LINE,
     OF_SUMS,
     ReducePlan,
     ReduceSchedule,
@@ -25,6 +24,7 @@ from anabranch.protocol.coordinator.reduce_schedule import (
 )
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.messages import Attempt, AttemptId, Fence
+from anabranch.protocol.placement.cost_model import LINE
 from anabranch.protocol.reduce.partial_sums import PARTS, collectors, misdealt
 from anabranch.protocol.telemetry.link_table import GONE_KEPT, LinkEstimate, LinkMeasurements
 

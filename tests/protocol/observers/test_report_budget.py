@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.protocol.observers.report_budget import ALL, BUCKETS_KEPT, PEER, TICKET, VOTER, ReportBudget
+from anabranch.protocol.context.rate_limits_and_bans import PEERS_KEPT
+from anabranch.protocol.messages.table import Allowance
+from anabranch.protocol.observers.report_budget import ALL, PEER, TICKET, VOTER, ReportBudget
 
 SIZE = 1000
 
@@ -19,8 +21,8 @@ def accepted(
     return total
 
 
-def most(limit: tuple[int, int], seconds: int = 0) -> int:
-    return limit[0] + seconds * limit[1]
+def most(limit: Allowance, seconds: int = 0) -> float:
+    return limit.burst + seconds * limit.per_s
 
 
 def test_a_peer_and_a_ticket_have_budgets() -> None:
@@ -46,6 +48,6 @@ def test_a_voter_that_hands_over_has_a_budget_of_its_own() -> None:
 
 def test_memory_is_bounded() -> None:
     budget = ReportBudget()
-    for peer in range(2 * BUCKETS_KEPT):
+    for peer in range(2 * PEERS_KEPT):
         budget.take(f"p{peer}", "t", 1, 0.0)
-    assert len(budget._buckets) <= BUCKETS_KEPT
+    assert all(len(buckets) <= PEERS_KEPT for buckets in budget._limits._buckets.values())

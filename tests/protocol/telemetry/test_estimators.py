@@ -407,7 +407,7 @@ def test_the_published_cost_is_right_deaf_to_noise_and_follows(
         compute.computed("Forward", noisy(draw, compute_s), now)
         compute.computed("InputGradient", noisy(draw, compute_s), now)
         now = burst(wire, link.out, size, now + transfer_s, 1)
-        return link.publish_s(size, compute.pass_s("me", "me"), pass_s)
+        return link.published_s(link.seconds(size, compute.pass_s("me", "me"), pass_s))
 
     def truth(compute_s: float) -> float:
         return (compute_s + pass_s) / 2.0 + trip_s / 2.0 + wire.byte_s * size
@@ -455,7 +455,7 @@ def test_no_sample_makes_a_cost_that_is_not_a_number(
         link.latency.add(first, now)
         link.out.add(first, second, now, latency_s=second)
         link.back_bps = second
-        cost = link.publish_s(size_bytes, first, second)
+        cost = link.published_s(link.seconds(size_bytes, first, second))
         assert 0.0 < cost < math.inf and 0.0 <= link.line_s(size_bytes) < math.inf
 
 
@@ -468,7 +468,7 @@ def test_memory_is_bounded(make: Callable[[], LinkCost | PeerCosts]) -> None:
         if isinstance(kept, LinkCost):
             kept.latency.add(0.1 + step * 1e-6, now)
             kept.out.add(1e6 + step, 0.5, now)
-            kept.publish_s(1e6)
+            kept.published_s(kept.seconds(1e6))
         else:
             kept.computed("Forward", 0.1 + step * 1e-6, now)
             kept.computed("InputGradient", 0.1 + step * 1e-6, now)

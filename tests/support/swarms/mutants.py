@@ -27,6 +27,7 @@ from anabranch.protocol.audit.auditor import Auditor, _Job
 from anabranch.protocol.audit.contribution_monitor import residuals
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import Receipt
+from anabranch.protocol.audit.second_audits import Case
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.links import LinkTable
@@ -34,7 +35,7 @@ from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
 from anabranch.protocol.coordinator import audit_cases, checkpoints, island_rounds, proposals
 from anabranch.protocol.coordinator import reduce_attempts as reducing
-from anabranch.protocol.coordinator.audit_cases import AuditCases, Case, unlinked
+from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import Reports

@@ -36,7 +36,7 @@ def test_only_members_report_and_within_their_budget() -> None:
         founder.handle(ev.Received("r1.0", Report((LINE,), "r2.0")))
     founder.handle(ev.Received("r2.1", Report((b"honest",))))
     assert set(found) == {"r1.0", "r2.1"}
-    assert 0.9 * PEER[0] < found["r1.0"] <= PEER[0] + 60 * PEER[1]
+    assert 0.9 * PEER.burst < found["r1.0"] <= PEER.burst + 60 * PEER.per_s
     reports = founder.peer.ctx.rate_limits.counts
     assert reports["r1.0"]["Report"] and "r2.1" not in reports
     before = world.history().t

@@ -84,8 +84,8 @@ def test_a_peer_whose_ticket_others_have_used_up_keeps_its_seat_although_it_repo
             return
         budget, peer = node.peer.reception.handlers.report_budget, node.peer
         peer.credentials["r1.0"] = replace(peer.credentials["r1.0"], ticket=ticket)
-        for guest in range(TICKET[0] // PEER[0]):
-            assert budget.take(f"guest {guest}", ticket, PEER[0], peer.ctx.clock.now)
+        for guest in range(int(TICKET.burst / PEER.burst)):
+            assert budget.take(f"guest {guest}", ticket, int(PEER.burst), peer.ctx.clock.now)
         for number in range(int(REFUSALS.burst) + 10):
             sent.append(f"line {number}")
             node.handle(ev.Received("r1.0", msg.Report((sent[-1].encode() * 1000,)), None))

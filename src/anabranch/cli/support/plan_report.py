@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from anabranch.observe.wording import counted, table
@@ -34,8 +35,8 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "replicas": plan.replicas,
         "placement": [dict(each) for each in _placement(plan)],
         "left_out": dict(_kinds(plan.left_out)),
-        "with_all": None if plan.with_all is None else plan.with_all.values,
-        "estimated": plan.estimated.values,
+        "with_all": None if plan.with_all is None else asdict(plan.with_all),
+        "estimated": asdict(plan.estimated),
         "simulated_s": None if simulated is None else simulated.figures["iteration_s"].mean,
         "failures": [] if simulated is None else simulated.failures,
         "iteration_s": plan.iteration_s,
@@ -163,9 +164,9 @@ def _activations(plan: Plan) -> str:
 def _cost_of_all(with_all: Estimated, chosen: Estimated) -> str:
     """Sentence that compares the best plan with all machines (`with_all`) with the chosen plan; it names the
     part of an iteration that differs most."""
-    growth = {part: with_all.values[name] - chosen.values[name] for part, name in _PARTS.items()}
-    part = max(growth, key=growth.__getitem__)
-    long_s, short_s = (each.values[_PARTS[part]] for each in (with_all, chosen))
+    of_all, of_chosen = asdict(with_all), asdict(chosen)
+    part = max(_PARTS, key=lambda part: of_all[_PARTS[part]] - of_chosen[_PARTS[part]])
+    long_s, short_s = of_all[_PARTS[part]], of_chosen[_PARTS[part]]
     return (
         f"with all machines the best plan takes {with_all.iteration_s:.2f} s by estimate, not "
         f"{chosen.iteration_s:.2f} s ({part}: {long_s:.2f}, not {short_s:.2f} s); they can replace others"

@@ -200,7 +200,9 @@ def residuals(values: Mapping[str, tuple[list[float], ...]]) -> dict[str, float]
             )
             low, high = differences[(parts - 1) // 2], differences[parts // 2]
             found[peer].append(low if low > 0.0 else min(high, 0.0))
-    return {peer: _smallest(some) for peer, some in found.items()}
+    return {
+        peer: 0.0 if min(some) < 0.0 < max(some) else min(some, key=abs) for peer, some in found.items()
+    }
 
 
 def _of_norm(residual: float) -> str:
@@ -218,8 +220,3 @@ def _difference(value: float, middle: float) -> float:
     difference = value - middle
     return math.inf if math.isnan(difference) else difference
 
-
-def _smallest(values: Sequence[float]) -> float:
-    if min(values) < 0.0 < max(values):
-        return 0.0
-    return min(values, key=abs)

@@ -263,8 +263,22 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
     receipt, which contradicts that of another one about a payload, shows a seal for it that the sender never
     made."""
     found: dict[str, str] = {}
+
+    def blame(receiver: Receipt, owner: str, came: Transfer, kind: str, name: str) -> None:
+        """Enter the liar, if it can be found, behind two receipts that differ: that of `receiver` states
+        another hash of a payload than that of `owner`, who computed it. It is the receiver if the payload's
+        sender did not sign the seal that the receipt shows (`came`); the owner, if it signed that seal
+        itself, for a part of a reduce."""
+        if not is_sealed(receiver, came, kind, name, signer):
+            what = f"its receipt has a seal that the sender of {kind} {name} never made"
+            found.setdefault(receiver.peer, what)
+        elif came.sender == owner and kind in (PART, REDUCED):
+            found.setdefault(owner, f"it sent another {kind} of {name} than its receipt says")
+        # An honest relay may have sealed two activations of a microbatch: who sent it the first one lied,
+        # took the microbatch back, and sent another. `tracing` tells them apart.
+
     for wrong in mismatches(receipts):
-        _blame(found, signer, wrong.receiver, wrong.owner.peer, wrong.came, wrong.kind, str(wrong.index))
+        blame(wrong.receiver, wrong.owner.peer, wrong.came, wrong.kind, str(wrong.index))
     by_peer = {(r.stage, r.peer): r for r in receipts}
     for receipt in receipts:
         for total in receipt.sums:
@@ -274,37 +288,16 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
                 if sender is None or total.part >= len(sender.parts):
                     continue
                 if came.hash != sender.parts[total.part]:
-                    _blame(found, signer, receipt, came.sender, came, PART, name)
+                    blame(receipt, came.sender, came, PART, name)
         for part, came in enumerate(receipt.reduced):
             summer = by_peer.get((receipt.stage, came.sender))
             outputs = {total.part: total.output for total in summer.sums} if summer is not None else {}
             if came.hash != outputs.get(part, came.hash):
                 name = part_name(receipt.term, receipt.number, part)
-                _blame(found, signer, receipt, came.sender, came, REDUCED, name)
+                blame(receipt, came.sender, came, REDUCED, name)
     return found
 
 
 def output_of(unit: UnitReceipt, kind: str) -> str:
     """Hash of the activation or gradient that a relay's receipt states for a microbatch."""
     return unit.activation_out if kind == ACTIVATION else unit.gradient_out
-
-
-def _blame(
-    found: dict[str, str],
-    signer: Signer,
-    receiver: Receipt,
-    owner: str,
-    came: Transfer,
-    kind: str,
-    name: str,
-) -> None:
-    """Find the liar, if it can be found, behind two receipts that differ: that of `receiver` states another
-    hash of a payload than that of `owner`, who computed it. Enter it into `found` (peer -> reason). It is the
-    receiver if the payload's sender did not sign the seal that the receipt shows (`came`); the owner, if it
-    signed that seal itself, for a part of a reduce."""
-    if not is_sealed(receiver, came, kind, name, signer):
-        found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")
-    elif came.sender == owner and kind in (PART, REDUCED):
-        found.setdefault(owner, f"it sent another {kind} of {name} than its receipt says")
-    # An honest relay may have sealed two activations of a microbatch: who sent it the first one lied, took
-    # the microbatch back, and sent another. `tracing` tells them apart.

@@ -107,19 +107,15 @@ class Seals:
         if payload_hash is None:
             return b""
         if (kind, index) not in self._seals:
-            self._seals[kind, index] = self._sign(kind, str(index), payload_hash)
+            self._seals[kind, index] = self.sign(kind, str(index), payload_hash)
         return self._seals[kind, index]
 
-    def _sign(self, kind: str, name: str, payload_hash: str) -> bytes:
+    def sign(self, kind: str, name: str, payload_hash: str) -> bytes:
+        """This peer's signature for a payload with this hash that it made, or for a part of its own sum (kind
+        `PART`) or of the reduced gradient that it summed (`REDUCED`); b"" in a run without audits. name:
+        microbatch, or `part_name`."""
         text = seal_text(self._run, self._base, self._ctx.run.stage, kind, name, payload_hash)
-        return self._ctx.signer.sign(text)
-
-    # --- parts of a reduce ---------------------------------------------------------------------
-
-    def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part with this hash: of its own sum (kind `PART`) or of the reduced
-        gradient that it summed (`REDUCED`); b"" in a run without audits. name: `part_name`."""
-        return self._sign(kind, name, payload_hash) if self.on else b""
+        return self._ctx.signer.sign(text) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:
         """True if `seal` is the signature of `sender`, a replica of this peer's stage, for a part with this

@@ -1,11 +1,11 @@
-"""Second audits that steps wait for, at the leader: where one auditor found a difference, another has to
-check it before the weights for it are gone."""
+"""Audit cases, and second audits that steps wait for, at the leader: where one auditor found a difference,
+another has to check it before the weights for it are gone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.auditor import WAIT_S
 from anabranch.protocol.audit.draw import Drawn
@@ -16,24 +16,40 @@ from anabranch.protocol.interface.tasks import AUDIT_STEPS
 #: weights to check it would be dropped with that step: accuser and subject are asked at once, then senders.
 HOLD_S = 2 * WAIT_S
 
+#: Words of an auditor.
+VERDICTS = ("same", "different", "withheld", "unable")
 #: Step and audited peer.
 CaseKey = tuple[int, str]
 
 
-class AuditedCase(Protocol):
-    """Part of an audit case that decides if a step waits for it (`coordinator.audit_cases.Case`)."""
+@dataclass
+class Case:
+    """Audit of one contribution, as the leader follows it. drawn: which contribution, and who is to audit it.
+    receipt: of the audited peer, as it came with PREPARED (b"": this leader does not know it). since: time
+    (s) at which the step was committed, or this leader took over. over: True once no more reports are
+    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
+    verdicts: auditor -> its word, of VERDICTS. asked: jurors that this leader ordered to audit, without the
+    first of the jury, which begins by itself, or by an order in place of the trusted auditor. gone: True once
+    the audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
+    inherited: True if another leader opened the case, and may have asked replicas that are not in `asked`."""
 
     drawn: Drawn
-    over: bool
-    inherited: bool
-    verdicts: dict[str, str]
+    receipt: bytes
+    since: float
+    over: bool = False
+    incarnation: int = -1
+    verdicts: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    gone: bool = False
+    replaced: bool = False
+    inherited: bool = False
 
 
 class SecondAudits:
     """Differences for which the commit of a step may wait until a second auditor has checked them. cases: all
     audit cases of the last steps, which the caller changes."""
 
-    def __init__(self, ctx: PeerContext, cases: Mapping[CaseKey, AuditedCase]) -> None:
+    def __init__(self, ctx: PeerContext, cases: Mapping[CaseKey, Case]) -> None:
         self.ctx, self._cases = ctx, cases
         self._until: dict[CaseKey, float] = {}
         """Case in which a juror found a difference -> time (s) until which steps wait for another."""
@@ -83,7 +99,7 @@ class SecondAudits:
         drops cannot be audited any more."""
         self._proposed = t
 
-    def too_late(self, case: AuditedCase, peer: str, verdict: str) -> bool:
+    def too_late(self, case: Case, peer: str, verdict: str) -> bool:
         """True if a juror's report is the first of a difference in its case, and the weights to check that
         are being dropped by the last proposed step. False for a case that another leader opened: it may have
         heard of the difference in time."""

@@ -38,7 +38,7 @@ class LeaderView:
     def admitted(self, term: int) -> None:
         """Take `term` as proven and as the present one, because its leader admitted this peer to the run."""
         self.proven_term = term
-        self.ctx.log.reach_term(term)
+        self.ctx.log.follow(self.ctx.log.leader, term)
 
     def elected(self, leader: str, term: int) -> None:
         """Follow `leader`, whom this peer's own Raft node knows as leader of `term`; nothing if the log

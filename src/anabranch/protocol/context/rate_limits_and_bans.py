@@ -115,18 +115,18 @@ class RateLimits:
         buckets = self._buckets.get(allowance)
         bucket = None if buckets is None else buckets.get(peer)
         if bucket is None:
-            bucket = self._bucket(peer, allowance, now, 1.0)
+            bucket = self.bucket(peer, allowance, now)
         else:
             bucket.fill(allowance.burst, allowance.per_s, now)
         if peer in self._came_with and (names := self._shared(peer)):
-            shared = [self._bucket(name, allowance, now, SHARED) for name in names]
+            shared = [self.bucket(name, allowance, now, SHARED) for name in names]
             return charge_all([bucket, *shared], amount)
         if bucket.left < amount:
             return False
         bucket.left -= amount
         return True
 
-    def _bucket(self, name: str, allowance: Allowance, now: float, share: float) -> TokenBucket:
+    def bucket(self, name: str, allowance: Allowance, now: float, share: float = 1.0) -> TokenBucket:
         """Token bucket of a peer, ticket or address block for `allowance`, filled up to `now`; a new one is
         full.
 

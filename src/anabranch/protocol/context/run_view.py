@@ -14,7 +14,7 @@ from anabranch.flow.dispatch.next_hop_policies import Policy
 from anabranch.flow.policies.registry import make_policy
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import AnyRecord, Carriers, Control, Rollback
+from anabranch.protocol.log.records import AnyRecord, Control, Rollback
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.membership.assignment import Assignment
 from anabranch.protocol.membership.overlay import Overlay
@@ -116,10 +116,6 @@ class RunView:
     def use_carriers(self, addresses: Mapping[str, str]) -> None:
         """Replace the dedicated carriers by those that the log lists now."""
         self.carriers = dict(addresses)
-
-    def fold_carriers(self, record: AnyRecord) -> None:
-        if isinstance(record, Carriers):
-            self.use_carriers(record.addresses)
 
     # --- rounds --------------------------------------------------------------------------------
 
@@ -229,9 +225,6 @@ class LogView:
     def follow_leader(self, leader: str) -> None:
         """Regard `leader` ("": not known) as the log's leader in the known term."""
         self.leader = leader
-
-    def reach_term(self, term: int) -> None:
-        self.term = term
 
     def take_lead(self, term: int) -> None:
         """Note that this peer leads the log in `term`; 0: it leads no longer."""

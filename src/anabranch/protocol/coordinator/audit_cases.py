@@ -32,7 +32,7 @@ from anabranch.protocol.audit.receipts import (
     receipt_hash,
 )
 from anabranch.protocol.audit.seals import ACTIVATION
-from anabranch.protocol.audit.second_audits import SecondAudits
+from anabranch.protocol.audit.second_audits import VERDICTS, Case, CaseKey, SecondAudits
 from anabranch.protocol.audit.tracing import DisputedResult, traced
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
@@ -51,7 +51,6 @@ EXPIRED = "expired"
 #: Steps after which the second auditor is asked although the first has not reported: it may be held up by a
 #: peer that withholds another contribution. A choice: half of the steps that the weights are kept for.
 LATE_STEPS = AUDIT_STEPS // 2
-VERDICTS = ("same", "different", "withheld", "unable")
 #: Seconds that a relay has to send a receipt that lists what it sealed: PREPARED is repeated every two.
 UNLISTED_S = 10.0
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain. Audits
@@ -60,29 +59,6 @@ PATIENCE_S = 4 * WAIT_S
 #: Times what the longest slot of a round should take, as which a round counts at most in that. A choice: as
 #: machines that are overdue with their slots (`island_rounds.OVERDUE`).
 MOST_SLOTS = 6.0
-
-
-@dataclass
-class Case:
-    """Audit of one contribution, as the leader follows it. drawn: which contribution, and who is to audit it.
-    receipt: of the audited peer, as it came with PREPARED (b"": this leader does not know it). since: time
-    (s) at which the step was committed, or this leader took over. over: True once no more reports are
-    awaited. incarnation: process number of the audited peer when the step was committed (-1: no member then).
-    verdicts: auditor -> its word, of VERDICTS. asked: jurors that this leader ordered to audit, without the
-    first of the jury, which begins by itself, or by an order in place of the trusted auditor. gone: True once
-    the audited peer left its stage. replaced: True once replicas were asked in place of the trusted auditor.
-    inherited: True if another leader opened the case, and may have asked replicas that are not in `asked`."""
-
-    drawn: Drawn
-    receipt: bytes
-    since: float
-    over: bool = False
-    incarnation: int = -1
-    verdicts: dict[str, str] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
-    gone: bool = False
-    replaced: bool = False
-    inherited: bool = False
 
 
 @dataclass(eq=False)
@@ -100,7 +76,7 @@ class AuditCases:
     returns_before: int = 0
     settled: bool = False
     _far_off: FarOff = field(default_factory=FarOff)
-    _cases: dict[tuple[int, str], Case] = field(default_factory=dict)
+    _cases: dict[CaseKey, Case] = field(default_factory=dict)
     _tickets: dict[str, set[str]] = field(default_factory=dict)
     """Ticket -> its convicted peers."""
     _ends: dict[str, set[str]] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class DoubleClaims:
         found = dict[int, set[str]]()
         if stage not in current.doubted:
             return found
-        before, begins = self._before(stage), self._begins(current)
+        before, begins = self._before(stage), self.ctx.run.split(current.t).holder
         if not stage:
             found = {embed_unit(index): {peer} for index, peer in begins.items()}
         owners = self.named(current, before) if before else {}
@@ -109,11 +109,6 @@ class DoubleClaims:
         if stage:
             return current.claims.get(stage, {}).get(peer, frozenset())
         return frozenset(index for index, begun_by in begins.items() if begun_by == peer)
-
-    def _begins(self, current: Round) -> Mapping[int, str]:
-        """Microbatch, or slot of a round -> data node that begins it, as the log says."""
-        run = self.ctx.run
-        return run.split(current.t).holder
 
     def awaits(
         self,
@@ -181,7 +176,7 @@ class DoubleClaims:
             attempt, named = current.attempts.get(stage), self.named(current, stage)
             if attempt is None:
                 continue
-            before, begins = self._before(stage), self._begins(current)
+            before, begins = self._before(stage), self.ctx.run.split(current.t).holder
             said = current.holders.get(stage, {})
             own = {witness: self._own(current, before, witness, begins) for witness in said}
             gave = {

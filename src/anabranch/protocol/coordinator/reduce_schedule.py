@@ -20,7 +20,7 @@ from functools import cache
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.placement.averaging_program import Averager, AveragingProgram
-from anabranch.protocol.placement.cost_model import LINE, OF_SUMS, access_bps
+from anabranch.protocol.placement.cost_model import OF_SUMS, access_bps, fastest_bps
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.telemetry.link_table import LinkEstimate, LinkMeasurements
@@ -254,19 +254,11 @@ class _Plan:
         self._bits = (8.0 * of_sums * part_bytes, 8.0 * (1.0 - of_sums) * part_bytes)
         self._carried: dict[tuple[object, ...], float] = defaultdict(float)
         self._longest_s = [0.0, 0.0]
-        self._line_bps = self._down_bps = self._lines(way)
+        self._line_bps = self._down_bps = {peer: fastest_bps(peer, everybody, way) for peer in everybody}
         if down:
-            self._down_bps = self._lines(lambda one, other: way(other, one))
-
-    def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
-        """Peer -> estimated bits per second of its access line: LINE times those of its fastest link to the
-        others (LINE if there are no others). way: function (the peer, another) -> link; turned round for
-        downlinks."""
-        found = {}
-        for one in self._everybody:
-            links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)
-            found[one] = LINE * max(links, default=1.0)
-        return found
+            self._down_bps = {
+                peer: fastest_bps(peer, everybody, lambda one, other: way(other, one)) for peer in everybody
+            }
 
     def seconds(self, position: int | None = None) -> float:
         """Estimated seconds of the whole exchange with the parts given so far; with `position`, as if that

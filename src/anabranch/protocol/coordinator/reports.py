@@ -199,7 +199,8 @@ class Reports:
                 current.progress_at = self.ctx.clock.now
             found[peer] = message.tensor
         sources = current.sources.setdefault((stage, index), {}).setdefault(peer, [])
-        if (source := self._supplier(stage, message.sender)) not in sources:
+        source = message.sender if self._beside(stage, message.sender) else ""
+        if source not in sources:
             sources.append(source)
         serving = self.ctx.run.membership.live(stage, current.t)
         heard = [other for other in found if other in serving]
@@ -321,11 +322,6 @@ class Reports:
                 if peer in members and classes == {members[peer].numerics_class}:
                     false.setdefault(peer, current.sources[stage, index][peer][0])
         return false
-
-    def _supplier(self, stage: int, peer: str) -> str:
-        """`peer`, which sent the input of a microbatch that overflowed at `stage`, if it is a relay of an
-        adjacent stage; else ""."""
-        return peer if self._beside(stage, peer) else ""
 
     def _beside(self, stage: int, peer: str) -> int:
         """Stage adjacent to `stage` of which `peer` is a relay, or was one when the iteration was opened: who

@@ -209,7 +209,8 @@ class Admission:
         if stage < 0 and member.walk_in is True:
             stage = self._open_stages(peer)[0] if asked is None else asked.stage
         elif stage < 0 and member.is_auditor:
-            stage = self._stage_to_audit(peer) if asked is None else asked.stage
+            chosen = auditors.stage_to_audit(self._others(peer), self.ctx.run.settings.stages)
+            stage = chosen if asked is None else asked.stage
         elif stage < 0:
             self.anywhere.add(peer)
             stage = self._chosen_stage(member) if asked is None else asked.stage
@@ -266,9 +267,7 @@ class Admission:
         removed, are free."""
         if not credential.ticket or not credential.quota:
             return None
-        known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
-        out = {peer, *self._removals, *self._going}
-        seated = [p for p, m in known.items() if m.ticket == credential.ticket and p not in out]
+        seated = [other.id for other in self._others(peer) if other.ticket == credential.ticket]
         if len(seated) < credential.quota:
             return None
         who = ", ".join(other[:8] for other in sorted(seated)[:NAMED])
@@ -288,10 +287,6 @@ class Admission:
         none. A seat that it has itself counts as free."""
         serving, stages = self.ctx.run.membership.active_from, self.ctx.run.settings.stages
         return open_stages(self._others(peer), serving, stages)
-
-    def _stage_to_audit(self, peer: str) -> int:
-        """Stage for the auditor `peer`, which asked for no certain one (`auditors.stage_to_audit`)."""
-        return auditors.stage_to_audit(self._others(peer), self.ctx.run.settings.stages)
 
     def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
         """Reason why the walk-in `peer` gets no seat at the stage that it asks for (-1: at any); None: it

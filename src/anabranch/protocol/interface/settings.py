@@ -151,14 +151,12 @@ class Settings:
             return self.frozen_bytes[whose] if whose < len(self.frozen_bytes) else math.inf
         return self.state_bytes * self._blocks(stage)
 
-    def gradient_bytes_of(self, stage: int) -> float:
-        """Bytes of the reduced gradient of a whole stage on the wire (0: not known)."""
+    def gradient_bytes_of(self, stage: int, t: int = 0) -> float:
+        """Bytes of the reduced gradient of iteration t of a whole stage on the wire, or of the result if t is
+        a round (0: not known)."""
+        if self.rounds.has(t):
+            return self.round_bytes_of(stage)[1]
         return (self.block_bytes - self.sums_bytes) * self._blocks(stage)
-
-    def late_bytes_of(self, stage: int, t: int) -> float:
-        """Bytes in which a replica that lacks it gets the reduced gradient of iteration t, or the result of
-        round t, of a whole stage (0: not known)."""
-        return self.round_bytes_of(stage)[1] if self.rounds.has(t) else self.gradient_bytes_of(stage)
 
     def reduced_bytes_of(self, stage: int) -> float:
         """Bytes of sums and reduced gradient of a whole stage on the wire (0: not known)."""

@@ -9,14 +9,9 @@ sim.
 """
 
 from anabranch.protocol.messages.audit import *
-from anabranch.protocol.messages.codec import MessageError as MessageError
-from anabranch.protocol.messages.codec import decode as decode
-from anabranch.protocol.messages.codec import encode as encode
+from anabranch.protocol.messages.codec import *
 from anabranch.protocol.messages.commit import *
-from anabranch.protocol.messages.common import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
-from anabranch.protocol.messages.common import REMARK_MAX as REMARK_MAX
-from anabranch.protocol.messages.common import Fence as Fence
-from anabranch.protocol.messages.common import FencedMessage as FencedMessage
+from anabranch.protocol.messages.common import *
 from anabranch.protocol.messages.common import Message as Message
 from anabranch.protocol.messages.liveness_and_routing import *
 from anabranch.protocol.messages.membership import *

@@ -130,11 +130,11 @@ ROWS = (
     Row(pipeline.Forward, "forward", Sender.PREVIOUS_STAGE, _ITERATION, rate=_WORK, priority=1),
     Row(pipeline.Backward, "backward", Sender.NEXT_STAGE, _ITERATION, rate=_WORK, priority=0),
     Row(
-        *(pipeline.InnerActivation, "inner_activation", Sender.PREVIOUS_STAGE, _ITERATION),
+        *(pipeline.InnerActivation, "inner", Sender.PREVIOUS_STAGE, _ITERATION),
         rate=_WORK,
         priority=1,
     ),
-    Row(pipeline.InnerGradient, "inner_gradient", Sender.NEXT_STAGE, _ITERATION, rate=_WORK, priority=0),
+    Row(pipeline.InnerGradient, "inner", Sender.NEXT_STAGE, _ITERATION, rate=_WORK, priority=0),
     Row(pipeline.Want, "want", Sender.PREVIOUS_STAGE, _ITERATION, rate=_WORK),
     Row(pipeline.Have, "have", Sender.NEXT_STAGE, _ITERATION, rate=_WORK),
     Row(pipeline.Lack, "lack", Sender.NEXT_STAGE, _ITERATION, rate=_WORK),

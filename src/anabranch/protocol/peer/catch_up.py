@@ -30,15 +30,6 @@ FETCH_AGAIN = (2.0, 60.0, 60)
 CONFIRMATIONS = 3
 
 
-@dataclass
-class Unconfirmed:
-    """State that a serving replica has loaded, and works with only once the leader or the log confirms that
-    it is the run's. asked: number of questions to the leader about it."""
-
-    state: State
-    asked: int = 0
-
-
 @dataclass(frozen=True)
 class AnnouncedState:
     """State that the leader or the log named: after iteration `t`, on `base`. fingerprint: hash of this
@@ -69,8 +60,11 @@ class CatchUp(Timer):
         """State of the stage that this machine has on disk, until a state is loaded."""
         self._frozen = ""
         """Hash of the stage's frozen weights while they are not loaded."""
-        self._unconfirmed: Unconfirmed | None = None
-        """State that the leader is asked about; None: there is none."""
+        self._unconfirmed: State | None = None
+        """State that a serving replica has loaded, and works with only once the leader or the log confirms
+        that it is the run's; None: there is none."""
+        self._questions = 0
+        """Questions to the leader about it."""
         self._givers: set[str] = set()
         """Peers of which the present state was fetched."""
         self._doubted: set[str] = set()
@@ -198,8 +192,8 @@ class CatchUp(Timer):
         names no holders may prove the state of a joiner false (`_proved_false`)."""
         stage, t = self._ctx.run.stage, message.t
         if self._unconfirmed is not None:
-            if (message.stage, t) == (stage, self._unconfirmed.state.t):
-                self._judge(self._unconfirmed.state, message.fingerprint)
+            if (message.stage, t) == (stage, self._unconfirmed.t):
+                self._judge(self._unconfirmed, message.fingerprint)
             return
         nobody = message.stage == stage and message.fingerprint and not message.peers
         if nobody and self._proved_false(t, message.fingerprint):
@@ -282,8 +276,8 @@ class CatchUp(Timer):
             elif base is None:
                 self._fetch_failed(self._too_old(state.t))
             elif not sure and self._ctx.me in self._ctx.run.membership.active_from:
-                self._unconfirmed = Unconfirmed(state)
-                self._confirm(self._unconfirmed)
+                self._unconfirmed, self._questions = state, 0
+                self._confirm(state)
             else:
                 if hashed:
                     self._snapshots.loaded(state)
@@ -291,19 +285,18 @@ class CatchUp(Timer):
 
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
 
-    def _confirm(self, loaded: Unconfirmed) -> None:
+    def _confirm(self, state: State) -> None:
         """Compare a loaded state with the log, if that names it, or else ask the leader, who is asked again
         after a while. After CONFIRMATIONS questions it is taken as it is."""
-        ctx, state = self._ctx, loaded.state
-        following = self._replica.pending.get(state.t + 1)
+        ctx, following = self._ctx, self._replica.pending.get(state.t + 1)
         if not state.t:
             self._judge(state, self._entry.genesis.fingerprints[ctx.run.stage])
         elif following is not None and following[0].verdict == "step":
             self._judge(state, following[0].stages[ctx.run.stage].fingerprint_before)
-        elif loaded.asked >= CONFIRMATIONS:
+        elif self._questions >= CONFIRMATIONS:
             self._judge(state, state.fingerprint)
         else:
-            loaded.asked += 1
+            self._questions += 1
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
             ctx.outbox.send(ctx.log.leader, msg.Ready(state.t, ctx.run.stage, state.fingerprint))
 

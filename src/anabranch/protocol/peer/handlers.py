@@ -282,8 +282,6 @@ class MessageHandlers:
             self._lead.wish = message
         return None
 
-    # --- messages that any peer may send ---------------------------------------------------------
-
     # --- heartbeats ----------------------------------------------------------------------------
 
     def _ping(self, peer: str, message: msg.Ping, payload: Payload | None) -> str | None:
@@ -379,12 +377,7 @@ HANDLERS: dict[str, Handler] = {
     "return_slots": lambda on, peer, message, _: on._open(message).credits.on_return(peer, message),
     "forward": MessageHandlers._forward,
     "backward": lambda on, peer, message, payload: on._open(message).on_backward(peer, message, payload),
-    "inner_activation": lambda on, peer, message, payload: on._open(message).islands.on_activation(
-        peer, message, payload
-    ),
-    "inner_gradient": lambda on, peer, message, payload: on._open(message).islands.on_gradient(
-        peer, message, payload
-    ),
+    "inner": lambda on, peer, message, payload: on._open(message).islands.on_tensor(peer, message, payload),
     "want": lambda on, peer, message, _: on._open(message).on_want(peer, message),
     "have": lambda on, peer, message, _: on._open(message).repairs.on_have(peer, message.index, message.way),
     "lack": lambda on, peer, message, _: on._open(message).repairs.on_lack(

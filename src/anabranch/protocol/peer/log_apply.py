@@ -105,7 +105,6 @@ class LogApplication:
             return AppliedEntry(entry.term, record, base, self._members(record))
         ctx.run.course.fold(record)
         ctx.run.revoked.fold(record)
-        ctx.run.fold_carriers(record)
         stepped = isinstance(record, Commit) and ctx.run.settings.snapshots_at(record.t - 1)
         self._summary.fold(record, stepped)
         change, wrong = self._fold(record, base), ""
@@ -142,7 +141,10 @@ class LogApplication:
             case Closing():
                 progress.closed = True
                 return record
-            case Control("stop", _) | Revoke() | Carriers():
+            case Carriers(addresses):
+                self._ctx.run.use_carriers(addresses)
+                return record
+            case Control("stop", _) | Revoke():
                 return record
         return None
 

@@ -47,21 +47,16 @@ class IslandSteps:
         worker's state of the slot stays."""
         self._slots.pop(index, None)
 
-    def on_activation(self, peer: str, message: InnerActivation, payload: Payload | None) -> str | None:
-        """Take an activation of an inner step of a slot that this peer has begun; return why it is refused,
-        or None."""
+    def on_tensor(
+        self, peer: str, message: InnerActivation | InnerGradient, payload: Payload | None
+    ) -> str | None:
+        """Take an activation or a gradient of an inner step of a slot that this peer has begun; return why it
+        is refused, or None."""
         crew = self._slots.get(message.index)
         if crew is None or payload is None:
             return f"slot {message.index} takes no inner steps here"
-        return crew.on_activation(peer, message.step, message.number, payload)
-
-    def on_gradient(self, peer: str, message: InnerGradient, payload: Payload | None) -> str | None:
-        """Take a gradient of an inner step of a slot that this peer has begun; return why it is refused, or
-        None."""
-        crew = self._slots.get(message.index)
-        if crew is None or payload is None:
-            return f"slot {message.index} takes no inner steps here"
-        return crew.on_gradient(peer, message.step, message.number, payload)
+        take = crew.on_activation if isinstance(message, InnerActivation) else crew.on_gradient
+        return take(peer, message.step, message.number, payload)
 
     def link_up(self, peer: str) -> None:
         """Send `peer`, whose link is back, the activations again for which it has sent no gradient yet;

@@ -409,7 +409,11 @@ class Iteration:
         self.ctx.tasks.submit(unit.rank(TaskPriority.GRADIENT), task, inputs, then, unit.index)
 
     def _input_gradient_done(self, unit: IncomingMicrobatch, result: Result) -> None:
-        if refusal := result.error or self._sealed(unit.index, GRADIENT, GRADIENT, result):
+        refusal = result.error or self._sealed(unit.index, GRADIENT, GRADIENT, result)
+        if not refusal and result.overflow and self.repairs.may_be_false(unit.index, self.claims):
+            self.claims.in_range(unit.index, result, unit.sender_of_last)
+            refusal = f"{result.overflow} is out of range"
+        if refusal:
             unit.gradient_in = None
             if result.error:
                 self._give_up(unit)
@@ -417,13 +421,6 @@ class Iteration:
                 self._discard(unit)
                 unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)
-            return
-        if result.overflow and self.repairs.may_be_false(unit.index, self.claims):
-            self.claims.in_range(unit.index, result, unit.sender_of_last)
-            unit.gradient_in = None
-            self._discard(unit)
-            unit.kept = False
-            self.repairs.reject(unit.index, f"{result.overflow} is out of range")
             return
         if not self._in_range(unit, result):
             return

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ class AveragingProgram:
         low, high = least_s, max(least_s, most_s)
         while True:
             there_s = np.linspace(low, high, CANDIDATES)
-            back_s = self._back_s(there_s)
+            back_s = self._least(partial(self._admit, there_s), len(there_s))
             best = int(np.argmin(there_s + back_s))
             if high - low <= PRECISION * high:
                 break
@@ -117,10 +118,6 @@ class AveragingProgram:
     def _seconds(self, shares: Values) -> Values:
         """Seconds of the exchange for each row of shares."""
         return self._there.seconds(shares) + self._back.seconds(shares)
-
-    def _back_s(self, there_s: Values) -> Values:
-        """Least seconds that the second phase takes, for each of the seconds `there_s` of the first."""
-        return self._least(lambda seconds: self._admit(there_s, seconds), len(there_s))
 
     def _bounds(self, there_s: Values, back_s: Values) -> tuple[Values, Values]:
         """Least and greatest share of each peer (column) for the first phase to end within `there_s` and the

@@ -151,6 +151,13 @@ def line_bps(rates: Collection[float]) -> float:
     return max(rates) * (1.0 if len(rates) > 1 else LINE)
 
 
+def fastest_bps(peer: str, others: Iterable[str], way: Callable[[str, str], LinkEstimate]) -> float:
+    """Estimated rate (bits per second) of a peer's access line up, by its links alone: LINE times the fastest
+    of them to any of `others`, itself left out (LINE if there is none). way: function (sender, receiver) ->
+    estimate of the link; turned round for the line down."""
+    return LINE * max((way(peer, other).bandwidth_bps for other in others if other != peer), default=1.0)
+
+
 def access_bps(
     peer: str,
     everybody: Collection[str],
@@ -162,9 +169,8 @@ def access_bps(
     (sender, receiver) -> estimate of the link. rates: function peer -> measured rates of its links, a
     collection for sending and one for receiving; either may be empty or lack."""
     sent, received = (*rates(peer), (), ())[:2]
-    others = [other for other in everybody if other != peer]
-    up_bps = LINE * max((way(peer, other).bandwidth_bps for other in others), default=1.0)
-    down_bps = LINE * max((way(other, peer).bandwidth_bps for other in others), default=1.0)
+    up_bps = fastest_bps(peer, everybody, way)
+    down_bps = fastest_bps(peer, everybody, lambda one, other: way(other, one))
     return (
         min(up_bps, line_bps(sent)) if sent else up_bps,
         min(down_bps, line_bps(received)) if received else down_bps,
@@ -208,7 +214,7 @@ class CostModel:
         }
         """Peer -> rates of its access line (bits per second), up and down; empty without the program."""
         self._line_bps = {
-            peer: min([LINE * self._best_bps(peer), *map(line_bps, filter(None, reported(peer)))])
+            peer: min([fastest_bps(peer, self._members, way), *map(line_bps, filter(None, reported(peer)))])
             for peer in self._members
         }
         enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
@@ -394,10 +400,6 @@ class CostModel:
     def _link_s(self, one: str, other: str) -> float:
         size = self._batch.activation_bytes
         return (self._way(one, other).seconds(size) + self._way(other, one).seconds(size)) / 2.0
-
-    def _best_bps(self, peer: str) -> float:
-        others = (other for other in self._members if other != peer)
-        return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
 
 
 def cost_model_of(

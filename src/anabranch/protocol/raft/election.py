@@ -104,7 +104,7 @@ class Election:
         length, last_term = state.log.length, state.log.last_term
         for voter in state.log.voters:
             if voter != state.me:
-                state.send(AskVote(state.me, voter, term, trial, length, last_term, forced))
+                state.persistence.send(AskVote(state.me, voter, term, trial, length, last_term, forced))
 
     def on_vote(self, message: Vote) -> None:
         """Count a vote for this voter. A majority turns a pre-candidate into a candidate, and a candidate
@@ -143,7 +143,7 @@ class Election:
                 self._step_down(message.term, "")
             granted = message.term == state.term and self._is_complete(message) and self.grant(message)
         term = message.term if granted else state.term
-        state.send(Vote(state.me, message.sender, term, message.trial, granted))
+        state.persistence.send(Vote(state.me, message.sender, term, message.trial, granted))
 
     def _is_complete(self, message: AskVote) -> bool:
         """True if the candidate's log is at least as up to date as this voter's (§5.4.1)."""

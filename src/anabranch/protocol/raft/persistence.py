@@ -54,8 +54,9 @@ class Persistence:
         self.durable = min(self.durable, length)
         self._lengths = deque((number, min(lines, length)) for number, lines in self._lengths)
 
-    def send(self, message: RaftMessage, after_log: bool) -> None:
-        """Queue a message to be sent once the term and vote are on disk; with `after_log` the log, too."""
+    def send(self, message: RaftMessage, after_log: bool = True) -> None:
+        """Queue a message to be sent once the term and vote that it reports are on disk; with `after_log` the
+        log's entries so far, too."""
         self._outbox.append((message, after_log))
 
     def flush(self, term: int, vote: str, log: RaftLog) -> list[Effect]:

@@ -168,7 +168,7 @@ class Raft(VoterState):
         """Answer an AppendEntries message. matched: number of entries that agree with the leader's log; None:
         the sent entries do not follow this log, or the leader's term is over."""
         matches, length = matched is not None, self.log.length if matched is None else matched
-        self.send(Appended(self.me, message.sender, self.term, matches, length, message.round))
+        self.persistence.send(Appended(self.me, message.sender, self.term, matches, length, message.round))
 
     def _append_entries(self, message: Append) -> int | None:
         """Append the entries of an AppendEntries message to the log, in place of entries that differ. Returns

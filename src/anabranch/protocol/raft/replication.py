@@ -124,7 +124,7 @@ class Replication:
         lines = state.log.entries_from(start) if start < state.log.length else ()
         known.next_index = start + len(lines)
         append = Append(state.me, voter, state.term, start, previous, lines, state.commit_index, self._round)
-        state.send(append, after_log=False)
+        state.persistence.send(append, after_log=False)
 
     def on_appended(self, message: Appended) -> None:
         """Handle a follower's reply to AppendEntries: update its progress, advance the commit index, and send
@@ -189,4 +189,4 @@ class Replication:
         known = self.progress.get(to)
         whole = known is not None and not known.probing and known.match_index == state.log.length
         if state.transferring and whole and to in state.log.voters:
-            state.send(TakeOver(state.me, to, state.term))
+            state.persistence.send(TakeOver(state.me, to, state.term))

@@ -10,7 +10,6 @@ from anabranch.protocol.raft.types import (
     TRANSITIONS,
     Committed,
     Effect,
-    RaftMessage,
     Role,
     RoleChanged,
     majority,
@@ -76,11 +75,6 @@ class VoterState:
         self.log = RaftLog(start=start)
         self.persistence.restarted(start.index)
         self.commit_index = start.index
-
-    def send(self, message: RaftMessage, after_log: bool = True) -> None:
-        """Send a message once the term and vote that it reports are on disk; with `after_log`, the log's
-        entries so far, too."""
-        self.persistence.send(message, after_log)
 
     def has_quorum(self, voters: set[str]) -> bool:
         """True if `voters` include a majority of the present voters."""

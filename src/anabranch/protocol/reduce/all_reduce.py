@@ -226,9 +226,11 @@ class AllReduce:
 
     def _send_to(self, reduce: ReduceAttempt, part: int, positions: Collection[int]) -> None:
         """Send a part that this replica summed to the members at `positions`, itself left out."""
+        message, seal = reduce.message, reduce.receipt.reduced_seal(part)
+        reduced = ReducedPart(self._fence(), message.stage, message.attempt, part, seal)
         for position in positions:
             if position != reduce.position:
-                self._send_reduced(reduce, part, position)
+                self.ctx.outbox.send(reduce.members[position], reduced, reduce.reduced[part])
 
     def _deliver_deferred(self) -> None:
         """Send standbys the parts that this replica has summed so far; they get its later parts together with
@@ -238,13 +240,6 @@ class AllReduce:
             for part in reduce.mine:
                 if part in reduce.reduced:
                     self._send_to(reduce, part, positions)
-
-    def _send_reduced(self, reduce: ReduceAttempt, part: int, to: int) -> None:
-        """Send the member at position `to` a part that this replica has summed."""
-        message = reduce.message
-        seal = reduce.receipt.reduced_seal(part)
-        reduced = ReducedPart(self._fence(), message.stage, message.attempt, part, seal)
-        self.ctx.outbox.send(reduce.members[to], reduced, reduce.reduced[part])
 
     def _fence(self) -> Fence:
         assert self.iteration is not None
@@ -457,7 +452,7 @@ class AllReduce:
         if to in reduce.fellows:
             for part in reduce.mine:
                 if part in reduce.reduced:
-                    self._send_reduced(reduce, part, to)
+                    self._send_to(reduce, part, (to,))
         elif reduce.cells.part(to) in reduce.mine and reduce.cell in reduce.sums:
             self._send_part(reduce, reduce.mine[0], peer, reduce.sums[reduce.cell])
 

@@ -111,7 +111,7 @@ class GradientFetch:
         turn. Who sent a false one is asked only if no other may have it."""
         others = [peer for peer in free if peer not in self._false]
         free = free if self._without.issuperset(others) else others
-        ctx, size_bytes = self.ctx, self.ctx.run.settings.late_bytes_of(self.ctx.run.stage, t)
+        ctx, size_bytes = self.ctx, self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage, t)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
             able = [peer for peer in free if peer not in self._without] or free

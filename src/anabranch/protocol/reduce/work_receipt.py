@@ -60,7 +60,7 @@ class WorkReceipt:
     def _seal(self, kind: str, part: int, payload_hash: str) -> bytes:
         key = kind, part
         if key not in self._made:
-            self._made[key] = self._seals.seal_part(kind, self._name(part), payload_hash)
+            self._made[key] = self._seals.sign(kind, self._name(part), payload_hash)
         return self._made[key]
 
     # --- sending -------------------------------------------------------------------------------

@@ -160,6 +160,4 @@ class Snapshots(Timer):
             download.tick()
 
     def deadline(self) -> float:
-        if not self.downloads:
-            return math.inf
-        return min(download.deadline() for download in self.downloads.values())
+        return min((download.deadline() for download in self.downloads.values()), default=math.inf)

@@ -324,16 +324,9 @@ class LinkCost:
             return measured
         return self.padded.bps(self.latency.round_trip_s() or 0.0)
 
-    def publish_s(
-        self,
-        activation_bytes: float,
-        mine_s: float | None = None,
-        theirs_s: float | None = None,
-        like_bps: float | None = None,
-    ) -> float:
-        """Link cost d_ij (s) for the flow agents: that of `seconds`, with the same arguments, after the
-        hysteresis filter, for which each call counts as one estimate."""
-        cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
+    def published_s(self, cost_s: float) -> float:
+        """Link cost d_ij (s) for the flow agents, after the hysteresis filter, for which each call counts as
+        one estimate. cost_s: as it is now (`seconds`)."""
         return self._published.offer(cost_s) or cost_s
 
 

@@ -334,10 +334,8 @@ class PeerCosts:
         neighbour = self.of(peer)
         if neighbour.link.latency.round_trip_s() is None:
             return None
-        usual_bps = self._bandwidths.median()
-        return neighbour.link.publish_s(
-            self.activation_bytes, self._own_pass_s(), neighbour.pass_s, usual_bps
-        )
+        known = self._own_pass_s(), neighbour.pass_s, self._bandwidths.median()
+        return neighbour.link.published_s(neighbour.link.seconds(self.activation_bytes, *known))
 
     def links(self, members: Container[str]) -> dict[str, tuple[float, float]]:
         """Links of this peer to `members` with a measured round trip, as it reports them: other peer ->

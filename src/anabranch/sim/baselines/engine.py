@@ -17,7 +17,7 @@ from functools import partial
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.churn import Churn
-from anabranch.sim.cluster.device_model import STATE_BYTES
+from anabranch.sim.cluster.device_model import SHARED, STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.metrics.iteration_metrics import MetricsRecorder, Outcome
@@ -32,8 +32,6 @@ BACKWARD, FORWARD, REDUCE, STATE = 0, 1, 2, 4
 SMALL_BYTES = 100
 #: Virtual seconds per iteration after which a run has failed.
 PATIENCE_S = 3600.0
-#: Factor on the duration of a task that begins while another process of the machine computes.
-SHARED = 2.0
 #: Rounding error of a sum of seconds (s); less waste than this is none.
 ROUNDING_S = 1e-6
 

@@ -23,7 +23,6 @@ class Restart(Pipelines):
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)
         self._plan: list[Path] = []
-        self._restarts = 0
 
     def begin(self) -> None:
         self._plan = self._arranged()
@@ -76,14 +75,13 @@ class Restart(Pipelines):
         the crash."""
         self.abandon_batch()
         self.reducing += 1
-        self._restarts += 1
-        restart = self._restarts
+        batch = self._batch
         for worker in self.workers.values():
             worker.forget()
         self.recorder.add("recoveries", self.microbatches)
 
         def again() -> None:
-            if self._restarts == restart:
+            if self._batch == batch:
                 self.begin()
 
         self.clock.after(self.fleet.link(relay, self.data_nodes[0]).latency_s, again)

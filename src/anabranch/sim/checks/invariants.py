@@ -29,8 +29,6 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.kernel.violation import Violation
 
-__all__ = ["Invariants", "GroundTruth", "Violation"]
-
 #: Kinds of notes after which microbatches of that iteration may be computed twice without violating I6.
 _TROUBLE = ("suspected", "peer_removed", "refused")
 #: Events between two searches for a cycle of the wait-for graph; a deadlock does not go away.

@@ -48,9 +48,7 @@ class Trace(Struct, frozen=True):
     @property
     def absent(self) -> frozenset[str]:
         """Machines that are absent at the beginning: those whose first change is a join."""
-        first: dict[str, str] = {}
-        for change in self.changes:
-            first.setdefault(change.machine, change.event)
+        first = {change.machine: change.event for change in reversed(self.changes)}
         return frozenset(machine for machine, event in first.items() if event == JOIN)
 
 

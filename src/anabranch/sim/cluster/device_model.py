@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from anabranch.config.constraints import OneOf, Range
 from anabranch.errors import UserError
 from anabranch.protocol.interface import tasks
-from anabranch.sim.cluster.wire_part import WirePart
-from anabranch.train.codec.sizes import coarse_bytes
+from anabranch.train.codec.sizes import BITS, coarse_bytes
 from anabranch.train.model.sizes import (
     SCALED_BYTES,
     SUM_WIRE_BYTES,
@@ -49,6 +49,8 @@ SECOND_BYTES = MASTER_BYTES + SUM_BYTES
 ISLAND_BYTES = STATE_BYTES + GRADIENT_BYTES
 #: Bytes of a parameter that it needs in place of these, and of activations, when it ends, with its change.
 CLOSING_BYTES = 28
+#: Factor on the duration of a task that begins while another process of the machine computes.
+SHARED = 2.0
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
 #: each 64 values (`net.packing`).
@@ -62,6 +64,18 @@ RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8]}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
 BytesPerSecond = Annotated[float, Meta(ge=1e8, le=1e15)]
+
+
+@dataclass(frozen=True)
+class WirePart:
+    """Section [wire] of a scenario, with the keys and values of a run file's: codecs of what crosses the
+    line. activations, gradients: codec of activations and of input gradients between stages. block: values
+    that share a scale (int8, int4). reduce: exact or coarse gradient sums."""
+
+    activations: Annotated[str, OneOf(*BITS)] = "none"
+    gradients: Annotated[str, OneOf(*BITS)] = "none"
+    reduce: Annotated[str, OneOf("exact", "coarse")] = "exact"
+    block: Annotated[int, Range(8, 1 << 16)] = 64
 
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,10 +23,10 @@ from anabranch.observe.events import (
 )
 from anabranch.protocol.interface.settings import HEARTBEAT_S
 from anabranch.sim.cluster.churn_trace import JOIN, LEAVE, Change, Trace
+from anabranch.sim.cluster.device_model import WirePart
 from anabranch.sim.cluster.machine_spec import MachinePart
 from anabranch.sim.cluster.scenario import Scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
-from anabranch.sim.cluster.wire_part import WirePart
 
 #: Precision of computing: name in a run file -> name in a scenario.
 DTYPES = {"fp32": "fp32", "bf16": "fp16"}

@@ -19,7 +19,7 @@ from anabranch.config.constraints import OneOf, Range, is_64_bits
 from anabranch.config.load import parse_toml
 from anabranch.errors import UserError
 from anabranch.sim.cluster.churn_trace import NO_TRACE, Trace, read_trace
-from anabranch.sim.cluster.device_model import Device, Machine, Workload, known_devices
+from anabranch.sim.cluster.device_model import Device, Machine, WirePart, Workload, known_devices
 from anabranch.sim.cluster.machine_spec import MachinePart, problem, staged
 from anabranch.sim.cluster.scenario_schema import (
     ChurnPart,
@@ -32,7 +32,6 @@ from anabranch.sim.cluster.scenario_schema import (
     RunPart,
     type_and_constraint,
 )
-from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.network.drift import Drift
 from anabranch.sim.network.shared_link import Line, SharedLink
 from anabranch.train.model.sizes import named_size, size_names

@@ -25,7 +25,7 @@ from anabranch.protocol.log.records import Member
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Machine, Workload
+from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, SHARED, Machine, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.network.lined_world import LinedWorld
@@ -39,8 +39,6 @@ PIECES_MAX = 32
 #: Least and greatest number of iterations between snapshots, chosen so that copies add at most a quarter to
 #: the bytes sent (as `snapshots.every = 0` in a run file).
 SNAPSHOTS_EVERY = (5, 100)
-#: Factor on the duration of a task that begins while another process of the machine computes.
-SHARED = 2.0
 #: Kinds of notes that every peer makes for the same log entry: most of all notes in a large swarm.
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 #: Tasks on one microbatch of a pipeline island's inner step.
@@ -78,10 +76,9 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 @dataclass
 class SentCounts:
-    """Counts of what was sent so far. messages: control messages; kinds: their number by class name;
-    message_bytes: their bytes. payload_bytes: bytes of payloads."""
+    """Counts of what was sent so far. kinds: number of control messages by class name; message_bytes: their
+    bytes. payload_bytes: bytes of payloads."""
 
-    messages: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
     payload_bytes: float = 0.0
@@ -89,8 +86,8 @@ class SentCounts:
 
 class ModelledWorld(LinedWorld):
     """World of a fleet: real peers over modelled links and devices. The fleet's first host leads, and those
-    that the trace does not name as absent join within half a second. sent: control messages (number, by kind,
-    bytes) and payload bytes sent so far."""
+    that the trace does not name as absent join within half a second. sent: control messages (by kind, bytes)
+    and payload bytes sent so far."""
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
@@ -106,6 +103,8 @@ class ModelledWorld(LinedWorld):
             self.make_own = lambda peer, stage: make(stage, own_data(peer))
         self.unheard = SAME_EVERYWHERE
         self.work = work
+        self._inner = settings.microbatches // max(1, settings.rounds.slots)
+        """Microbatches of an inner step in a round."""
         self._parameters = [work.parameters(stage) for stage in range(work.stages + 1)]
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._links: dict[tuple[str, str], SharedLink] = {}
@@ -137,14 +136,11 @@ class ModelledWorld(LinedWorld):
         if self._of_slot(task):
             seconds = self._slot_s(host.machine, stage, task)
         elif isinstance(task, tasks.Forward) and task.steps:
-            part = self.fleet.scenario.round
-            microbatches = self.fleet.scenario.model.microbatches // part.slots
             taken = self._ahead.pop((node.id, task.index), 0) if task.carried else 0
-            seconds = host.machine.inner_s(task.steps - taken, microbatches)
+            seconds = host.machine.inner_s(task.steps - taken, self._inner)
         elif isinstance(task, tasks.StepAhead):
             self._ahead[node.id, task.index] = task.step
-            part = self.fleet.scenario.round
-            seconds = host.machine.inner_s(1, self.fleet.scenario.model.microbatches // part.slots)
+            seconds = host.machine.inner_s(1, self._inner)
         elif isinstance(task, tasks.InputGradient) and self.settings.rounds.has(task.t):
             seconds = 0.0
         else:
@@ -225,10 +221,8 @@ class ModelledWorld(LinedWorld):
 
     def _count(self, message: msg.AnyMessage, size: int) -> None:
         """Add a control message of `size` bytes to `sent`."""
-        sent = self.sent
-        sent.messages += 1
-        sent.kinds[type(message).__name__] += 1
-        sent.message_bytes += size
+        self.sent.kinds[type(message).__name__] += 1
+        self.sent.message_bytes += size
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         """Count a message and send it over the link to `peer`. Nothing happens, and nothing is counted,
@@ -310,8 +304,7 @@ class ModelledWorld(LinedWorld):
             return float(self.work.activation_bytes)
         if self.settings.rounds.private:
             return SLOT_BYTES
-        inner = self.settings.microbatches // len(plan)
-        return float(plan[message.index].steps * inner * self.work.activation_bytes)
+        return float(plan[message.index].steps * self._inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
         """Number of parts of a stage's current reduce, as the peer `node` knows it, as member or helper; 1 if

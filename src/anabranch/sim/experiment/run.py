@@ -10,7 +10,7 @@ from anabranch.errors import UserError
 from anabranch.flow.policies.registry import POLICIES
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Commit, Rollback, decode_entry
-from anabranch.sim.baselines.engine import Baseline
+from anabranch.sim.baselines.engine import PATIENCE_S, Baseline
 from anabranch.sim.baselines.restart import Restart
 from anabranch.sim.baselines.swarm import VARIANTS, Swarm
 from anabranch.sim.cluster.churn import Churn
@@ -32,8 +32,8 @@ RESTARTS_PER_COLLECTION = 0.5
 #: Allocations between automatic collections of a large simulation, which find little: more than
 #: there are between two explicit ones.
 LARGE_GC_ALLOCATIONS = 10_000_000
-#: Virtual seconds per iteration, and number of events, after which a run has failed.
-PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
+#: Number of events after which a run has failed; after PATIENCE_S virtual seconds per iteration it has, too.
+EVENTS_MAX = 50_000_000
 #: Virtual seconds between two checks for processes that were removed, which are restarted, or that lost their
 #: link while joining, which dial again.
 START_AGAIN_S = 2.0
@@ -152,7 +152,7 @@ class Simulation:
                 "wasted_s": waste.wasted_s + self._lost_s,
                 "died_s": waste.died_s + self._lost_s,
                 "communicating_s": under_way_s,
-                "messages": world.sent.messages,
+                "messages": world.sent.kinds.total(),
                 "message_bytes": world.sent.message_bytes,
                 "payload_bytes": world.sent.payload_bytes,
             },

@@ -185,17 +185,12 @@ def profile_of(seed: int) -> str:
     return ROUNDS.name if (seed + seed // len(OTHERS)) % 3 == 0 else OTHERS[turn].name
 
 
-def _has_guests(seed: int, profile: FaultProfile) -> bool:
-    """True if a seed under this profile draws hostile guests. Seeds whose number would give them `hostile` by
-    turn (were it not for `rounds`) draw that profile's faults instead."""
-    return profile.guests and OTHERS[seed % len(OTHERS)] != profile
-
-
 def draw(seed: int, profile_name: str) -> DrawnSeed:
     """Swarm and faults of a seed under the profile of this name; a pure function, the same on every machine.
     Raises KeyError for an unknown profile."""
     profile = profile_named(profile_name)
-    if _has_guests(seed, profile):
+    # Seeds whose number would give them `hostile` by turn (were it not for `rounds`) draw its faults alone.
+    if profile.guests and OTHERS[seed % len(OTHERS)] != profile:
         return _with_guests(seed, profile)
     return _with_faults(seed, profile)
 

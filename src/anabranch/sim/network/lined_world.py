@@ -6,7 +6,7 @@ Not here: sizes of payloads and bandwidths, which a subclass knows.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from anabranch.protocol.interface.settings import Settings
@@ -45,7 +45,7 @@ class LinedWorld(World):
         super().__init__(seed, settings, genesis, make_computer, model)
         self.traffic = Traffic(self.clock, self._link, line, machine)
         self.under_way = InFlightTime(self.clock)
-        self.carried_bytes: dict[str, float] = {}
+        self.carried_bytes = defaultdict[str, float](float)
         self.given: Counter[str] = Counter()
         self.handed_on: Counter[str] = Counter()
         self.ended_circuits: list[tuple[str, frozenset[str]]] = []
@@ -67,7 +67,7 @@ class LinedWorld(World):
         is there, and never if it is lost."""
         via = link.via
         if via:
-            self._carry(via, size_bytes)
+            self.carried_bytes[via] += size_bytes
             self.given[via] += 1
         self.under_way.begin(sender.id)
 
@@ -83,10 +83,6 @@ class LinedWorld(World):
         """True if a payload that an iteration needs (no state or probe) goes through this carrier now."""
         return any(via == host and priority <= OF_ITERATION for via, priority in self.traffic.carried())
 
-    def _carry(self, via: str, size_bytes: float) -> None:
-        """Add to the bytes that the host `via` was given to carry for others."""
-        self.carried_bytes[via] = self.carried_bytes.get(via, 0.0) + size_bytes
-
     def _bulk_s(
         self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool, via: str
     ) -> float:
@@ -96,7 +92,7 @@ class LinedWorld(World):
             return 0.0
         if not via:
             return 8.0 * size / self._link(sender, receiver).rate_bps
-        self._carry(via, size)
+        self.carried_bytes[via] += size
         return 8.0 * size / min(self._link(sender, via).rate_bps, self._link(via, receiver).rate_bps)
 
     # --- faults --------------------------------------------------------------------------------

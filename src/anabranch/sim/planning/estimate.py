@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 
 from anabranch.flow.graph.problem import link_cost
@@ -43,11 +43,6 @@ class Estimated:
     places_s: float
     way_s: float
     reduce_s: float
-
-    @property
-    def values(self) -> dict[str, float]:
-        """{name of a field: its seconds}, the whole iteration and its lower bound included."""
-        return asdict(self)
 
 
 def estimate(fleet: Fleet) -> Estimated:

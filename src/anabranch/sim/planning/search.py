@@ -336,7 +336,6 @@ def simulated(
     plan: Plan,
     regions: Regions,
     iterations: int,
-    seed: int = 0,
     committed: Callable[[int], None] = lambda t: None,
 ) -> Plan:
     """Copy of the plan with the result of its simulation under policy `auction`, which may have failed.
@@ -350,10 +349,10 @@ def simulated(
         whole, warm_up = START + 2, START + 1
     run = replace(plan.scenario.run, iterations=whole, warm_up=warm_up)
     scenario = replace(plan.scenario, run=run)
-    outcome = simulate(scenario, regions, "auction", seed, committed)
+    outcome = simulate(scenario, regions, "auction", 0, committed)
     if delay and not outcome.failure:
         outcome.rows = outcome.rows[:-1]
-    return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, seed)))
+    return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, 0)))
 
 
 def shortlist(found: Sequence[Plan], most: int, of_stages: int = ALIKE) -> list[Plan]:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from anabranch.errors import UserError
-from anabranch.sim.cluster.device_model import Machine, known_devices
+from anabranch.sim.cluster.device_model import Machine, WirePart, known_devices
 from anabranch.sim.cluster.scenario import Regions, Scenario
-from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.planning.crews import estimate_of
 from anabranch.sim.planning.search import DELAYED, Plan, Progress, simulated
 from anabranch.train.model.sizes import named_size
@@ -68,7 +67,7 @@ def _weigh(plan: Plan, scenario: Scenario, regions: Regions, iterations: int, pr
         return each
     whole = iterations + DELAYED * scenario.run.delay
     committed = partial(_told, progress, f"weighing codecs: {named(scenario)}", whole)
-    return simulated(each, regions, iterations, 0, committed)
+    return simulated(each, regions, iterations, committed)
 
 
 def _told(progress: Progress, activity: str, iterations: int, t: int) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.agents import interface as ev
@@ -99,7 +100,6 @@ class FlowWorld:
         self._wakes: dict[str, tuple[float, int]] = {}
         """Time of each node's next wake, and number of its entry in the heap."""
         self._busy: set[str] = set()
-        self._same_stage = same_stage
         self._links: dict[str, dict[tuple[str, Side], tuple[_Link, int]]] = {}
         self._incarnations: Counter[str] = Counter()
         for name in instance.stage:
@@ -108,15 +108,8 @@ class FlowWorld:
             self._connect(start, end, False, cost)
         if same_stage:
             self._connect_stages()
-
-    @property
-    def neighbour_links(self) -> int:
+        self.neighbour_links = sum(map(len, self._links.values())) // 2
         """Number of pairs of neighbours at the start."""
-        pairs = len(self.instance.links)
-        if self._same_stage:
-            sizes = Counter(relay.stage for relay in self.instance.relays)
-            pairs += sum(size * (size - 1) // 2 for size in sizes.values())
-        return pairs
 
     @property
     def quiet(self) -> bool:
@@ -226,16 +219,13 @@ class FlowWorld:
         self._links[name] = {}
         self._wakes.setdefault(name, _NEVER)
 
-    def _connect_stages(self, only: str | None = None) -> None:
+    def _connect_stages(self) -> None:
         levels: dict[int, list[str]] = {}
         for relay in self.instance.relays:
-            if relay.id in self.agents:
-                levels.setdefault(relay.stage, []).append(relay.id)
+            levels.setdefault(relay.stage, []).append(relay.id)
         for level in levels.values():
-            for at, first in enumerate(level):
-                for second in level[at + 1 :]:
-                    if only is None or only in (first, second):
-                        self._connect(first, second, True, 0.0)
+            for pair in combinations(level, 2):
+                self._connect(*pair, True, 0.0)
 
     def _connect(self, start: str, end: str, same: bool, cost: float) -> None:
         low, high = self.weather.delay_s

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from anabranch.protocol.log.records import Slot
 from anabranch.sim.workers.integer_arithmetic import (
     Words,
     activated,
@@ -107,18 +108,6 @@ class StageIsland:
         return slot_state(self._weights, self._x)
 
 
-class CrewSlot(NamedTuple):
-    """Slot of a round that a pipeline island fills. first, steps: as of `records.Slot`. carried: number of
-    what each stage from 0 on carries of it (0: nothing). merges: True if its late contribution of the round
-    before is added."""
-
-    slot: int
-    first: int
-    steps: int
-    carried: tuple[int, ...]
-    merges: bool
-
-
 class SlotResult(NamedTuple):
     """Result of a slot in a round. changes: contribution of each stage from 0 on. carries: number of what
     each stage carries to the next round. loss: sum over its inner steps."""
@@ -129,21 +118,24 @@ class SlotResult(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def slot_on_single_machine(states: tuple[int, ...], plan: CrewSlot, microbatches: int) -> SlotResult:
+def slot_on_single_machine(
+    states: tuple[int, ...], slot: int, plan: Slot, carried: tuple[int, ...], microbatches: int
+) -> SlotResult:
     """Result of a slot that a single machine computes, one microbatch after another. states: states of all
-    stages, from 0 on, before the round. microbatches: number in each inner step."""
+    stages, from 0 on, before the round. slot, plan: its number, and its entry in the round's plan. carried:
+    number of what each stage carries of it (0: nothing). microbatches: number in each inner step."""
     islands: list[StageIsland] = []
     x = 0
     for stage, state in enumerate(states):
-        island = StageIsland(stage, state, plan.slot, plan.first, plan.steps, plan.carried[stage], x)
+        island = StageIsland(stage, state, slot, plan.first, plan.steps, carried[stage], x)
         islands.append(island)
         x = island.opening
     for _ in range(plan.steps):
         _take_inner_step(islands, microbatches)
-    changes = [islands[0].change(x, plan.merges)]
+    changes = [islands[0].change(x, plan.late > 0)]
     dy = islands[0].head_end(x)
     for island in reversed(islands[1:]):
-        changes.insert(1, island.change(dy, plan.merges))
+        changes.insert(1, island.change(dy, plan.late > 0))
         dy = island.end_gradient(dy)
     return SlotResult(tuple(changes), tuple(island.carries for island in islands), islands[0].loss)
 

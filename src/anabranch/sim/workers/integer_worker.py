@@ -328,20 +328,18 @@ class IntegerWorker:
                 loaded = self._loaded(t, inputs)
                 if loaded is None:
                     return Result(error=f"not the state after step {t}")
-                self.t, (self.state, self.ahead) = t, loaded
-                self._gradients.clear()
-                self._before.clear()
-                self._slots.clear()
-                self._ahead_of.clear()
-                self._islands.forget()
-                self._begun = Begun(), Begun()
+                self._begin_with(t, *loaded)
             case tasks.InitState():
-                self.t, self.state, self.ahead = 0, initial(self.stage), None
-                self._gradients.clear()
-                self._before.clear()
-                self._islands.forget()
-                self._begun = Begun(), Begun()
+                self._begin_with(0, initial(self.stage), None)
         return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))
+
+    def _begin_with(self, t: int, state: int, ahead: int | None) -> None:
+        """Take a state, which is not the one after the last step, and drop all that came from others."""
+        self.t, self.state, self.ahead = t, state, ahead
+        for kept in (self._gradients, self._before, self._slots, self._ahead_of):
+            kept.clear()
+        self._islands.forget()
+        self._begun = Begun(), Begun()
 
     def _go_on(self, t: int, state: int) -> None:
         """Take `state` as the state after step t, and finish the steps ahead of all slots. Work on iteration

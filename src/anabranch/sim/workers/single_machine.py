@@ -35,7 +35,7 @@ from anabranch.sim.workers.integer_arithmetic import (
     with_own,
     with_state,
 )
-from anabranch.sim.workers.integer_islands import CrewSlot, SlotResult, slot_on_single_machine
+from anabranch.sim.workers.integer_islands import SlotResult, slot_on_single_machine
 
 Batch = tuple[tuple[int, int, int, int, int], ...]
 """(microbatch, its iteration, 0, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
@@ -184,6 +184,5 @@ def _crew_results(
     found = {}
     for slot, plan in sorted(slots.items()):
         carried = known.get(slot, nothing) if plan.carried else nothing
-        each = CrewSlot(slot, plan.first, plan.steps, carried, plan.late > 0)
-        found[slot] = slot_on_single_machine(states, each, inner)
+        found[slot] = slot_on_single_machine(states, slot, plan, carried, inner)
     return found
