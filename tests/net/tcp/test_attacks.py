@@ -478,6 +478,28 @@ def test_one_address_keeps_nobody_else_out(backend: Backend) -> None:
     backend.run(scenario)
 
 
+def test_silent_callers_of_some_addresses_keep_nobody_out(backend: Backend) -> None:
+    """One host has many addresses, of IPv6 at least. The oldest connection of the network with most of them
+    gives way, and one more of that network is turned away."""
+
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert", limits=Limits(max_pending_handshakes=4, max_pending_of_host=2))
+        silent = []
+        for number in range(5):
+            there, here = (server.host, server.port), (f"127.0.9.{1 + number}", 0)
+            silent.append(await asyncio.open_connection(*there, local_addr=here))
+        assert await soon(silent[4][0].read()) == b""
+        assert dict(server.transport.refusals) == {errors.BUSY: 1}
+        await (await world.peer("anna")).dial(server)
+        assert await soon(silent[0][0].read()) == b""
+        assert len(server.transport.listener.pending) == 3
+        assert server.transport.end.resources.system.connections == 5  # three silent ones, and a link's two
+        for _, writer in silent:
+            writer.transport.abort()
+
+    backend.run(scenario)
+
+
 # Past the door: an admitted peer that does not keep to the framing.
 
 
