@@ -27,6 +27,7 @@ from anabranch.net.framing import (
 )
 from anabranch.net.handshake import BULK, CONTROL, WIRE_VERSION, ClientHandshake, ServerHandshake
 from anabranch.net.identity import peer_id_of_certificate
+from support.network import key_updates
 from support.network.net_world import (
     NOW_S,
     RUN,
@@ -478,8 +479,28 @@ def test_one_address_keeps_nobody_else_out(backend: Backend) -> None:
     backend.run(scenario)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="TLS takes KeyUpdates without end, and each costs the event loop some ten microseconds: neither "
+    "asyncio nor the module ssl tells of them",
+)
+@pytest.mark.skipif(key_updates.LIBRARY is None, reason="the system has no OpenSSL")
+def test_a_caller_that_sends_key_updates_alone_is_cut(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert")
+        caller = await asyncio.to_thread(key_updates.KeyUpdates, server.host, server.port)
+        sent = [await asyncio.to_thread(caller.send, 1000) for _ in range(4)]
+        assert sum(sent) > 64 << 10, "an honest caller sends a tenth of that before it is known"
+        await (await world.peer("anna")).dial(server)
+        pending = len(server.transport.listener.pending)
+        caller.socket.close()
+        assert not pending
+
+    backend.run(scenario)
+
+
 def test_silent_callers_of_some_addresses_keep_nobody_out(backend: Backend) -> None:
-    """One host has many addresses, of IPv6 at least. The oldest connection of the network with most of them
+    """Addresses cost nothing, those of IPv6 at least. The oldest connection of the network with most of them
     gives way, and one more of that network is turned away."""
 
     async def scenario(world: World) -> None:
