@@ -1,12 +1,15 @@
-"""Deeds of hostile guests that are done over the real transport, which the simulator does not have: other
-payloads for some peers, links made anew all the time, payloads that nobody asked for."""
+"""Deeds of hostile guests that the tests of live runs alone do: other payloads for some peers or in answers,
+links made anew all the time, payloads that nobody asked for, messages of which a field is changed."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import msgspec
 from msgspec import structs
 
 from anabranch.background import background
@@ -102,12 +105,80 @@ def _pour(peer: DrivenPeer) -> None:
     peer.begin()
 
 
+def _answer_nonsense(guest: Guest, send: Send) -> list[Send]:
+    """Answer each question for a piece of work, a gradient or a piece of a state with another payload in
+    turn, of which none fits."""
+    import torch
+
+    message = send.message
+    if not isinstance(message, msg.Work | msg.Gradient | msg.Piece):
+        return [send]
+    other = [
+        torch.empty((0, 7, 1 << 20)),
+        torch.full((1, 1, 1, 1), float("nan"), dtype=torch.float64),
+        torch.full((3, 5), 1 << 62, dtype=torch.int64),
+        torch.zeros(1 << 20, dtype=torch.uint8),
+        torch.tensor([1, 0, 0, 0, 64, 7], dtype=torch.uint8),
+        torch.full((16, 16), float("inf"), dtype=torch.bfloat16),
+        None,
+    ]
+    print("nonsense", type(message).__name__, flush=True)
+    guest.told.add(("nonsense", number := len(guest.told)))
+    return [structs.replace(send, payload=other[number % len(other)])]
+
+
+def _mutated(value: Any, rng: random.Random, others: Sequence[Any]) -> Any:
+    """Value of the same type as one field of a message, or of a message before (`others`), changed at one
+    place."""
+    if isinstance(value, msgspec.Struct):
+        name = rng.choice(value.__struct_fields__) if value.__struct_fields__ else ""
+        changed = {name: _mutated(getattr(value, name), rng, others)} if name else {}
+        return structs.replace(value, **changed)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice((value + 1, value - 1, 0, -1, 1, 1 << 31, 1 << 40, value + 1000))
+    if isinstance(value, float):
+        return rng.choice((0.0, -1.0, math.nan, math.inf, 1e300, 5e-324))
+    if isinstance(value, str):
+        return rng.choice(("", "x" * 128, value[::-1], *(one for one in others if isinstance(one, str))))
+    if isinstance(value, bytes):
+        return rng.choice((b"", value[::-1], bytes(64)))
+    if isinstance(value, tuple) and value:
+        at = rng.randrange(len(value))
+        one = _mutated(value[at], rng, others)
+        return rng.choice(((*value[:at], one, *value[at + 1 :]), value[:at], value * 2, value[::-1]))
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        other = {_mutated(key, rng, others): value[key]}
+        return rng.choice(({**value, key: _mutated(value[key], rng, others)}, {}, other))
+    return value
+
+
+def _mutate(guest: Guest, send: Send) -> list[Send]:
+    """Send each twentieth message with one field changed, and each fortieth a second time so."""
+    if (chance := _rng.random()) > 0.05 or isinstance(send.message, msg.Ping | msg.Pong):
+        return [send]
+    members = list(guest.peer.ctx.run.membership.members)
+    changed = _mutated(send.message, _rng, members)
+    try:
+        msg.decode(msg.encode(changed))
+    except Exception:
+        return [send]  # an honest peer would not even read it
+    print("mutated", type(changed).__name__, flush=True)
+    return [structs.replace(send, message=changed), *([send] if chance < 0.025 else [])]
+
+
+_rng = random.Random(14)
+
 TRANSPORT_DEEDS: dict[str, Deed] = {
     deed.name: deed
     for deed in (
         Deed("sums falsely for one", Role.SERVES, _two_sums, _send_kept),
         DriverDeed("dials anew", Role.SERVES, act=_dial_anew),
         DriverDeed("pours", Role.SERVES, act=_pour),
+        Deed("answers nonsense", Role.SERVES, _answer_nonsense),
+        Deed("changes fields", Role.SERVES, _mutate),
     )
 }
 
