@@ -68,7 +68,8 @@ def test_a_helper_that_sums_falsely_for_one_alone_costs_that_one_no_seat(
 
     monkeypatch.setattr(reduce_schedule, "by_chance", dealt)
     settings = Settings("two sums", 1, 2, 8, STEPS, spread="always", min_replicas=3)
-    names = [("d0", 0), ("d1", 0), *((f"r{stage}.{number}", stage) for stage in (1, 2) for number in range(3))]
+    relays = [(f"r{stage}.{number}", stage) for stage in (1, 2) for number in range(3)]
+    names = [("d0", 0), ("d1", 0), *relays]
     world = counting_world(settings, [Machine(*name) for name in names], 1, SLOW)
     world.strict = False
     usual, told = world.send, list[int]()
