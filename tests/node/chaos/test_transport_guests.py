@@ -42,8 +42,5 @@ def test_a_guest_is_withstood(deed: str, tmp_path: Path, texts: Path, supervisor
 
 @pytest.mark.soak  # in virtual time: test_two_sums.py
 @pytest.mark.timeout(600)
-@pytest.mark.xfail(
-    strict=True, reason="the relay that gets the other part is outvoted, and loses its seat"
-)
 def test_a_guest_that_sums_falsely_for_one(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     withstood("sums falsely for one", tmp_path / "run", small_run(texts, **ENDLESS), supervisor)

@@ -23,11 +23,6 @@ SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGr
 STEPS, LIAR, VICTIM = 12, "r1.2", "r1.0"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="most reports decide, and who differs from them in two iterations loses its seat, although nobody "
-    "knows what it was sent",
-)
 @pytest.mark.parametrize("replicas", [3, 5])
 def test_who_sums_falsely_for_one_alone_costs_that_one_no_seat(replicas: int) -> None:
     """Its own report comes after the others', so that these contradict each other."""
@@ -56,7 +51,6 @@ def test_who_sums_falsely_for_one_alone_costs_that_one_no_seat(replicas: int) ->
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="as above: the reports of most decide")
 def test_a_helper_that_sums_falsely_for_one_alone_costs_that_one_no_seat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
