@@ -5,6 +5,7 @@ Orders, after which it still serves its own links and new circuits honestly, but
     swallow         it forwards no byte
     swallow bulk    it forwards no byte of a link's second connection, on which payloads travel
     delay SECONDS   it forwards all bytes in order, so much later
+    flip COUNT      it changes a byte in every COUNTth piece that it forwards
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def obey(order: Path) -> None:
     """Let all carriers of this process obey the order in a file."""
     bulk: set[Lane] = set()
     late: dict[Lane, deque[bytes]] = {}
+    flipped = [0]
     connect, forwarded = Carrier._connect, Lane._forwarded
 
     def connected(carrier: Carrier, circuit: Circuit) -> None:
@@ -45,7 +47,11 @@ def obey(order: Path) -> None:
 
     def harmed(lane: Lane, other: Lane, count: int) -> None:
         harm, _, how = order.read_text().partition(" ") if order.exists() else ("", "", "")
-        if not harm or (how == "bulk" and lane not in bulk):
+        if harm == "flip":
+            flipped[0] += 1
+            if not flipped[0] % int(how):
+                lane._buffer[count // 2] ^= 1
+        if not harm or harm == "flip" or (how == "bulk" and lane not in bulk):
             forwarded(lane, other, count)
             return
         lane.bytes_received += count  # so that it does not end the circuit as idle

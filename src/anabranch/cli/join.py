@@ -233,7 +233,7 @@ def _of_relays(text: str) -> str:
     written."""
     try:
         return str(json.loads(text)["relay"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return ""
 
 

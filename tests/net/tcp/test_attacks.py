@@ -27,6 +27,7 @@ from anabranch.net.framing import (
 )
 from anabranch.net.handshake import BULK, CONTROL, WIRE_VERSION, ClientHandshake, ServerHandshake
 from anabranch.net.identity import peer_id_of_certificate
+from support.network import key_updates
 from support.network.net_world import (
     NOW_S,
     RUN,
@@ -473,6 +474,48 @@ def test_one_address_keeps_nobody_else_out(backend: Backend) -> None:
                 assert await soon(opened[-1][0].read()) == b""
                 assert dict(server.transport.refusals) == {errors.BUSY: 1 + number // 3}
         for _, writer in opened:
+            writer.transport.abort()
+
+    backend.run(scenario)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="TLS takes KeyUpdates without end, and each costs the event loop some ten microseconds: neither "
+    "asyncio nor the module ssl tells of them",
+)
+@pytest.mark.skipif(key_updates.LIBRARY is None, reason="the system has no OpenSSL")
+def test_a_caller_that_sends_key_updates_alone_is_cut(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert")
+        caller = await asyncio.to_thread(key_updates.KeyUpdates, server.host, server.port)
+        sent = [await asyncio.to_thread(caller.send, 1000) for _ in range(4)]
+        assert sum(sent) > 64 << 10, "an honest caller sends a tenth of that before it is known"
+        await (await world.peer("anna")).dial(server)
+        pending = len(server.transport.listener.pending)
+        caller.socket.close()
+        assert not pending
+
+    backend.run(scenario)
+
+
+def test_silent_callers_of_some_addresses_keep_nobody_out(backend: Backend) -> None:
+    """Addresses cost nothing, those of IPv6 at least. The oldest connection of the network with most of them
+    gives way, and one more of that network is turned away."""
+
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert", limits=Limits(max_pending_handshakes=4, max_pending_of_host=2))
+        silent = []
+        for number in range(5):
+            there, here = (server.host, server.port), (f"127.0.9.{1 + number}", 0)
+            silent.append(await asyncio.open_connection(*there, local_addr=here))
+        assert await soon(silent[4][0].read()) == b""
+        assert dict(server.transport.refusals) == {errors.BUSY: 1}
+        await (await world.peer("anna")).dial(server)
+        assert await soon(silent[0][0].read()) == b""
+        assert len(server.transport.listener.pending) == 3
+        assert server.transport.end.resources.system.connections == 5  # three silent ones, and a link's two
+        for _, writer in silent:
             writer.transport.abort()
 
     backend.run(scenario)

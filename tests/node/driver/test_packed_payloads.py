@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -326,3 +327,44 @@ def test_a_peer_that_reads_none_of_the_pieces_it_asks_for_holds_little_memory() 
             await end.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 120.0))
+
+
+def test_sums_for_links_that_are_gone_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that makes its link anew, again and again, gets its parts of the reduce again each time. The
+    parts of others would wait for all of them to be packed."""
+    packed, go_on, plain = list[int](), threading.Event(), payloads.pack
+
+    def slow(values: Any) -> Any:
+        go_on.wait(60.0)
+        packed.append(len(values))
+        return plain(values)
+
+    monkeypatch.setattr(payloads, "pack", slow)
+
+    async def scenario() -> None:
+        here, there = await linked()
+        links = set[Link]()
+        for number in range(12):
+            here.links.send(OTHER.peer_id, part(0), SUMS[:5000])
+            links.add(there.link(OWNER))
+            address = here.links.dialled_at(OTHER.peer_id) or there.links.dialled_at(OWNER.peer_id)
+            assert address is not None
+            there.links.accept(
+                await there.links.transport.dial(
+                    OWNER.peer_id, address.host, address.port, there.links.credential
+                )
+            )
+            await here.until(lambda _, number=number: ups(here) == number + 2)  # type: ignore[misc]
+        here.links.send(OTHER.peer_id, part(1), SUMS[:5000])
+        go_on.set()
+        await there.received(ReducePart)
+        assert len(links) == 12 and len(packed) <= 2, packed
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
+def ups(end: End) -> int:
+    """Links of this side that came up so far."""
+    return sum(isinstance(event, ev.LinkUp) for event in end.got)

@@ -146,6 +146,13 @@ def test_bad_input(
     assert (run_dir / gate_file.FILE).read_bytes() == before
 
 
+def test_tickets_nested_without_end_are_none(run_dir: Path) -> None:
+    """In a directory that somebody else made."""
+    (run_dir / "tickets.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="was not started yet"):
+        new_ticket(run_dir, "relay", 1, 60.0)
+
+
 def test_a_damaged_file_or_one_of_another_version_is_refused(run_dir: Path) -> None:
     for content in ("{", '{"version": 2, "tickets": [], "expelled": []}'):
         (run_dir / gate_file.FILE).write_text(content)

@@ -156,7 +156,7 @@ class Listener:
         # The coroutine is made by the task: one that is cancelled at once leaves none that nobody awaits.
         task = background(self._welcome(functools.partial(handshake, reserved), caller.host))
         self.pending[task] = caller.host
-        task.add_done_callback(self.pending.pop)
+        task.add_done_callback(lambda ended: self.pending.pop(ended, None))
         return True
 
     def _reserve(self, host: str, reserve: Callable[[], Reservation]) -> Reservation | str:
@@ -165,14 +165,27 @@ class Listener:
         limits = self._end.limits
         if not self._attempts.take(host, asyncio.get_running_loop().time()):
             return "its address block has begun too many connections of late; try again"
-        if len(self.pending) >= limits.max_pending_handshakes:
-            return "too many handshakes are pending"
         if [*self.pending.values()].count(host) >= limits.max_pending_of_host:
             return "too many handshakes from this address are pending"
+        if len(self.pending) >= limits.max_pending_handshakes and not self._give_way(host):
+            return "too many handshakes are pending"
         try:
             return reserve()
         except ResourceRefused as refusal:
             return str(refusal)
+
+    def _give_way(self, host: str) -> bool:
+        """End the oldest pending handshake of the network (`block_of`) that has most of them, in favour of
+        one of `host`; False if that one's network would then have as many. An honest caller needs a few round
+        trips, and one host has addresses without end."""
+        blocks = [block_of(each) for each in self.pending.values()]
+        fullest, count = Counter(blocks).most_common(1)[0]
+        if blocks.count(block_of(host)) + 1 >= count:
+            return False
+        oldest = list(self.pending)[blocks.index(fullest)]
+        self._refuse(errors.BUSY, self.pending.pop(oldest), "others wait, and it has not shown who it is")
+        asyncio.get_running_loop().call_soon(oldest.cancel)  # once it has begun: it frees what it holds
+        return True
 
     async def _welcome(self, handshake: Callable[[], Coroutine[Any, Any, None]], host: str) -> None:
         """Run `handshake()`, which handles an incoming connection from `host` from its first byte until it is

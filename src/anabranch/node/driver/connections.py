@@ -265,7 +265,9 @@ class Connections:
                 self._pack_asked(link)
             return
         convert = self._offload if is_slow(payload) else _at_once
-        convert(lambda: to_blob(payload), lambda blob: self._packed(link, message, blob))
+        # A peer that makes its link anew gets its parts again: those of the former link are not packed.
+        work = lambda: to_blob(payload) if self._is_current(link) else None  # noqa: E731
+        convert(work, lambda blob: self._packed(link, message, blob))
 
     def _pack_asked(self, link: Link) -> None:
         """Pack the payloads that a peer asked for, one after the other: a request is cheap, and the parts of
@@ -276,7 +278,12 @@ class Connections:
         message, payload = self._asked[link][0]
         of_state = isinstance(message, Piece)
 
-        def packed(blob: Blob) -> None:
+        def pack() -> Blob | None:
+            if not self._is_current(link):
+                return None
+            return to_blob(deflated(payload) if of_state else payload)
+
+        def packed(blob: Blob | None) -> None:
             self._packed(link, message, blob)
             link.when_room(ASKED_AHEAD_BYTES, sent)
 
@@ -287,10 +294,11 @@ class Connections:
             else:
                 del self._asked[link]
 
-        self._offload(lambda: to_blob(deflated(payload) if of_state else payload), packed)
+        self._offload(pack, packed)
 
-    def _packed(self, link: Link, message: Message, blob: Blob) -> None:
-        if self._is_current(link):
+    def _packed(self, link: Link, message: Message, blob: Blob | None) -> None:
+        """Queue a packed payload if its link is still there. blob: None if it was gone before the packing."""
+        if blob is not None and self._is_current(link):
             self.sent_bytes[type(message).__name__] += memoryview(blob.data).nbytes
             link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 

@@ -62,7 +62,7 @@ def _former(run_dir: Path) -> dict[str, Ticket]:
     try:
         texts = json.loads((run_dir / FILE).read_text("utf-8"))
         return {role: parse_ticket(texts[role], now_s=0) for role in ROLES}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, TicketError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, TicketError):
         return {}
 
 

@@ -354,10 +354,11 @@ class ReduceAttempts:
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> Prepared | None:
         """Settle differing PREPARED reports of a reduce: return the report that more than half of all its
-        members agree on, and remove members that reported another gradient in DISSENTS iterations. Without a
-        majority return None: once all present members have reported, the reduce is given up, to be repeated
-        with all parts summed by this peer. If this peer summed them already, members whose report differs
-        from its result are expelled."""
+        members agree on, and have the next reduces of the stage summed by this peer; where it cannot sum
+        them, members that reported another gradient in DISSENTS iterations are removed. Without a majority
+        return None: once all present members have reported, the reduce is given up, to be repeated with all
+        parts summed by this peer. If this peer summed them already, members whose report differs from its
+        result are expelled."""
         stage, t = attempt.stage, current.t
         here, found = self.witnessing.result(attempt)
         if here:
@@ -366,7 +367,13 @@ class ReduceAttempts:
         votes = Counter(_result(prepared[peer]) for peer in attempt.members if peer in prepared)
         [(result, count)] = votes.most_common(1)
         if 2 * count > len(attempt.members):
-            for peer in [p for p, message in prepared.items() if _result(message) != result]:
+            # Whoever summed a part may have sent some another one: from the next reduce on it is done here.
+            if attempt.sums:
+                self.spreading.failed(stage, t)
+            self.witnessing.failed(stage, t)
+            judged_here = self.witnessing.plan(stage, t + 1, attempt.members, attempt.owners) is not None
+            others = [p for p, message in prepared.items() if _result(message) != result]
+            for peer in () if judged_here else others:
                 self._dissents.add((peer, t))
                 if sum(1 for other, _ in self._dissents if other == peer) >= DISSENTS:
                     reason = f"the gradients that it reduced in {DISSENTS} iterations were not its stage's"
