@@ -184,7 +184,7 @@ class Coordinator:
         is released once enough replicas have reported it again (R9). overflows: steps skipped in a row; if
         they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and another can
         look: then that relay is expelled. begun_at: time (s) since which this peer has the next iteration
-        open, later by the time in which nobody led."""
+        open, later by the time in which nobody led, and by long waits."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)

@@ -420,8 +420,9 @@ class ReduceAttempts:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
         usual_s, least_s = STALL_FACTOR * max(self.step_s, self.expected_s), 0.0
-        if not usual_s and current.worked_s:
-            usual_s = least_s = self._first_reduce_s(current)
+        if not self.step_s and current.worked_s:
+            least_s = self._first_reduce_s(current)
+            usual_s = max(usual_s, least_s)
         reduces = len(current.attempts) > self.ctx.run.settings.stages or any(
             self.prepared(current, stage) is None for stage in current.attempts
         )
@@ -527,7 +528,8 @@ class ReduceAttempts:
             lacking[0] = (*lacking.get(0, ()), *heads)
         if len(current.attempts) == tried:
             current.stalls += 1
-        late, usual_s = self._not_begun(current, lacking), max(self.step_s, self.expected_s)
+        late = self._not_begun(current, lacking)
+        usual_s = max(self.step_s, self.expected_s) if self.step_s else 0.0  # machines' own words do not tell
         self.sources.stalled(current.t, current.since, late, news_at, usual_s)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:

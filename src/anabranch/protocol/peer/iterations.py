@@ -34,6 +34,8 @@ class Iterations(Timer):
     ahead: delayed iteration after `current` that is open, too; None if there is none. It is claimed and
     reduced once it is the current one.
 
+    took_s: seconds from opening the last iteration whose step was taken to that; infinite before the first.
+
     retained: the closed iteration alone, whose activations and gradients at the stage's ends are kept until
     its release; [] after that. applied: report of the last step, repeated until that step is released.
     """
@@ -57,6 +59,7 @@ class Iterations(Timer):
         self._repeat_others = repeat_others
         self.current: Iteration | None = None
         self.ahead: Iteration | None = None
+        self.took_s = math.inf
         self.in_flight: tuple[Iteration, ...] = ()
         """Open iterations, the current one first."""
         self.retained: list[Iteration] = []
@@ -221,6 +224,7 @@ class Iterations(Timer):
     def _step_applied(self, t: int, base: str, fingerprint: str) -> None:
         ctx = self._ctx
         if self.current is not None and self.current.t <= t:
+            self.took_s = self._ctx.clock.now - self.current.opened_at
             self.retained = [self.current]  # C_t was proposed when t - 1 had been released (R11)
             self._follow()
         ctx.tasks.drop(t)

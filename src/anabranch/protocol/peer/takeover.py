@@ -7,6 +7,7 @@ from functools import partial
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter, peer_of
 from anabranch.protocol.coordinator.coordinator import Coordinator
+from anabranch.protocol.coordinator.reduce_attempts import STALL_FACTOR
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.hash_chain import Position
@@ -149,9 +150,7 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        current, begun_at = self._iterations.current, ctx.clock.now
-        if current is not None and current.t == t + 1:  # without the time in which nobody led
-            begun_at -= max(0.0, self.voter.raft.election.heard_at - current.opened_at)
+        begun_at = self._begun_at(t + 1)
         skips, closed = summary.overflows, progress.closed
         lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
         lead.audits.inherit(self._iterations.auditor.recent.values())
@@ -164,6 +163,18 @@ class Leadership:
             elif member != ctx.me:
                 lead.admission.link_down(member, "no link to the new leader", False, ARRIVAL_S)
         connections.hurry()
+
+    def _begun_at(self, t: int) -> float:
+        """Time (s) since which iteration t is open, as far as this peer knows that from its own work:
+        without the time in which nobody led, and no more than STALL_FACTOR times the iteration before, if
+        both are rounds or neither is: the leader before may have waited for long, and a member cannot tell."""
+        now, current, rounds = self._ctx.clock.now, self._iterations.current, self._ctx.run.settings.rounds
+        if current is None or current.t != t:
+            return now
+        led_s = self.voter.raft.election.heard_at - current.opened_at
+        if rounds.has(t) == rounds.has(t - 1):
+            led_s = min(led_s, STALL_FACTOR * self._iterations.took_s)
+        return now - max(0.0, led_s)
 
     def leader_changed(self) -> None:
         """React to a new leader or term: drop reduce attempts of terms above the log's, repeat all reports
