@@ -1,4 +1,4 @@
-"""Mends of the evening of 2026-11-30 beside honest machines that are slow, and after changes of leader (I4)."""
+"""Mends of the evening of 2026-11-30 beside slow honest machines, and after changes of leader (I4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 

@@ -166,8 +166,8 @@ class Leadership:
 
     def _begun_at(self, t: int) -> float:
         """Time (s) since which iteration t is open, as far as this peer knows that from its own work:
-        without the time in which nobody led, and no more than STALL_FACTOR times the iteration before, if
-        both are rounds or neither is: the leader before may have waited for long, and a member cannot tell."""
+        without the time in which nobody led, and for no more than STALL_FACTOR times the iteration
+        before, if both are rounds or neither is: the leader before may have waited for long."""
         now, current, rounds = self._ctx.clock.now, self._iterations.current, self._ctx.run.settings.rounds
         if current is None or current.t != t:
             return now
