@@ -150,7 +150,8 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        begun_at = self._begun_at(t + 1)
+        lead.reducing.step_s = usual_s = self._iterations.usual_s(t + 1)
+        begun_at = self._begun_at(t + 1, usual_s)
         skips, closed = summary.overflows, progress.closed
         lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
         lead.audits.inherit(self._iterations.auditor.recent.values())
@@ -164,17 +165,15 @@ class Leadership:
                 lead.admission.link_down(member, "no link to the new leader", False, ARRIVAL_S)
         connections.hurry()
 
-    def _begun_at(self, t: int) -> float:
+    def _begun_at(self, t: int, usual_s: float) -> float:
         """Time (s) since which iteration t is open, as far as this peer knows that from its own work:
-        without the time in which nobody led, and for no more than STALL_FACTOR times the iteration
-        before, if both are rounds or neither is: the leader before may have waited for long."""
-        now, current, rounds = self._ctx.clock.now, self._iterations.current, self._ctx.run.settings.rounds
+        without the time in which nobody led, and for no more than STALL_FACTOR times what one takes (usual_s;
+        0: not known), as the leader before may have waited for long."""
+        now, current, since = self._ctx.clock.now, self._iterations.current, self._iterations.since
         if current is None or current.t != t:
             return now
-        led_s = self.voter.raft.election.heard_at - current.opened_at
-        if rounds.has(t) == rounds.has(t - 1):
-            led_s = min(led_s, STALL_FACTOR * self._iterations.took_s)
-        return now - max(0.0, led_s)
+        led_s = max(0.0, self.voter.raft.election.heard_at - since)
+        return now - min(led_s, STALL_FACTOR * usual_s or led_s)
 
     def leader_changed(self) -> None:
         """React to a new leader or term: drop reduce attempts of terms above the log's, repeat all reports
