@@ -138,3 +138,29 @@ def test_a_new_leader_expels_nobody_whose_reduce_of_a_round_takes_long() -> None
     world.task_s = slow_s  # type: ignore[method-assign]
     world.watchers.append(watch)
     assert go_on(world, 1500.0) == 8 and died and removed(world).keys() == {"d0"}
+
+
+@pytest.mark.costly
+def test_a_new_leader_expels_nobody_whose_reduce_takes_longer_than_the_work_before_it() -> None:
+    """Reduces take 26 s, the work before them five. The leader dies at the beginning of a step, so the next
+    one saw nothing of that, and took as long for the reduce as the work had taken."""
+    settings = Settings("short", 1, 2, 8, 7, min_replicas=1, snapshot_every=2, voters=3)
+    machines = [Machine(name, stage) for name, stage in {**STAGES, "d3": 0, "a2": 1}.items()]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    task_s, died = world.task_s, list[float]()
+
+    def slow_s(node: Node, task: tasks.Task) -> float:
+        if isinstance(task, tasks.Freeze) and node.id == "b0" and task.t > 1:
+            return 26.0
+        return task_s(node, task) * (20.0 if isinstance(task, WORK) else 1.0)
+
+    def watch(node: Node, event: Event) -> None:
+        if not died and world.log and world.history().t == 4 and len(node.peer.ctx.log.voters) == 3:
+            died.append(world.clock.now)
+            world.clock.after(2.5, lambda: world.crash("d0"))
+
+    world.task_s = slow_s  # type: ignore[method-assign]
+    world.watchers.append(watch)
+    assert go_on(world, 2000.0) == 7 and died and wrong_states(world) == {}
+    assert removed(world).keys() == {"d0"} and rollbacks(world) == []

@@ -91,7 +91,8 @@ class ReduceAttempts:
         self._work_s = 0.0
         """Duration (s) of the last step without waits for reduces and reports; 0 before the first."""
         self.expected_s = 0.0
-        """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
+        """Seconds that the open round should take, by its machines' speeds, or a new leader's first step, by
+        those that it saw before; 0: neither, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
         self.witnessing = WitnessedReduces(ctx, admission, account)
         self._attempt_number = 0

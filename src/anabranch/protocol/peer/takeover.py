@@ -150,10 +150,10 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        lead.reducing.step_s = usual_s = self._iterations.usual_s(t + 1)
+        usual_s = self._iterations.usual_s(t + 1)
         begun_at = self._begun_at(t + 1, usual_s)
         skips, closed = summary.overflows, progress.closed
-        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
+        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at, usual_s)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
