@@ -529,9 +529,8 @@ class ReduceAttempts:
             lacking[0] = (*lacking.get(0, ()), *heads)
         if len(current.attempts) == tried:
             current.stalls += 1
-        late = self._not_begun(current, lacking)
-        usual_s = max(self.step_s, self.expected_s) if self.step_s else 0.0  # machines' own words do not tell
-        self.sources.stalled(current.t, current.since, late, news_at, usual_s)
+        late, usual_s = self._not_begun(current, lacking), max(self.step_s, self.expected_s)
+        self.sources.stalled(current.t, current.since, late, news_at, usual_s, self.step_s > 0.0)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
             where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())
