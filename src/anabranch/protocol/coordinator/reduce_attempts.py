@@ -487,15 +487,17 @@ class ReduceAttempts:
 
     def _counted_s(self, current: Round) -> float:
         """Seconds of a step's waits for reduces and reports that count in the step's duration. Usually no
-        more than the usual waits of a step, or than a quarter of the last step: else a peer that sends its
-        parts, or reports, just before the step stalls would make each step several times as long as the one
-        before. Where a reduce was repeated or given more time, up to TAUGHT times what a reduce needs may
-        count, as whoever held it up was looked for; this limit keeps a peer that has reduces repeated again
-        and again from making all steps ever longer."""
+        more than the usual waits of a step, or than a quarter of the last step (of a first one no more than
+        the reduce, or the step, should take): else a peer that sends its parts, or reports, just before the
+        step stalls would make each step several times as long as the one before. Where a reduce was repeated
+        or given more time, up to TAUGHT times what a reduce needs may count, as whoever held it up was looked
+        for; this limit keeps a peer that has reduces repeated again and again from making all steps ever
+        longer."""
         if current.retries or current.witnessed:
             least_s = max(STALL_FLOOR_S, STALL_FACTOR * self._work_s, self._first_reduce_s(current))
             return min(current.reports_s, max(self._reports_s, TAUGHT * least_s))
-        usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s) or self._first_reduce_s(current)
+        usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s)
+        usual_s = usual_s or max(self._first_reduce_s(current), self.expected_s)
         return min(current.reports_s, max(usual_s, REPORTS_S))
 
     def stalled(self, current: Round) -> None:
