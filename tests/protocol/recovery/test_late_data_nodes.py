@@ -37,5 +37,5 @@ def test_a_second_accident_long_afterwards_is_no_misconduct(later: int, second: 
         opened_at = ctx.clock.now
         ctx.clock.now += 2 * LATE_S
         for _ in range(LATE_STALLS):
-            late.stalled(t, opened_at, {1: [own]}, opened_at + 1.0, 1.0)
+            late.stalled(t, opened_at, {1: [own]}, opened_at + 1.0, 1.0, True)
     assert done == ["remove b", f"{second} b"]

@@ -204,10 +204,8 @@ class Voter(Timer):
         """Dial the peers whose votes count and that are not linked, as this candidate needs a majority.
         Removed voters are among them: their votes count until the removal is committed. A voter that is no
         member itself learns the addresses of new voters from the log alone."""
-        log = self.raft.log
-        self._addresses |= _addresses(log.line(index) for index in range(log.start.index, log.length))
         self._use_fellows()
-        for voter in sorted(log.electors(self.raft.commit_index) - {self.raft.me}):
+        for voter in sorted(self.raft.log.electors(self.raft.commit_index) - {self.raft.me}):
             self.ctx.dialer.reach(peer_of(voter))
 
     def _use_fellows(self) -> None:
@@ -280,6 +278,7 @@ class Voter(Timer):
                 case Send(message):
                     self.ctx.outbox.send(peer_of(message.to), message)
                 case Write(number, term, vote, start, lines):
+                    self._addresses |= _addresses(lines)
                     self.ctx.outbox.emit(Persist(number, term, vote, start, lines))
                 case Committed(_, line):
                     self._on_chosen(line)

@@ -351,7 +351,7 @@ class AuditCases:
         MOST_SLOTS times what its longest slot should take. The round's own duration alone does not tell, as
         it may have waited for hours for machines that were away."""
         steps = self.ctx.run.settings.rounds.length(led.t)
-        self._paces.append((self.ctx.clock.now - led.opened_at) / steps)
+        self._paces.append((self.ctx.clock.now - led.since) / steps)
         most_s = MOST_SLOTS * max(led.planned_s.values(), default=math.inf)
         self._round_s = min(steps * min(self._paces), most_s)
 

@@ -177,6 +177,7 @@ class Coordinator:
         overflows: OverflowStreak,
         closed: bool,
         begun_at: float,
+        usual_s: float,
     ) -> None:
         """Set the last committed step, when this peer succeeds another leader, and open the round of the
         next. adam_step: Adam's counter after `t`. closed: True if the log has the last evaluation of the run
@@ -184,7 +185,8 @@ class Coordinator:
         is released once enough replicas have reported it again (R9). overflows: steps that overflows skipped
         in a row; if they are SKIPS_IN_A_ROW or more, the run ends, unless they are the word of one relay, and
         another can look: then that relay is expelled. begun_at: time (s) since which this peer has the next
-        iteration open, later by the time in which nobody led."""
+        iteration open, later by the time in which nobody led, and by long waits. usual_s: seconds that it
+        took for the last iterations; 0: not known."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -194,6 +196,7 @@ class Coordinator:
         self._open_round()
         if self.round is not None:
             self.round.begun_at = begun_at
+            self.reducing.expected_s = max(self.reducing.expected_s, usual_s)
 
     def _waits_for(self, stage: int) -> bool:
         """True if the open step still waits for `stage`, as its reduce has not ended; for every stage while

@@ -378,9 +378,9 @@ class IslandRounds:
         anew after a time in which this leader heard nobody, as its own line may be down, and machines that
         are done could not say so. If the late slots are all slots of one data node, that may not have begun
         them: once two machines were late with them, the data node is removed instead (`_is_late_source`)."""
-        ready = self._ready(current)
+        ready, took_s = self._ready(current), self.ctx.clock.now - max(current.since, current.cut_off_at)
         if (share := len(ready) / len(current.slots)) > current.ready_share:
-            current.ready_at, current.ready_share = self.ctx.clock.now, share
+            current.ready_at, current.ready_s, current.ready_share = self.ctx.clock.now, took_s, share
             if share >= HALF:
                 current.half_at = min(current.half_at, self.ctx.clock.now)
         if self.ctx.hears_nobody():
@@ -395,6 +395,7 @@ class IslandRounds:
                 reason = f"the slots of round {current.t} of this data node are overdue, and no others"
                 self._admission.remove(source, reason)
                 current.ready_at = current.half_at = self.ctx.clock.now  # the machines get the time anew
+                current.ready_s = took_s
                 return
         for peer, slot in sorted(late.items()):
             over = f"{OVERDUE:g} times what a slot takes are over"
@@ -550,9 +551,9 @@ class IslandRounds:
         if not current.slots or current.ready_at == math.inf:
             return math.inf
         if not rounds.drops:
-            begun_at = max(current.opened_at, current.cut_off_at)
-            most_s = OVERDUE * (current.half_at - current.opened_at)
-            longest_s = max(self._longest_s(current), min(current.ready_at - begun_at, most_s))
+            begun_at = max(current.since, current.cut_off_at)
+            most_s = OVERDUE * (current.half_at - current.since)
+            longest_s = max(self._longest_s(current), min(current.ready_s, most_s))
             return begun_at + OVERDUE * longest_s if self._waited_for(current) else math.inf
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(sets_of(current.slots).slots):

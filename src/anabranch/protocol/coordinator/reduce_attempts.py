@@ -91,7 +91,8 @@ class ReduceAttempts:
         self._work_s = 0.0
         """Duration (s) of the last step without waits for reduces and reports; 0 before the first."""
         self.expected_s = 0.0
-        """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
+        """Seconds that the open round should take, by its machines' speeds, or a new leader's first step, by
+        those that it saw before; 0: neither, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
         self.witnessing = WitnessedReduces(ctx, admission, account)
         self._attempt_number = 0
@@ -429,8 +430,9 @@ class ReduceAttempts:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
         usual_s, least_s = STALL_FACTOR * max(self.step_s, self.expected_s), 0.0
-        if not usual_s and current.worked_s:
-            usual_s = least_s = self._first_reduce_s(current)
+        if not self.step_s and current.worked_s:
+            least_s = self._first_reduce_s(current)
+            usual_s = max(usual_s, least_s)
         reduces = len(current.attempts) > self.ctx.run.settings.stages or any(
             self.prepared(current, stage) is None for stage in current.attempts
         )
@@ -496,9 +498,9 @@ class ReduceAttempts:
     def _counted_s(self, current: Round) -> float:
         """Seconds of the waits of step `current` for reduces and reports that count in the step's duration:
         all, but at most the greater of the usual waits of a step and a quarter of the last step (never less
-        than REPORTS_S; as long as a first reduce may take, where neither is known). Without that limit a peer
-        that sends its parts, or reports, just before the step stalls would make each step several times as
-        long as the one before.
+        than REPORTS_S; of a first step no more than the reduce, or the step, should take). Without that limit
+        a peer that sends its parts, or reports, just before the step stalls would make each step several
+        times as long as the one before.
 
         Where a reduce was repeated or given more time, as whoever held it up was looked for, the limit is the
         usual waits, or if that is more, TAUGHT times the longest of STALL_FLOOR_S, STALL_FACTOR times the
@@ -508,7 +510,8 @@ class ReduceAttempts:
         if current.retries or current.witnessed:
             least_s = max(STALL_FLOOR_S, STALL_FACTOR * self._work_s, self._first_reduce_s(current))
             return min(current.reports_s, max(self._reports_s, TAUGHT * least_s))
-        usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s) or self._first_reduce_s(current)
+        usual_s = max(self._reports_s, WAIT_COUNTED * self.step_s)
+        usual_s = usual_s or max(self._first_reduce_s(current), self.expected_s)
         return min(current.reports_s, max(usual_s, REPORTS_S))
 
     def stalled(self, current: Round) -> None:
@@ -543,7 +546,7 @@ class ReduceAttempts:
         if len(current.attempts) == tried:
             current.stalls += 1
         late, usual_s = self._not_begun(current, lacking), max(self.step_s, self.expected_s)
-        self.sources.stalled(current.t, current.since, late, news_at, usual_s)
+        self.sources.stalled(current.t, current.since, late, news_at, usual_s, self.step_s > 0.0)
         current.late |= bool(lacking)  # claims that come now are late, too
         if lacking:
             where = ", ".join(f"{len(units)} of stage {stage}" for stage, units in lacking.items())

@@ -36,8 +36,8 @@ class Round:
     base: str
     opened_at: float
     begun_at: float = math.inf
-    """Time (s) at which a new leader opened the iteration as a member, later by the time in which nobody led;
-    infinite: no earlier than it led."""
+    """Time (s) at which a new leader opened the iteration as a member, later by the time in which nobody led,
+    and by long waits; infinite: no earlier than it led."""
     claims: dict[int, dict[str, frozenset[int]]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
@@ -91,6 +91,8 @@ class Round:
     """Plan of the round; () in a synchronous iteration."""
     ready_at: float = math.inf
     """Time (s) at which so many slots were ready as `ready_share` says."""
+    ready_s: float = 0.0
+    """Seconds that this took, without what was before `cut_off_at`, in a run that waits for late slots."""
     ready_share: float = 0.0
     """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
     half_at: float = math.inf

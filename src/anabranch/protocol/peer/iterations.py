@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from anabranch.protocol import messages as msg
@@ -26,6 +26,9 @@ from anabranch.protocol.state.possession import PossessionProof
 #: holds for up to REPEATING members and grows in proportion beyond, so that the leader receives a bounded
 #: number of reports a second.
 REPEAT_S, REPEATING = 2.0, 64
+#: Last iterations of which the durations are kept, for the case that this peer comes to lead. A plain choice:
+#: a single one may have waited for long.
+LAST = 2
 
 
 class Iterations(Timer):
@@ -33,6 +36,8 @@ class Iterations(Timer):
 
     ahead: delayed iteration after `current` that is open, too; None if there is none. It is claimed and
     reduced once it is the current one.
+
+    since: time (s) since which `current` is the current one.
 
     retained: the closed iteration alone, whose activations and gradients at the stage's ends are kept until
     its release; [] after that. applied: report of the last step, repeated until that step is released.
@@ -57,6 +62,9 @@ class Iterations(Timer):
         self._repeat_others = repeat_others
         self.current: Iteration | None = None
         self.ahead: Iteration | None = None
+        self.since = -math.inf
+        self._took: deque[tuple[bool, float]] = deque(maxlen=LAST)
+        """The last iterations that were applied: True for a round, seconds as the current one."""
         self.in_flight: tuple[Iteration, ...] = ()
         """Open iterations, the current one first."""
         self.retained: list[Iteration] = []
@@ -83,8 +91,16 @@ class Iterations(Timer):
     # --- opening and closing -------------------------------------------------------------------
 
     def _fly(self, current: Iteration | None, ahead: Iteration | None) -> None:
+        if current is not self.current:
+            self.since = self._ctx.clock.now
         self.current, self.ahead = current, ahead
         self.in_flight = tuple([iteration for iteration in (current, ahead) if iteration is not None])
+
+    def usual_s(self, t: int) -> float:
+        """Seconds that an iteration like t takes (a round, or not), as this peer saw that: the least of the
+        last ones, as one may have waited for long; 0 if it saw none."""
+        is_round = self._ctx.run.settings.rounds.has(t)
+        return min((took_s for kind, took_s in self._took if kind == is_round), default=0.0)
 
     def at(self, t: int) -> Iteration | None:
         """Open iteration t, or None."""
@@ -221,6 +237,8 @@ class Iterations(Timer):
     def _step_applied(self, t: int, base: str, fingerprint: str) -> None:
         ctx = self._ctx
         if self.current is not None and self.current.t <= t:
+            is_round = self._ctx.run.settings.rounds.has(self.current.t)
+            self._took.append((is_round, self._ctx.clock.now - self.since))
             self.retained = [self.current]  # C_t was proposed when t - 1 had been released (R11)
             self._follow()
         ctx.tasks.drop(t)

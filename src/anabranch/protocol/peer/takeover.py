@@ -7,6 +7,7 @@ from functools import partial
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter, peer_of
 from anabranch.protocol.coordinator.coordinator import Coordinator
+from anabranch.protocol.coordinator.reduce_attempts import STALL_FACTOR
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.hash_chain import Position
@@ -149,11 +150,10 @@ class Leadership:
         points = summary.points(progress.committed)
         lead.catalog.inherit(points, RestorePoint(0, genesis.fingerprints, 0, initial=initial))
         t, adam_step = progress.committed, summary.adam_step
-        current, begun_at = self._iterations.current, ctx.clock.now
-        if current is not None and current.t == t + 1:  # without the time in which nobody led
-            begun_at -= max(0.0, self.voter.raft.election.heard_at - current.opened_at)
+        usual_s = self._iterations.usual_s(t + 1)
+        begun_at = self._begun_at(t + 1, usual_s)
         skips, closed = summary.overflows, progress.closed
-        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at)
+        lead.take_over(t, progress.base, adam_step, fingerprints, skips, closed, begun_at, usual_s)
         lead.audits.inherit(self._iterations.auditor.recent.values())
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
@@ -164,6 +164,16 @@ class Leadership:
             elif member != ctx.me:
                 lead.admission.link_down(member, "no link to the new leader", False, ARRIVAL_S)
         connections.hurry()
+
+    def _begun_at(self, t: int, usual_s: float) -> float:
+        """Time (s) since which iteration t is open, as far as this peer knows that from its own work:
+        without the time in which nobody led, and for no more than STALL_FACTOR times what one takes (usual_s;
+        0: not known), as the leader before may have waited for long."""
+        now, current, since = self._ctx.clock.now, self._iterations.current, self._iterations.since
+        if current is None or current.t != t:
+            return now
+        led_s = max(0.0, self.voter.raft.election.heard_at - since)
+        return now - min(led_s, STALL_FACTOR * usual_s or led_s)
 
     def leader_changed(self) -> None:
         """React to a new leader or term: drop reduce attempts of terms above the log's, repeat all reports

@@ -63,7 +63,7 @@ UNUSABLE_MAX = 3
 
 class Iteration:
     """Microbatches of iteration t at this peer; making it grants credits and begins those of this data node.
-    units: incoming microbatches by index. opened_at: time (s) at which this peer opened it."""
+    units: incoming microbatches by index."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Iteration:
         flow that come from it. planned: returns next hop -> units of the planned flow that go to it.
         computed: upstream peer -> microbatches that it computed in the last step that was taken."""
         self.ctx = ctx
-        self.t, self.opened_at = t, ctx.clock.now
+        self.t = t
         self.base = base
         self.units: dict[int, IncomingMicrobatch] = {}
         self.claims = Claims(ctx, t, base, lambda: self.sender.holders())

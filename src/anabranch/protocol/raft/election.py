@@ -15,8 +15,8 @@ DOUBLINGS = 4
 
 class Election:
     """Election timer, candidacy and vote of one Raft voter. heard_at: time (s) at which it last heard a
-    leader, lost or not; minus infinity: never. step_down(term, leader): callback that makes this voter a
-    follower. lead(term): callback that makes it the leader."""
+    leader, lost or not, or led itself; minus infinity: never. step_down(term, leader): callback that makes
+    this voter a follower. lead(term): callback that makes it the leader."""
 
     def __init__(
         self,

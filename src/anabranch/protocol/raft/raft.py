@@ -139,6 +139,7 @@ class Raft(VoterState):
             self.enter_term(term, "")
         if self.role is Role.LEADER:
             self.replication.end()
+            self.election.heard_at = self.now
             self.election.reset_timer()
         self.change_role(Role.FOLLOWER, leader)
 

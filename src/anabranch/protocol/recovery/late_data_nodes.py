@@ -58,15 +58,16 @@ class LateDataNodes:
         return tuple(head_unit(index) for index in self._windows(t) if index not in reported)
 
     def stalled(
-        self, t: int, opened_at: float, lacking: Mapping[int, Collection[int]], news_at: float, step_s: float
-    ) -> None:
+        self, t: int, opened_at: float, lacking: Mapping[int, Collection[int]], news_at: float, step_s: float,
+        known: bool,
+    ) -> None:  # fmt: skip
         """Note a stall of the step of iteration t, and remove data nodes that are late: in LATE_STALLS stalls
         only microbatches of theirs lacked, while those of others were done. A data node is expelled if it was
         removed for that within the last REMEMBERED iterations and is late with all its microbatches. Nothing
         while no microbatch lacks or some of every data node's do; never this peer. opened_at: time (s) at
         which the step was opened. lacking: stage -> units that nobody claims, with the heads of held-out
-        windows. news_at: time of the last news (s). step_s: usual seconds of a step; 0: not known, then the
-        seconds that the other data nodes' microbatches took count."""
+        windows. news_at: time of the last news (s). step_s: seconds that a step should take. known: True if
+        this leader saw one; else they are at least those that the other data nodes' microbatches took."""
         run = self.ctx.run
         if opened_at != self._opened_at:
             self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()
@@ -79,7 +80,8 @@ class LateDataNodes:
         if not nodes or nodes >= set(holder.values()):
             return
         self._others_at = min(self._others_at, news_at)
-        usual_s, waited_s = step_s or self._others_at - opened_at, self.ctx.clock.now - self._others_at
+        usual_s = step_s if known else max(step_s, self._others_at - opened_at)
+        waited_s = self.ctx.clock.now - self._others_at
         for peer in sorted(nodes - {self.ctx.me}):
             self._stalls[peer] += 1
             if self._stalls[peer] < LATE_STALLS or waited_s < max(LATE_S, OVERDUE * usual_s):
