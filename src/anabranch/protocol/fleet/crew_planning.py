@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
@@ -86,46 +88,87 @@ class CrewPlanning:
     ) -> dict[Crew, float]:
         """Crews for the slots of round t -> their inner steps per second; at most as many as the run has
         slots. First come those whose slots counted, then new ones, then those of machines whose crew failed
-        though nobody left. A new crew is as quick as its machines and latencies let expect, times the usual
-        ratio of measured to expected speed of the crews that were in time. plan, accepted: plan of the round
-        before, and its slots that count. prompt(peer): True if the machine can begin in time; where none can,
-        all count."""
+        though nobody left. Where a stage has fewer machines than the run slots, as one is away, a quick one
+        is of two crews, if it can hold two islands. A new crew is as quick as its machines and latencies let
+        expect, times the usual ratio of measured to expected speed of the crews that were in time. plan,
+        accepted: plan of the round before, and its slots that count. prompt(peer): True if the machine can
+        begin in time; where none can, all count."""
+        stages = self._stages(t, prompt)
+        rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
+        here = {peer for of in stages for peer in of}
+        latency_s = self._latencies(here)
+        doubles = [] if latency_s is None else [self._doubles(of) for of in rates]
+        kept, new, failed = crews_of(plan, accepted, rates, stages[0], t, doubles)
+        slots = self.ctx.run.settings.rounds.slots
+        if latency_s is None:
+            crews = [*kept, *new, *failed][:slots]
+            slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
+            estimated = before = dict(zip(crews, slowest, strict=True))
+        else:
+            times = self._times(rates, latency_s, [*kept, *new, *failed][:slots])
+            crews = [*kept, *quicker(new, times), *failed][:slots]
+            estimated = _rates(self._times(rates, latency_s, crews), crews)
+            former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
+            before = _rates(self._times(rates, latency_s, former), former)
+        known = self._rates
+        shares = {crew: known[crew] / before.get(crew, estimated[crew]) for crew in crews if crew in known}
+        of_kept = sorted(shares[crew] for crew in kept if crew in shares)
+        usual = of_kept[len(of_kept) // 2] if of_kept else 1.0
+        return {crew: shares.get(crew, usual) * estimated[crew] for crew in crews}
+
+    def _stages(self, t: int, prompt: Callable[[str], bool]) -> list[list[str]]:
+        """Machines of each stage that may be of a crew in round t: of those that serve and are not to be
+        removed, relays that do not rest, and of these those that can begin in time, if there are any."""
         membership, going = self.ctx.run.membership, set(self._admission.going())
         stages = []
         for stage in range(self.ctx.run.settings.stages + 1):
             live = [peer for peer in membership.live(stage, t) if peer not in going]
             live = self._machines.able(live, t) if stage else live
             stages.append(list(filter(prompt, live)) or live)
-        rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
-        kept, new, failed = crews_of(plan, accepted, rates, stages[0], t)
-        times = self._times([*kept, *new, *failed])
-        if times is not None:
-            new = quicker(new, times)
-        crews = [*kept, *new, *failed][: self.ctx.run.settings.rounds.slots]
-        if times is None:
-            slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
-            estimated = dict(zip(crews, slowest, strict=True))
-        else:
-            estimated = {crew: 1.0 / times.seconds(crew) for crew in crews}
-        known = self._rates
-        shares = sorted(known[crew] / estimated[crew] for crew in kept if crew in known and crew in estimated)
-        usual = shares[len(shares) // 2] if shares else 1.0
-        return {crew: known.get(crew, usual * estimated[crew]) for crew in crews}
+        return stages
 
-    def _times(self, crews: Sequence[Crew]) -> CrewTimes | None:
-        """Model of what crews of the machines in `crews` take; None while no latency between them is
-        known."""
-        run = self.ctx.run
-        members, settings = run.membership.members, run.settings
-        of_inner_step = settings.microbatches // max(1, settings.rounds.slots)
-        peers = {peer for crew in crews for peer in crew}
+    def _latencies(self, peers: Iterable[str]) -> Callable[[str, str], float] | None:
+        """Function (sender, receiver) -> estimated latency (s); None while none between `peers` is known."""
+        members = self.ctx.run.membership.members
         latency_s = self._admission.ways.latencies({peer: members[peer].region for peer in peers})
-        if latency_s is None:
-            return None
-        relays = [peer for peer in peers if members[peer].stage]
-        return CrewTimes(
-            of_inner_step,
-            {peer: 1.0 / (self._rate(peer) * of_inner_step) for peer in relays},
-            {peer: members[peer].capacity for peer in relays},
-            cache(latency_s),
-        )
+        return None if latency_s is None else cache(latency_s)
+
+    def _doubles(self, rates: Mapping[str, float]) -> list[str]:
+        """Machines of one stage that can hold the islands of two crews, the best first: the one that computes
+        a microbatch, or sends what belongs to one on its line, in the shortest time, whichever takes longer.
+        rates: machine -> its inner steps per second."""
+        settings, members = self.ctx.run.settings, self.ctx.run.membership.members
+        bits = 16.0 * settings.activation_bytes * self._of_inner_step
+
+        def seconds(peer: str) -> float:
+            sent = next(self._admission.ways.rates(peer), ())
+            return max(1.0 / rates[peer], bits / max(sent) if sent else math.inf)
+
+        able = (peer for peer in rates if members[peer].held(2))
+        return sorted(able, key=lambda peer: (seconds(peer), peer))
+
+    def _times(
+        self,
+        rates: Sequence[Mapping[str, float]],
+        latency_s: Callable[[str, str], float],
+        crews: Sequence[Crew],
+    ) -> CrewTimes:
+        """Model of what crews take. rates: of each relay stage, machine -> its inner steps per second. crews:
+        those that work at one time; a machine of two can hold fewer microbatches of each."""
+        run, count = self.ctx.run, self._of_inner_step
+        seats = Counter(peer for crew in crews for peer in crew[:-1])
+        microbatch_s = {peer: 1.0 / (rate * count) for of in rates for peer, rate in of.items()}
+        held = {peer: run.membership.members[peer].held(seats[peer]) for peer in microbatch_s}
+        slots = {peer: run.settings.slots(1, capacity) for peer, capacity in held.items()}
+        return CrewTimes(count, microbatch_s, slots, latency_s)
+
+    @property
+    def _of_inner_step(self) -> int:
+        """Number of microbatches of one inner step of a slot."""
+        settings = self.ctx.run.settings
+        return settings.microbatches // max(1, settings.rounds.slots)
+
+
+def _rates(times: CrewTimes, crews: Sequence[Crew]) -> dict[Crew, float]:
+    """Estimated inner steps per second of crews that work at one time."""
+    return {crew: 1.0 / seconds for crew, seconds in times.together(crews).items()}

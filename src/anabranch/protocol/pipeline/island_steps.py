@@ -25,6 +25,7 @@ from anabranch.protocol.interface.tasks import (
 from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import InnerActivation, InnerGradient
 from anabranch.protocol.pipeline.claims import Claims
+from anabranch.protocol.rounds.plan import sets_of
 
 
 class IslandSteps:
@@ -110,8 +111,10 @@ class CrewPass:
             self._send_more()
 
     def _capacity(self, peer: str) -> int:
+        """Microbatches of this slot whose activations a machine of the crew can hold; at least 1."""
+        seats = len(sets_of(self.ctx.run.plan(self._all.t)).of_machine[peer])
         member = self.ctx.run.membership.members.get(peer)
-        return max(1, member.capacity if member is not None else 1)
+        return max(1, member.held(seats) if member is not None else 1)
 
     # --- forward -------------------------------------------------------------------------------
 

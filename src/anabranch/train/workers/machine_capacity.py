@@ -49,6 +49,22 @@ def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLI
     return max(1, min(MAX_CAPACITY, *fit))
 
 
+def shared_capacity(
+    run: RunConfig, model: ModelConfig, capacity: int, most_bytes: int = UNLIMITED_BYTES
+) -> int:
+    """Number of microbatches, at most half of `capacity`, whose activations a relay can hold for each of two
+    pipeline islands at one time; 0 if a device's memory does not hold two of the largest stage, and in a run
+    without such islands. most_bytes: that count as free. Raises ConfigError as `check_devices`."""
+    if not run.round.slots or run.pipeline.whole:
+        return 0
+    block, held = trained_parameters(run, model).block * _trained_bytes(run, 2), _held_bytes(run, model)
+    if run.lora.rank:
+        block += block_parameters(model) * DTYPES[run.compute.dtype].itemsize
+    shares = _shares(run, model, most_bytes)
+    fit = [int(free - blocks * block) // (2 * blocks * held) for _, free, blocks in shares]
+    return max(0, min(capacity // 2, *fit))
+
+
 def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED_BYTES) -> None:
     """Raise UserError if a relay's stage cannot lie on this machine's devices: `check_devices` refuses their
     number, or a device's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
