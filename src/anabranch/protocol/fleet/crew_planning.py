@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
@@ -105,11 +104,11 @@ class CrewPlanning:
             slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
             estimated = before = dict(zip(crews, slowest, strict=True))
         else:
-            times = self._times(rates, latency_s, [*kept, *new, *failed][:slots])
+            times = self._times(rates, latency_s)
             crews = [*kept, *quicker(new, times), *failed][:slots]
-            estimated = _rates(self._times(rates, latency_s, crews), crews)
+            estimated = _rates(times, crews)
             former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
-            before = _rates(self._times(rates, latency_s, former), former)
+            before = _rates(times, former)
         known = self._rates
         shares = {crew: known[crew] / before.get(crew, estimated[crew]) for crew in crews if crew in known}
         of_kept = sorted(shares[crew] for crew in kept if crew in shares)
@@ -148,19 +147,13 @@ class CrewPlanning:
         return sorted(able, key=lambda peer: (seconds(peer), peer))
 
     def _times(
-        self,
-        rates: Sequence[Mapping[str, float]],
-        latency_s: Callable[[str, str], float],
-        crews: Sequence[Crew],
+        self, rates: Sequence[Mapping[str, float]], latency_s: Callable[[str, str], float]
     ) -> CrewTimes:
-        """Model of what crews take. rates: of each relay stage, machine -> its inner steps per second. crews:
-        those that work at one time; a machine of two can hold fewer microbatches of each."""
+        """Model of what crews take. rates: of each relay stage, machine -> its inner steps per second."""
         run, count = self.ctx.run, self._of_inner_step
-        seats = Counter(peer for crew in crews for peer in crew[:-1])
-        microbatch_s = {peer: 1.0 / (rate * count) for of in rates for peer, rate in of.items()}
-        held = {peer: run.membership.members[peer].held(seats[peer]) for peer in microbatch_s}
-        slots = {peer: run.settings.slots(1, capacity) for peer, capacity in held.items()}
-        return CrewTimes(count, microbatch_s, slots, latency_s)
+        seconds = {peer: 1.0 / (rate * count) for of in rates for peer, rate in of.items()}
+        held = {peer: run.settings.slots(1, run.membership.members[peer].capacity) for peer in seconds}
+        return CrewTimes(count, seconds, held, latency_s)
 
     @property
     def _of_inner_step(self) -> int:

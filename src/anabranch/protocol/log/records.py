@@ -29,7 +29,8 @@ class Member(msgspec.Struct, frozen=True):
     seconds per block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by
     the leader ("": none, as of the owner's own peer, or it is not known, in logs of an earlier release).
     walk_in: True if that is an open ticket, which is no secret; else unset. shared: microbatches whose
-    activations it can hold for each of two pipeline islands at one time; unset: it holds one island only.
+    activations it can hold for each of two pipeline islands at one time, beside the inputs of as many as are
+    under way; unset: it holds one island only.
     """
 
     id: str
@@ -48,8 +49,8 @@ class Member(msgspec.Struct, frozen=True):
     shared: int | msgspec.UnsetType = msgspec.UNSET
 
     def held(self, seats: int) -> int:
-        """Microbatches whose activations it can hold for each of `seats` pipeline islands (1 or 2); 0 if it
-        cannot hold so many islands."""
+        """Microbatches whose activations it can hold for each of `seats` pipeline islands, 1 or 2; 0 if it
+        cannot hold two."""
         return self.capacity if seats < 2 else self.shared or 0
 
     @property

@@ -90,7 +90,8 @@ class CrewPass:
         self.step, self._last = slot.first + 1, slot.first + slot.steps
         relays = enumerate(slot.crew[:-1], 1)
         self._most = min(self.count, *(run.settings.slots(at, self._capacity(peer)) for at, peer in relays))
-        self._graphs = self._capacity(self.ctx.me)
+        own, me = sets_of(run.plan(steps.t)).of_machine, run.membership.members.get(self.ctx.me)
+        self._graphs = me.held(len(own[self.ctx.me])) if me is not None and self.ctx.me in own else 1
         self._kept: set[int] = set()
         """Microbatches of the step whose graph the worker keeps: at most `_graphs`. The forward of others is
         computed again."""
@@ -111,10 +112,8 @@ class CrewPass:
             self._send_more()
 
     def _capacity(self, peer: str) -> int:
-        """Microbatches of this slot whose activations a machine of the crew can hold; at least 1."""
-        seats = len(sets_of(self.ctx.run.plan(self._all.t)).of_machine[peer])
         member = self.ctx.run.membership.members.get(peer)
-        return max(1, member.held(seats) if member is not None else 1)
+        return max(1, member.capacity if member is not None else 1)
 
     # --- forward -------------------------------------------------------------------------------
 

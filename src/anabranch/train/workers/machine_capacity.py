@@ -57,11 +57,15 @@ def shared_capacity(
     without such islands. most_bytes: that count as free. Raises ConfigError as `check_devices`."""
     if not run.round.slots or run.pipeline.whole:
         return 0
-    block, held = trained_parameters(run, model).block * _trained_bytes(run, 2), _held_bytes(run, model)
-    if run.lora.rank:
-        block += block_parameters(model) * DTYPES[run.compute.dtype].itemsize
+    dtype, trained = DTYPES[run.compute.dtype], trained_parameters(run, model).block
+    width, master = dtype.itemsize, master_dtype(dtype).itemsize
+    second = island_vectors(run, closing=False) * master + (width if width < master else 0)
+    frozen = block_parameters(model) * width if run.lora.rank else 0
+    block, held = trained * (_trained_bytes(run) + second) + frozen, _held_bytes(run, model)
+    under_way = capacity + int(capacity * run.fleet.recompute)
+    inputs = 2 * under_way * run.batch.rows * run.batch.sequence * model.dim * width
     shares = _shares(run, model, most_bytes)
-    fit = [int(free - blocks * block) // (2 * blocks * held) for _, free, blocks in shares]
+    fit = [int(free - blocks * block - inputs) // (2 * blocks * held) for _, free, blocks in shares]
     return max(0, min(capacity // 2, *fit))
 
 
