@@ -13,6 +13,9 @@ from anabranch.protocol.placement.crew_search import CrewTimes, quicker
 from anabranch.protocol.rounds.late_machines import LateMachines
 from anabranch.protocol.rounds.plan import Plan, active, crews_of
 
+#: Least gain, as a share of all crews' speed, for which crews that were in time do not stay together, where
+#: others are put together anyway. Plain choice: more than estimates of one round and the next differ by.
+REGROUPED = 0.02
 #: Shortest time (s) that a slot is believed to take; a plain choice.
 SHORTEST_S = 1e-3
 
@@ -105,14 +108,16 @@ class CrewPlanning:
             estimated = before = dict(zip(crews, slowest, strict=True))
         else:
             times = self._times(rates, latency_s)
-            crews = [*kept, *quicker(new, times), *failed][:slots]
-            estimated = _rates(times, crews)
             former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
-            before = _rates(times, former)
+            crews = [*kept, *quicker(new, times)]
+            if not self.ctx.run.settings.rounds.keeps and not set(crews).issubset(former):
+                crews = _regrouped(crews, times)
+            crews = [*crews, *failed][:slots]
+            estimated, before = _rates(times, crews), _rates(times, former)
         known = self._rates
         shares = {crew: known[crew] / before.get(crew, estimated[crew]) for crew in crews if crew in known}
-        of_kept = sorted(shares[crew] for crew in kept if crew in shares)
-        usual = of_kept[len(of_kept) // 2] if of_kept else 1.0
+        in_time = sorted(known[crew] / before[crew] for crew in kept if crew in known and crew in before)
+        usual = in_time[len(in_time) // 2] if in_time else 1.0
         return {crew: shares.get(crew, usual) * estimated[crew] for crew in crews}
 
     def _stages(self, t: int, prompt: Callable[[str], bool]) -> list[list[str]]:
@@ -160,6 +165,14 @@ class CrewPlanning:
         """Number of microbatches of one inner step of a slot."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
+
+
+def _regrouped(crews: list[Crew], times: CrewTimes) -> list[Crew]:
+    """Crews of the same machines that are together quicker by REGROUPED than `crews`; these, if the search
+    finds none."""
+    found = quicker(crews, times)
+    speeds = [sum(1.0 / times.seconds(crew) for crew in of) for of in (found, crews)]
+    return found if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
 
 
 def _rates(times: CrewTimes, crews: Sequence[Crew]) -> dict[Crew, float]:
