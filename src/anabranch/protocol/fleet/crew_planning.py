@@ -110,8 +110,10 @@ class CrewPlanning:
             times = self._times(rates, latency_s)
             former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
             crews = [*kept, *quicker(new, times)]
-            if not self.ctx.run.settings.rounds.keeps and not set(crews).issubset(former):
-                crews = _regrouped(crews, times)
+            if not (failed or self.ctx.run.settings.rounds.keeps or set(crews).issubset(former)):
+                anew = quicker(crews_of((), (), rates, stages[0], t, doubles).new, times)
+                speeds = [sum(_rates(times, of[:slots]).values()) for of in (anew, crews)]
+                crews = anew if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
             crews = [*crews, *failed][:slots]
             estimated, before = _rates(times, crews), _rates(times, former)
         known = self._rates
@@ -165,14 +167,6 @@ class CrewPlanning:
         """Number of microbatches of one inner step of a slot."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
-
-
-def _regrouped(crews: list[Crew], times: CrewTimes) -> list[Crew]:
-    """Crews of the same machines that are together quicker by REGROUPED than `crews`; these, if the search
-    finds none."""
-    found = quicker(crews, times)
-    speeds = [sum(1.0 / times.seconds(crew) for crew in of) for of in (found, crews)]
-    return found if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
 
 
 def _rates(times: CrewTimes, crews: Sequence[Crew]) -> dict[Crew, float]:
