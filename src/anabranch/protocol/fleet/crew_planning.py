@@ -109,12 +109,9 @@ class CrewPlanning:
         else:
             times = self._times(rates, latency_s)
             former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
-            crews = [*kept, *quicker(new, times)]
+            crews = [*kept, *quicker(new, times), *failed][:slots]
             if not (failed or self.ctx.run.settings.rounds.keeps or set(crews).issubset(former)):
-                anew = quicker(crews_of((), (), rates, stages[0], t, doubles).new, times)
-                speeds = [sum(_rates(times, of[:slots]).values()) for of in (anew, crews)]
-                crews = anew if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
-            crews = [*crews, *failed][:slots]
+                crews = _regrouped(crews, crews_of((), (), rates, stages[0], t).new[:slots], times)
             estimated, before = _rates(times, crews), _rates(times, former)
         known = self._rates
         shares = {crew: known[crew] / before.get(crew, estimated[crew]) for crew in crews if crew in known}
@@ -167,6 +164,17 @@ class CrewPlanning:
         """Number of microbatches of one inner step of a slot."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
+
+
+def _regrouped(crews: list[Crew], anew: Sequence[Crew], times: CrewTimes) -> list[Crew]:
+    """Crews that `anew` becomes by exchanges, if they are as many as `crews` and together quicker by REGROUPED;
+    else `crews`, also if a relay of these has two seats: the crews stay until the machine for it is there."""
+    relays = [peer for crew in crews for peer in crew[:-1]]
+    if len(set(relays)) < len(relays) or len(anew) < len(crews):
+        return crews
+    found = quicker(anew, times)
+    speeds = [sum(1.0 / times.seconds(crew) for crew in of) for of in (found, crews)]
+    return found if speeds[0] > (1.0 + REGROUPED) * speeds[1] else crews
 
 
 def _rates(times: CrewTimes, crews: Sequence[Crew]) -> dict[Crew, float]:
