@@ -167,8 +167,8 @@ class CrewPlanning:
 
 
 def _regrouped(crews: list[Crew], anew: Sequence[Crew], times: CrewTimes) -> list[Crew]:
-    """Crews that `anew` becomes by exchanges, if they are as many as `crews` and together quicker by REGROUPED;
-    else `crews`, also if a relay of these has two seats: the crews stay until the machine for it is there."""
+    """Crews that `anew` becomes by exchanges, if they are as many as `crews` and together quicker by
+    REGROUPED. Else `crews`, also if a relay of these has two seats: they stay until another is there."""
     relays = [peer for crew in crews for peer in crew[:-1]]
     if len(set(relays)) < len(relays) or len(anew) < len(crews):
         return crews
