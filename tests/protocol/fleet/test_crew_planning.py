@@ -91,3 +91,19 @@ def test_crews_in_time_are_put_together_anew_where_others_are(carries: bool) -> 
     plan = (plan[0], Slot(0, 0))  # a machine of the second crew was away in the last round
     found = crews(planning(speeds, carries=carries), plan, (0,))
     assert set(found) == set(mixed if carries else (crew(*"aaaa"), crew(*"bbbb")))
+
+
+def test_a_crew_with_another_machine_is_as_far_from_expected_as_it_was() -> None:
+    """Lines are in no estimate: those of one crew are thin, so it takes twice the expected time."""
+    speeds = fleet(a=4.0, b=4.0)
+    names = crew(*"aaaa"), crew(*"bbbb")
+    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in names)
+    made = planning(speeds, 8)
+    expected = crews(made, (), ())[names[0]]
+    made._rates = {names[0]: expected, names[1]: expected / 2.0}
+    assert crews(made, plan, (0, 1)) == pytest.approx(made._rates)
+    made._rates = {names[0]: expected}  # its machine of stage 2 is gone
+    membership = made.ctx.run.membership
+    membership.apply(Members(2, removed={"b.2": "silent"}))
+    found = crews(made, plan, (0,))
+    assert found[crew("b", "a", "b", "b")] == pytest.approx(found[names[0]] / 2.0)

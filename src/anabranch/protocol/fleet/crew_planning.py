@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from operator import eq
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.fleet.admission import Admission
@@ -34,6 +35,8 @@ class CrewPlanning:
         self.ctx, self._admission, self._rate, self._machines = ctx, admission, rate, machines
         self._rates: dict[Crew, float] = {}
         """Crew of the last round -> inner steps per second, as measured there."""
+        self._shares: dict[Crew, float] = {}
+        """Crew of the last round -> its speed when it was last measured, as a share of the expected one."""
         self.late: frozenset[str] = frozenset()
         """Relays whose crew was late in the last round."""
         self._opened = 0
@@ -92,9 +95,10 @@ class CrewPlanning:
         slots. First come those whose slots counted, then new ones, then those of machines whose crew failed
         though nobody left. Where a stage has fewer machines than the run slots, as one is away, a quick one
         is of two crews, if it can hold two islands. A new crew is as quick as its machines and latencies let
-        expect, times the usual ratio of measured to expected speed of the crews that were in time. plan,
-        accepted: plan of the round before, and its slots that count. prompt(peer): True if the machine can
-        begin in time; where none can, all count."""
+        expect, times the ratio of measured to expected speed of the crew before with which it has most
+        machines in common, half of the stages at least; else the usual ratio of those that were in time.
+        plan, accepted: plan of the round before, and its slots that count. prompt(peer): True if the machine
+        can begin in time; where none can, all count."""
         stages = self._stages(t, prompt)
         rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
         here = {peer for of in stages for peer in of}
@@ -106,6 +110,7 @@ class CrewPlanning:
             crews = [*kept, *new, *failed][:slots]
             slowest = (min(of[peer] for of, peer in zip(rates, crew, strict=False)) for crew in crews)
             estimated = before = dict(zip(crews, slowest, strict=True))
+            former = crews
         else:
             times = self._times(rates, latency_s)
             former = [slot.crew for slot in plan if slot.crew and all(map(here.__contains__, slot.crew[:-1]))]
@@ -113,11 +118,21 @@ class CrewPlanning:
             if not (failed or self.ctx.run.settings.rounds.keeps or set(crews).issubset(former)):
                 crews = _regrouped(crews, crews_of((), (), rates, stages[0], t).new[:slots], times)
             estimated, before = _rates(times, crews), _rates(times, former)
-        known = self._rates
-        shares = {crew: known[crew] / before.get(crew, estimated[crew]) for crew in crews if crew in known}
-        in_time = sorted(known[crew] / before[crew] for crew in kept if crew in known and crew in before)
+        planned, known = {slot.crew for slot in plan}, self._rates
+        self._shares = {crew: share for crew, share in self._shares.items() if crew in planned}
+        self._shares |= {crew: known[crew] / before[crew] for crew in former if crew in known}
+        in_time = sorted(self._shares[crew] for crew in kept if crew in self._shares)
         usual = in_time[len(in_time) // 2] if in_time else 1.0
-        return {crew: shares.get(crew, usual) * estimated[crew] for crew in crews}
+        return {crew: self._share(crew, usual) * estimated[crew] for crew in crews}
+
+    def _share(self, crew: Crew, usual: float) -> float:
+        """Speed of a crew as a share of the expected one: as it was measured, or as that of the crew with
+        which it has most machines in common; `usual` if these are less than half of its relays."""
+        if crew in self._shares:
+            return self._shares[crew]
+        alike = {other: sum(map(eq, crew[:-1], other[:-1])) for other in self._shares}
+        nearest = max(alike, key=alike.__getitem__, default=())
+        return self._shares[nearest] if 2 * alike.get(nearest, 0) >= len(crew) - 1 else usual
 
     def _stages(self, t: int, prompt: Callable[[str], bool]) -> list[list[str]]:
         """Machines of each stage that may be of a crew in round t: of those that serve and are not to be
