@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 #: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. A run keeps
 #: the version that it began with; the handshake refuses peers of another one (`net.handshake.WIRE_VERSION`).
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 #: Version of the layout of a run directory. A run directory of another version is refused.
 RUN_DIRECTORY_VERSION = 1

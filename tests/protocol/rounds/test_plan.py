@@ -157,6 +157,36 @@ def test_machines_of_crews_that_failed_meet_others() -> None:
     assert met == {("a2", "a3"), ("b2", "c3"), ("c2", "b3")}
 
 
+def test_a_relay_takes_a_second_seat_where_one_is_away() -> None:
+    rates = [{f"a{stage}": 3.0, f"b{stage}": 2.0, f"c{stage}": 1.0} for stage in (1, 2, 3)]
+    crews = crews_of((), (), rates, ["d0"], 3).new
+    plan = next_plan(even_plan(ROUNDS), {}, PIPELINES, dict.fromkeys(crews, 1.0))
+    of_a = next(slot for slot, each in enumerate(plan) if each.peer == "a1")
+    away = [{peer: rate for peer, rate in of.items() if peer != "a2"} for of in rates]
+    counted = set(active(plan)) - {of_a}
+    assert len(crews_of(plan, counted, away, ["d0"], 4).kept) == 2
+    able = [["a1", "b1", "c1"], ["c2", "b2"], ["a3", "b3", "c3"]]
+    kept, new, failed = crews_of(plan, counted, away, ["d0"], 4, able)
+    assert len(kept) == 2 and new == [("a1", "c2", "a3", "d0")] and not failed
+    assert not crews_of(plan, counted, away, ["d0"], 4, [["a1"], [], ["a3"]]).new
+
+    # The crew with the second seat is put together anew in each round, and from the machine that is back.
+    crews = dict.fromkeys([*kept, *new], 1.0)
+    plan = next_plan(plan, {k: plan[k].crew for k in counted}, PIPELINES, crews, 4)
+    assert plan_problem(PIPELINES, 5, plan, 3) == ""
+    again = crews_of(plan, active(plan), away, ["d0"], 5, able)
+    assert len(again.kept) == 2 and {*again.kept, *again.new} == set(crews)
+    back = crews_of(plan, active(plan), rates, ["d0"], 5, able)
+    seats = [peer for crew in (*back.kept, *back.new) for peer in crew[:-1]]
+    assert len(back.kept) == 2 and sorted(seats) == sorted(peer for of in rates for peer in of)
+
+    # No second seat for a relay whose crew failed, and no crew whose seats are mostly second ones.
+    failing = crews_of(plan, (), away, ["d0"], 5, able)
+    assert not failing.kept and len(failing.failed) == 2
+    few = [{f"{peer}{stage}": 1.0 for peer in peers} for stage, peers in ((1, "abc"), (2, "ab"), (3, "ab"))]
+    assert len(crews_of((), (), few, ["d0"], 3, [list(of) for of in few]).new) == 2
+
+
 def test_units_and_hashes() -> None:
     assert units_of(0, [1]) == {2, 3} and units_of(1, [1]) == {1}
     plan = (Slot(0, 3, "a"), Slot(3, 0))

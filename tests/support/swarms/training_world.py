@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from msgspec import UNSET, structs
+
 from anabranch.config import RunConfig
 from anabranch.protocol.log.records import Member
 from anabranch.sim.kernel.swarm_world import Model, World
@@ -29,11 +31,13 @@ def training_world(
     manifest_hash: Callable[[int], str] = "batch {}".format,
     numerics_class: str = ONE_CLASS,
     voters: int = 1,
+    shared: int = 0,
 ) -> World:
     """World with `data_nodes` data nodes and `replicas[s-1]` relays at stage s, not yet running.
 
     Peers are called d0, d1, ... and r<stage>.<number>; d0 founds the run. The last three parameters are
-    those of `torch_world`. voters: most voters.
+    those of `torch_world`. voters: most voters. shared: capacity of relays for each of two pipeline islands
+    (0: they hold one).
     """
     settings = replace(settings_of(run, f"sim-{seed}", model), voters=voters)
 
@@ -43,7 +47,7 @@ def training_world(
         for stage, count in enumerate(replicas, start=1):
             for number in range(count):
                 member = node_member(f"r{stage}.{number}", stage, capacity, numerics_class)
-                yield member, rng.uniform(0.5, 2.0)
+                yield structs.replace(member, shared=shared or UNSET), rng.uniform(0.5, 2.0)
 
     return torch_world(
         run, model, batches, settings, "d0", machines, seed, times,

@@ -55,12 +55,18 @@ def crew_run(**changes: object) -> RunConfig:
 
 
 def world_of(
-    run: RunConfig, relays: int = 2, data_nodes: int = 2, seed: int = 1, voters: int = 1, capacity: int = 4
+    run: RunConfig,
+    relays: int = 2,
+    data_nodes: int = 2,
+    seed: int = 1,
+    voters: int = 1,
+    capacity: int = 4,
+    shared: int = 0,
 ) -> World:
     batches, model = MadeUpBatches(run), small_model(run)
     relays_by_stage = [relays] * run.pipeline.stages
     world = training_world(
-        run, model, batches, relays_by_stage, data_nodes, seed, capacity=capacity, times=TIMES, voters=voters
+        run, model, batches, relays_by_stage, data_nodes, seed, capacity, TIMES, voters=voters, shared=shared
     )
     Invariants(world)
     return world
@@ -217,6 +223,23 @@ def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_
     assert struck
     check_replayed(run, world)
     assert counts(world)[LEARNT:] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_relay_of_another_crew_takes_the_seat_of_one_that_is_away(comes_back: bool) -> None:
+    """The round in which it died has lost a slot. The next one has both, as the other relay of its stage
+    is of two crews, until the one that was away has the state."""
+    run = crew_run()
+    world = world_of(run, shared=1)
+    leave = crash_and_return(world, 4.0) if comes_back else crash(world)
+    struck = at_message(world, msg.InnerActivation, 5, lambda node: leave(world.nodes["r2.0"]), nth=5)
+    world.run(until_s=2000)
+    assert struck
+    check_replayed(run, world)
+    assert counts(world)[LEARNT:] == [1, 2, 2, 2]
+    plans = world.history().plans
+    seats = [[slot.crew[1] for slot in plans[t]].count("r2.1") for t in (6, 7, 8)]
+    assert seats == ([2, 1, 1] if comes_back else [2, 2, 2])
 
 
 def test_a_relay_that_dies_while_its_slot_closes() -> None:

@@ -145,6 +145,9 @@ class TrainingMachine:
         capacity = run.fleet.capacity or measured.measured_capacity(run, self.model, self._memory_bytes)
         parked = measured.parked_places(run, self.model, capacity, self._memory_bytes)
         self._resident = capacity if parked else None
+        shared = 0
+        if self._corpus_directory is None:
+            shared = measured.shared_capacity(run, self.model, capacity, self._memory_bytes)
         name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
         forward_s, backward_s = measured.measured_block_s(run, self.model)
         return msgspec.structs.replace(
@@ -153,6 +156,7 @@ class TrainingMachine:
             capacity=capacity + parked,
             forward_s=forward_s,
             backward_s=backward_s,
+            shared=shared or msgspec.UNSET,
         )
 
     def build(self, stage: int) -> tuple[Computer, str]:

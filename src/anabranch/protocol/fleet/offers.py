@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from anabranch.addresses import parse_addresses
 from anabranch.protocol.log.records import Member
 from anabranch.protocol.messages.common import COUNT_MAX
@@ -19,6 +21,8 @@ def absurd(member: Member) -> str | None:
     texts) are implausible; None: they are plausible."""
     if not 1 <= member.capacity <= MOST_CAPACITY:
         return f"a capacity of {member.capacity} microbatches is not plausible"
+    if member.shared is not UNSET and not 1 <= member.shared <= member.capacity:
+        return f"a capacity of {member.shared} microbatches for each of two islands is not plausible"
     for name, seconds in (("forward", member.forward_s), ("backward", member.backward_s)):
         if seconds != 0.0 and not plausible(seconds):  # in the log, JSON, there is no number for some
             return f"a {name} of {seconds:g} seconds is not plausible"

@@ -28,7 +28,9 @@ class Member(msgspec.Struct, frozen=True):
     disk: name of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured
     seconds per block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by
     the leader ("": none, as of the owner's own peer, or it is not known, in logs of an earlier release).
-    walk_in: True if that is an open ticket, which is no secret; else unset.
+    walk_in: True if that is an open ticket, which is no secret; else unset. shared: microbatches whose
+    activations it can hold for each of two pipeline islands at one time, beside the inputs of as many as are
+    under way; unset: it holds one island only.
     """
 
     id: str
@@ -44,6 +46,12 @@ class Member(msgspec.Struct, frozen=True):
     backward_s: float = 0.0
     ticket: str = ""
     walk_in: bool | msgspec.UnsetType = msgspec.UNSET
+    shared: int | msgspec.UnsetType = msgspec.UNSET
+
+    def held(self, seats: int) -> int:
+        """Microbatches whose activations it can hold for each of `seats` pipeline islands, 1 or 2; 0 if it
+        cannot hold two."""
+        return self.capacity if seats < 2 else self.shared or 0
 
     @property
     def is_auditor(self) -> bool:

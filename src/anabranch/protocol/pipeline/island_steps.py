@@ -25,6 +25,7 @@ from anabranch.protocol.interface.tasks import (
 from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import InnerActivation, InnerGradient
 from anabranch.protocol.pipeline.claims import Claims
+from anabranch.protocol.rounds.plan import sets_of
 
 
 class IslandSteps:
@@ -84,7 +85,8 @@ class CrewPass:
         self.step, self._last = slot.first + 1, slot.first + slot.steps
         relays = enumerate(slot.crew[:-1], 1)
         self._most = min(self.count, *(run.settings.slots(at, self._capacity(peer)) for at, peer in relays))
-        self._graphs = self._capacity(self.ctx.me)
+        own, me = sets_of(run.plan(steps.t)).of_machine, run.membership.members.get(self.ctx.me)
+        self._graphs = me.held(len(own[self.ctx.me])) if me is not None and self.ctx.me in own else 1
         self._kept: set[int] = set()
         """Microbatches of the step whose graph the worker keeps: at most `_graphs`. The forward of others is
         computed again."""

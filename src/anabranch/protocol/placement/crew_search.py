@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
+from types import MappingProxyType
 
 from anabranch.protocol.log.records import Crew
 
@@ -28,7 +29,8 @@ class CrewTimes:
     """Estimates of the seconds of an inner step of a crew.
 
     count: microbatches of an inner step. microbatch_s: relay -> seconds that it computes for one, forward and
-    backward. capacity: relay -> microbatches that it can hold. latency_s(sender, receiver): of a link.
+    backward. capacity: relay -> microbatches that it can hold of one crew. latency_s(sender, receiver): of a
+    link.
     """
 
     count: int
@@ -36,15 +38,28 @@ class CrewTimes:
     capacity: Mapping[str, int]
     latency_s: Callable[[str, str], float]
 
-    def seconds(self, crew: Crew) -> float:
-        """Estimated seconds of an inner step."""
+    def seconds(self, crew: Crew, taken: Mapping[str, float] = MappingProxyType({})) -> float:
+        """Estimated seconds of an inner step. taken: relay -> share of its time, less than 1, that another
+        crew takes (absent: none)."""
         relays = crew[:-1]
         trip_s = sum(map(self.microbatch_s.__getitem__, relays))
         for one, other in pairwise((crew[-1], *crew)):
             trip_s += self.latency_s(one, other) + self.latency_s(other, one)
-        slowest_s = max(map(self.microbatch_s.__getitem__, relays))
+        slowest_s = max(self.microbatch_s[peer] / (1.0 - taken.get(peer, 0.0)) for peer in relays)
         under_way = min(self.count, *(max(1, self.capacity[peer]) for peer in relays))
         return trip_s + (self.count - 1) * max(slowest_s, trip_s / under_way)
+
+    def together(self, crews: Sequence[Crew]) -> dict[Crew, float]:
+        """Estimated seconds of an inner step of each of these crews, which work at one time. A relay of two
+        crews gives each as much of its time as that needs, but at most half where both need more."""
+        alone = {crew: self.seconds(crew) for crew in crews}
+        found = dict(alone)
+        for crew, other in permutations(crews, 2):
+            both = set(crew[:-1]).intersection(other[:-1])
+            needed = {peer: self.count * self.microbatch_s[peer] / alone[other] for peer in both}
+            if needed:
+                found[crew] = self.seconds(crew, {peer: min(0.5, share) for peer, share in needed.items()})
+        return found
 
 
 def quicker(crews: Sequence[Crew], times: CrewTimes) -> list[Crew]:

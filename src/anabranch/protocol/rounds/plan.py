@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +25,11 @@ KEEPERS = 4
 #: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice:
 #: more than measured speeds differ from round to round.
 STAYS = 1.25
+#: Most crews of a round that a relay is of. A choice: of more it would be by far the slowest machine.
+SEATS = 2
+#: Most seats of a crew that are second ones of their relays, as a share of its stages. Plain choice: a crew
+#: of such relays alone would take from the others as much as it brings.
+SECOND_SEATS = 0.5
 #: Plans whose sets are kept: peers of a simulated swarm share the record of a plan. A choice.
 PLANS_CACHED = 8
 
@@ -163,19 +169,28 @@ def crews_of(
     rates: Sequence[Mapping[str, float]],
     data_nodes: Collection[str],
     t: int,
+    doubles: Sequence[Sequence[str]] = (),
 ) -> Crews:
-    """Crews of round t: as many as the smallest relay stage has machines. Crews whose slots counted in the
-    round before and of which every machine is left stay together. The other relays are put together by speed,
-    the quickest of each stage first, each time with a data node that has the fewest crews. Relays of crews
-    that failed though nobody left come last, those of stage s moved on by (s - 1) · t places. plan, accepted:
-    of the round before, and its slots that count. rates: of each relay stage, machine -> its speed.
-    data_nodes: those that are left; no crews without any."""
+    """Crews of round t. Crews whose slots counted in the round before and of which every machine is left stay
+    together, but of two with the same relay one alone. The other relays are put together by speed, the
+    quickest of each stage first, each time with a data node that has the fewest crews. Relays of crews that
+    failed though nobody left come last, those of stage s moved on by (s - 1) · t places. So there are as many
+    crews as the smallest relay stage has machines, and with `doubles` more: where a stage lacks a machine, a
+    relay of another crew takes a second seat (`_second_seats`).
+
+    plan, accepted: of the round before, and its slots that count. rates: of each relay stage, machine -> its
+    speed. data_nodes: those that are left; no crews without any. doubles: of each relay stage, those of its
+    machines that can take a second seat, the best first (empty: none can).
+    """
     left = [*rates, data_nodes]
     whole = [k for k, slot in enumerate(plan) if slot.steps and len(slot.crew) == len(left)]
     whole = [k for k in whole if all(p in there for p, there in zip(plan[k].crew, left, strict=True))]
-    crews = Crews([plan[k].crew for k in whole if k in accepted], [], [])
-    taken = {peer for crew in crews.kept for peer in crew[:-1]}
-    failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]}
+    crews, taken = Crews([], [], []), set[str]()
+    for crew in (plan[k].crew for k in whole if k in accepted):
+        if taken.isdisjoint(crew[:-1]):
+            crews.kept.append(crew)
+            taken.update(crew[:-1])
+    failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]} - taken
     free = []
     for place, of in enumerate(rates):
         by_speed = [peer for _, peer in sorted((-rate, peer) for peer, rate in of.items())]
@@ -183,13 +198,27 @@ def crews_of(
         moved = place * t % max(1, len(last))
         first = [peer for peer in by_speed if peer not in failed | taken]
         free.append([*first, *last[moved:], *last[:moved]])
+    able = [[peer for peer in of if peer not in failed] for of in doubles] or [[]] * len(free)
     busy = Counter({peer: 0 for peer in sorted(data_nodes)})
     busy.update(crew[-1] for crew in crews.kept)
-    for relays in zip(*free, strict=False) if busy else ():
+    for relays in _second_seats(free, able) if busy else ():
         source = min(busy, key=busy.__getitem__)
         busy[source] += 1
         (crews.new if failed.isdisjoint(relays) else crews.failed).append((*relays, source))
     return crews
+
+
+def _second_seats(free: Sequence[Sequence[str]], doubles: Sequence[Sequence[str]]) -> list[Crew]:
+    """Relays of the crews that `free` makes, machines of each relay stage without a seat, the first of each
+    stage first. Where a stage has no more, one of `doubles` takes the place as its second seat, of each stage
+    the first that has not; not in more than the share SECOND_SEATS of a crew's seats."""
+    found, spare = list[Crew](), [list(of) for of in doubles]
+    for row in zip_longest(*free):
+        lacking = [place for place, relay in enumerate(row) if relay is None]
+        if len(lacking) > SECOND_SEATS * len(row) or not all(spare[place] for place in lacking):
+            break
+        found.append(tuple(relay or spare[place].pop(0) for place, relay in enumerate(row)))
+    return found
 
 
 def next_plan(
@@ -323,9 +352,9 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
     crews = [slot.crew for slot in plan if slot.crew]
     if any(len(crew) != (stages + 1 if rounds.pipeline else 1) for crew in crews):
         return "a slot of its plan has a crew of another number of machines than stages"
-    relays = [peer for crew in crews for peer in crew[:stages]]
-    if rounds.pipeline and len(set(relays)) < len(relays):
-        return "a relay has two seats in the crews of its plan"
+    relays = Counter(peer for crew in crews for peer in crew[:stages])
+    if rounds.pipeline and any(seats > SEATS for seats in relays.values()):
+        return f"a relay has more than {SEATS} seats in the crews of its plan"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""

@@ -389,11 +389,13 @@ class Machine:
         first = (tasks.Embed, tasks.Head) if stage == 0 else (tasks.Forward, tasks.InputGradient)
         return sum(self.seconds(stage, task) for task in (*first, tasks.WeightGradient))
 
-    def capacity(self, stage: int) -> int:
+    def capacity(self, stage: int, islands: int = 1, inputs: int = 0) -> int:
         """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
         weights, moments, gradient sums and reduced gradient. 0 if these alone, or what the end of a pipeline
         island's slot needs, do not fit, or if the devices that hold a relay stage together are more than its
-        blocks. Of several such devices, the one with most blocks counts."""
+        blocks. Of several such devices, the one with most blocks counts. islands: pipeline islands that a
+        relay is of at one time; of more than one, the number for each. inputs: microbatches of each island of
+        which it keeps the input, too."""
         work, together = self.work, self.device.together if stage else 1
         blocks = work.blocks(stage) if stage else 1
         if blocks < together:
@@ -402,10 +404,17 @@ class Machine:
         # Embedding and head of a whole model are on the first device.
         ends, all_of_it = end_parameters(work.model) if work.whole else 0, max(1, work.parameters(stage))
         part = (ends + (all_of_it - ends) * share) / all_of_it if stage else 1.0
-        if work.closing_bytes(stage) * part + work.fixed_bytes > self.device.memory_bytes:
+        memory_bytes = self.device.memory_bytes - work.fixed_bytes
+        memory_bytes -= (islands - 1) * ISLAND_BYTES * work.parameters(stage) * part
+        kept = inputs * work.input_bytes * share
+        closing = memory_bytes - work.closing_bytes(stage) * part - (islands - 1) * kept
+        if closing < 0:
             return 0
-        left = self.device.memory_bytes - work.step_bytes(stage) * part - work.fixed_bytes
-        return max(0, int(left // max(1, work.kept_bytes(stage) * share if stage else work.input_bytes)))
+        left = memory_bytes - work.step_bytes(stage) * part - islands * kept
+        each = max(1, work.kept_bytes(stage) * share if stage else work.input_bytes)
+        # The others hold theirs while one ends its slot.
+        fit = left // (each * islands), *([closing // (each * (islands - 1))] if islands > 1 else ())
+        return max(0, int(min(fit)))
 
 
 def shipped_devices() -> Mapping[str, Device]:

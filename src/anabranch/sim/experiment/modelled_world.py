@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from anabranch.protocol import messages as msg
@@ -333,7 +334,16 @@ def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
         address="" if host.hidden else f"{name}:1",
         forward_s=forward_s,
         backward_s=backward_s,
+        shared=_shared(fleet, host) or UNSET,
     )
+
+
+def _shared(fleet: Fleet, host: Host) -> int:
+    """Microbatches whose activations a relay can hold for each of two pipeline islands; 0 if it cannot hold
+    two, and without such islands."""
+    if not (host.stage and host.machine.work.ends):
+        return 0
+    return min(host.capacity, host.machine.capacity(host.stage, 2, fleet.slots(host)))
 
 
 def settings_of(fleet: Fleet, policy: str) -> Settings:

@@ -17,6 +17,7 @@ from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.integer_world import shared
 
 #: Messages per peer that are remembered for a replay.
 HEARD = 60
@@ -59,7 +60,14 @@ class SwarmUnderTest:
         like = self.world.nodes[template.id].member
         capacity = self.rng.choice([1, 2, 4])
         member: Member = structs.replace(
-            like, id=name, name=name, address=f"{name}:1", incarnation=1, capacity=capacity, stage=stage
+            like,
+            id=name,
+            name=name,
+            address=f"{name}:1",
+            incarnation=1,
+            capacity=capacity,
+            stage=stage,
+            shared=shared(capacity, self.world.settings),
         )
         self.world.add(member, self._door(), self.world.clock.now)
         return name

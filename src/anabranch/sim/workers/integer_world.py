@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from msgspec import UNSET, UnsetType, structs
+
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis, Member
@@ -71,6 +73,10 @@ def counting_world(
     run, the others join soon after. disks: machine -> name of its disk ("": it keeps no log; default "0").
     make_world: class of the world, or a function that makes one of the same arguments."""
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
+    members = {
+        peer: structs.replace(member, shared=shared(member.capacity, settings))
+        for peer, member in members.items()
+    }
     schedule = schedule_of(settings, 1)
     make = partial(IntegerWorker, delay=settings.delay, rounds=settings.rounds)
     world = make_world(seed, settings, genesis_of(settings, machines[0].id), make, model)
@@ -112,6 +118,12 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
         forward_s=0.02 * machine.slowness,
         disk=disk,
     )
+
+
+def shared(capacity: int, settings: Settings) -> int | UnsetType:
+    """Capacity of a simulated machine for each of two pipeline islands (`Member.shared`): half, rounded up;
+    unset in a run without such islands. capacity: for one."""
+    return (capacity + 1) // 2 if settings.rounds.pipeline else UNSET
 
 
 def schedule_of(settings: Settings, window_tokens: int) -> Schedule:

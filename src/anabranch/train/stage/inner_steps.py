@@ -48,16 +48,19 @@ def steps_with_tokens(run: RunConfig, steps: int) -> int:
 #: Vectors of an island when it closes: weights, two moments, gradient, change, its weighted copy, and what is
 #: sent. With steps ahead all but the two in the middle stay until these are taken.
 _CLOSING = 7
+#: Vectors of an island between its begin and its end: the first four of these.
+_OPEN = 4
 
 
-def island_vectors(run: RunConfig) -> int:
+def island_vectors(run: RunConfig, closing: bool = True) -> int:
     """Most memory that an island and what slots carry take beside the stage's state, as a number of vectors
-    with an element for each parameter of the stage; 0 in a run without rounds."""
+    with an element for each parameter of the stage; 0 in a run without rounds. closing: False for an island
+    that stays open, as of two at one worker one alone closes at a time."""
     part, rounds = run.round, rounds_of(run)
     if not part.slots:
         return 0
     carried = 2 * (part.first_moment == "keep") + (part.unsent != "drop") + rounds.merges + (part.mix > 0)
-    return _CLOSING + KEPT * carried
+    return (_CLOSING if closing else _OPEN) + KEPT * carried
 
 
 def inner_place(run: RunConfig, slot: int, step: int, number: int) -> tuple[int, int]:

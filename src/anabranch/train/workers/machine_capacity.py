@@ -49,6 +49,26 @@ def measured_capacity(run: RunConfig, model: ModelConfig, most_bytes: int = UNLI
     return max(1, min(MAX_CAPACITY, *fit))
 
 
+def shared_capacity(
+    run: RunConfig, model: ModelConfig, capacity: int, most_bytes: int = UNLIMITED_BYTES
+) -> int:
+    """Number of microbatches, at most half of `capacity`, whose activations a relay can hold for each of two
+    pipeline islands at one time; 0 if a device's memory does not hold two of the largest stage, and in a run
+    without such islands. most_bytes: that count as free. Raises ConfigError as `check_devices`."""
+    if not run.round.slots or run.pipeline.whole:
+        return 0
+    dtype, trained = DTYPES[run.compute.dtype], trained_parameters(run, model).block
+    width, master = dtype.itemsize, master_dtype(dtype).itemsize
+    second = island_vectors(run, closing=False) * master + (width if width < master else 0)
+    frozen = block_parameters(model) * width if run.lora.rank else 0
+    block, held = trained * (_trained_bytes(run) + second) + frozen, _held_bytes(run, model)
+    under_way = capacity + int(capacity * run.fleet.recompute)
+    inputs = 2 * under_way * run.batch.rows * run.batch.sequence * model.dim * width
+    shares = _shares(run, model, most_bytes)
+    fit = [int(free - blocks * block - inputs) // (2 * blocks * held) for _, free, blocks in shares]
+    return max(0, min(capacity // 2, *fit))
+
+
 def check_fit(run: RunConfig, model: ModelConfig, most_bytes: int = UNLIMITED_BYTES) -> None:
     """Raise UserError if a relay's stage cannot lie on this machine's devices: `check_devices` refuses their
     number, or a device's free memory, or `most_bytes` of a machine that has such a limit, does not hold its
