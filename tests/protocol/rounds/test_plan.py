@@ -170,15 +170,23 @@ def test_a_relay_takes_a_second_seat_where_one_is_away() -> None:
     assert len(kept) == 2 and new == [("a1", "c2", "a3", "d0")] and not failed
     assert not crews_of(plan, counted, away, ["d0"], 4, [["a1"], [], ["a3"]]).new
 
-    # The crew with the second seat is put together anew in each round, and from the machine that is back.
+    # The crew with the second seat stays together, until there is another machine: then it is put together
+    # anew, from the machine that is back.
     crews = dict.fromkeys([*kept, *new], 1.0)
     plan = next_plan(plan, {k: plan[k].crew for k in counted}, PIPELINES, crews, 4)
     assert plan_problem(PIPELINES, 5, plan, 3) == ""
-    again = crews_of(plan, active(plan), away, ["d0"], 5, able)
-    assert len(again.kept) == 2 and {*again.kept, *again.new} == set(crews)
+    quick = [away[0], {"b2": 1.0, "c2": 9.0}, away[2]]
+    again = crews_of(plan, active(plan), quick, ["d0"], 5, [able[0], ["b2", "c2"], able[2]])
+    assert set(again.kept) == set(crews) and not again.new, "what it carries is that of the same machines"
     back = crews_of(plan, active(plan), rates, ["d0"], 5, able)
     seats = [peer for crew in (*back.kept, *back.new) for peer in crew[:-1]]
     assert len(back.kept) == 2 and sorted(seats) == sorted(peer for of in rates for peer in of)
+
+    # No second seat for a relay of which one crew failed, and the other did not.
+    of_two = [slot for slot in active(plan) if "c2" in plan[slot].crew]
+    failing = crews_of(plan, set(active(plan)) - {of_two[1]}, away, ["d0"], 5, able)
+    assert len(failing.kept) == 2 and len(of_two) == 2
+    assert [crew[1] for crew in (*failing.new, *failing.failed)] == ["b2"]
 
     # No second seat for a relay whose crew failed, and no crew whose seats are mostly second ones.
     failing = crews_of(plan, (), away, ["d0"], 5, able)
