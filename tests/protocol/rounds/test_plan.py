@@ -195,6 +195,16 @@ def test_a_relay_takes_a_second_seat_where_one_is_away() -> None:
     assert len(crews_of((), (), few, ["d0"], 3, [list(of) for of in few]).new) == 2
 
 
+def test_no_relay_has_three_seats_or_seats_at_two_stages() -> None:
+    def problem(*crews: tuple[str, ...]) -> str:
+        plan = tuple(Slot(0, 4, crew[0], others=crew[1:]) for crew in crews)
+        return plan_problem(PIPELINES, 5, (plan + (Slot(0, 0),) * PIPELINES.slots)[: PIPELINES.slots], 2)
+
+    assert problem(("a1", "a2", "d"), ("b1", "a2", "d")) == ""
+    assert "seats" in problem(("a1", "a2", "d"), ("b1", "a2", "d"), ("c1", "a2", "d"))
+    assert "seats" in problem(("a1", "a1", "d")) and "seats" in problem(("a1", "x", "d"), ("x", "a2", "d"))
+
+
 def test_units_and_hashes() -> None:
     assert units_of(0, [1]) == {2, 3} and units_of(1, [1]) == {1}
     plan = (Slot(0, 3, "a"), Slot(3, 0))

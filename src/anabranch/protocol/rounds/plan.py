@@ -365,9 +365,10 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
     crews = [slot.crew for slot in plan if slot.crew]
     if any(len(crew) != (stages + 1 if rounds.pipeline else 1) for crew in crews):
         return "a slot of its plan has a crew of another number of machines than stages"
-    relays = Counter(peer for crew in crews for peer in crew[:stages])
-    if rounds.pipeline and any(seats > SEATS for seats in relays.values()):
-        return f"a relay has more than {SEATS} seats in the crews of its plan"
+    seats = Counter(seat for slot in plan for seat in slot.seats() if seat[0])
+    several = len({peer for _, peer in seats}) < len(seats)
+    if rounds.pipeline and (several or any(count > SEATS for count in seats.values())):
+        return f"a relay has more than {SEATS} seats in the crews of its plan, or seats at several stages"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""
