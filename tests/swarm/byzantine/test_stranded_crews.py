@@ -36,6 +36,6 @@ def test_a_relay_of_another_stage_makes_a_crew_without_them(stage: int, liars: i
     altered(world, lose)
     assert go_on(world, 1000.0) == STEPS and wrong_states(world) == {} and rollbacks(world) == []
     skipped = [commit.t for commit in world.history().commits if commit.verdict == "skip"]
-    # A further round may be skipped at once, as the relay that moves is of its crew.
-    assert 1 <= len(skipped) <= 4 and world.clock.now < 3.5 * 120.0
+    # The round in which the relay moves may be skipped at once, as the relay was of its crews.
+    assert skipped and len(skipped) <= 4 and world.clock.now < 400.0
     assert all("no crew filled its slot" in why for why in removed(world).values())
