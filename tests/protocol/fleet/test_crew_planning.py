@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec import structs
 
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.fleet.admission import Admission
@@ -14,7 +15,7 @@ from anabranch.protocol.fleet.crew_planning import CrewPlanning
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Crew, Member, Members, Slot
-from anabranch.protocol.rounds.late_machines import LateMachines
+from anabranch.protocol.rounds.late_machines import RESTS, LateMachines
 from anabranch.protocol.rounds.plan import Plan
 
 STAGES, SLOTS, COUNT = 4, 2, 32
@@ -79,6 +80,28 @@ def test_the_second_seat_goes_to_who_computes_and_sends_it_soonest() -> None:
         made.ctx.run.settings.rounds.__dict__["slots"] = 3
         other = "b" if slow == "a" else "a"
         assert sum(f"{other}.2" in found for found in crews(made, (), ())) == 2
+
+
+@pytest.mark.parametrize("why", ["it is back", "another left", "late", "measured by another leader"])
+def test_a_relay_that_failed_two_crews_is_of_one_for_a_while(why: str) -> None:
+    """It may have died of want of memory: with two seats again, it would cost two slots again."""
+    speeds = fleet(a=4.0, b=1.0)
+    del speeds["b.2"]
+    made = planning(speeds, shared=8)
+    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in crews(made, (), ()))
+    [shared] = [k for k, slot in enumerate(plan) if slot.peer == "b.1"]
+    membership = made.ctx.run.membership
+    if why == "it is back":
+        again = structs.replace(membership.members["a.2"], incarnation=2)
+        left, joined = {"a.2": "its process ended"}, (again,)
+        membership.apply(Members(2, removed=left, joined=joined, active_from={"a.2": T}))
+    made.opened(T - (why != "measured by another leader"))
+    accepted = {1 - shared: plan[1 - shared].crew} if why in ("late", "another left") else {}
+    made.measure(T - 1, plan, 0.0, accepted, () if why == "late" else set(range(2)) - accepted.keys())
+    assert not made.late, "the machines that share its other crew are not to blame"
+    found = made.crews((), (), T, lambda peer: True)
+    assert len(found) == (1 if why in ("it is back", "late") else 2)
+    assert len(made.crews((), (), T + RESTS, lambda peer: True)) == 2
 
 
 @pytest.mark.parametrize("carries", [False, True])

@@ -24,6 +24,17 @@ def test_an_inner_step_takes_a_round_trip_and_then_what_binds() -> None:
     assert few.seconds(crew) == pytest.approx(6.75 + 31 * 6.75 / 4), "four under way"
 
 
+def test_a_crew_that_shares_relays_with_two_others_is_slower_by_both() -> None:
+    computing = {"a1": 0.5, "a2": 0.5, "b1": 0.25, "c2": 0.25}
+    times = CrewTimes(COUNT, computing, dict.fromkeys(computing, 100), lambda one, other: 0.0)
+    crews = [("a1", "a2", "d"), ("b1", "a2", "d"), ("a1", "c2", "d")]
+    both = times.together(crews)[crews[0]]
+    assert both == pytest.approx(times.seconds(crews[0], {"a1": 0.5, "a2": 0.5}))
+    computing["a2"] = 0.4  # then the relay that it shares with the second one binds less
+    for order in (crews, crews[::-1]):
+        assert times.together(order)[crews[0]] == pytest.approx(times.seconds(crews[0], {"a1": 0.5}))
+
+
 def drawn(rng: random.Random, crews: int, stages: int) -> tuple[list[tuple[str, ...]], CrewTimes]:
     """Crews of drawn machines, in two far regions."""
     peers = [[f"r{stage}.{n}" for n in range(crews)] for stage in range(1, stages + 1)]

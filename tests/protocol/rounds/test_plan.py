@@ -170,21 +170,39 @@ def test_a_relay_takes_a_second_seat_where_one_is_away() -> None:
     assert len(kept) == 2 and new == [("a1", "c2", "a3", "d0")] and not failed
     assert not crews_of(plan, counted, away, ["d0"], 4, [["a1"], [], ["a3"]]).new
 
-    # The crew with the second seat is put together anew in each round, and from the machine that is back.
+    # The crew with the second seat stays together, until there is another machine: then it is put together
+    # anew, from the machine that is back.
     crews = dict.fromkeys([*kept, *new], 1.0)
     plan = next_plan(plan, {k: plan[k].crew for k in counted}, PIPELINES, crews, 4)
     assert plan_problem(PIPELINES, 5, plan, 3) == ""
-    again = crews_of(plan, active(plan), away, ["d0"], 5, able)
-    assert len(again.kept) == 2 and {*again.kept, *again.new} == set(crews)
+    quick = [away[0], {"b2": 1.0, "c2": 9.0}, away[2]]
+    again = crews_of(plan, active(plan), quick, ["d0"], 5, [able[0], ["b2", "c2"], able[2]])
+    assert set(again.kept) == set(crews) and not again.new, "what it carries is that of the same machines"
     back = crews_of(plan, active(plan), rates, ["d0"], 5, able)
     seats = [peer for crew in (*back.kept, *back.new) for peer in crew[:-1]]
     assert len(back.kept) == 2 and sorted(seats) == sorted(peer for of in rates for peer in of)
+
+    # No second seat for a relay of which one crew failed, and the other did not.
+    of_two = [slot for slot in active(plan) if "c2" in plan[slot].crew]
+    failing = crews_of(plan, set(active(plan)) - {of_two[1]}, away, ["d0"], 5, able)
+    assert len(failing.kept) == 2 and len(of_two) == 2
+    assert [crew[1] for crew in (*failing.new, *failing.failed)] == ["b2"]
 
     # No second seat for a relay whose crew failed, and no crew whose seats are mostly second ones.
     failing = crews_of(plan, (), away, ["d0"], 5, able)
     assert not failing.kept and len(failing.failed) == 2
     few = [{f"{peer}{stage}": 1.0 for peer in peers} for stage, peers in ((1, "abc"), (2, "ab"), (3, "ab"))]
     assert len(crews_of((), (), few, ["d0"], 3, [list(of) for of in few]).new) == 2
+
+
+def test_no_relay_has_three_seats_or_seats_at_two_stages() -> None:
+    def problem(*crews: tuple[str, ...]) -> str:
+        plan = tuple(Slot(0, 4, crew[0], others=crew[1:]) for crew in crews)
+        return plan_problem(PIPELINES, 5, (plan + (Slot(0, 0),) * PIPELINES.slots)[: PIPELINES.slots], 2)
+
+    assert problem(("a1", "a2", "d"), ("b1", "a2", "d")) == ""
+    assert "seats" in problem(("a1", "a2", "d"), ("b1", "a2", "d"), ("c1", "a2", "d"))
+    assert "seats" in problem(("a1", "a1", "d")) and "seats" in problem(("a1", "x", "d"), ("x", "a2", "d"))
 
 
 def test_units_and_hashes() -> None:

@@ -242,6 +242,21 @@ def test_a_relay_of_another_crew_takes_the_seat_of_one_that_is_away(comes_back: 
     assert seats == ([2, 1, 1] if comes_back else [2, 2, 2])
 
 
+@pytest.mark.costly
+def test_crews_of_one_relay_keep_what_they_carry_until_another_is_there() -> None:
+    run = crew_run(first_moment="keep", unsent="feedback", select="largest")
+    world = world_of(run, shared=1, voters=3, data_nodes=3)
+    back = crash_and_return(world, 6.0)
+    struck = at_message(world, msg.InnerActivation, 5, lambda node: back(world.nodes["r2.0"]), nth=5)
+    world.run(until_s=2000)
+    assert struck
+    check_replayed(run, world)
+    plans = world.history().plans
+    both = [t for t, plan in plans.items() if [slot.crew[1] for slot in plan].count("r2.1") == 2]
+    assert len(both) >= 3
+    assert all(slot.carried == t - 1 for t in both[1:] for slot in plans[t])
+
+
 def test_a_relay_that_dies_while_its_slot_closes() -> None:
     run = crew_run()
     world = world_of(run)

@@ -11,6 +11,7 @@ import torch
 from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.train.islands.fragments import fragment_bounds, turn
 from anabranch.train.islands.selection import CHUNK, largest, significant
+from anabranch.train.islands.slot_state import SlotState, SlotStates
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import rounds_of
@@ -144,3 +145,13 @@ def test_selections() -> None:
     weights = torch.tensor([1.0, -2.0, 0.0, 4.0])
     chosen = significant(torch.tensor([0.1, 0.1, 0.0, -0.4]), weights, 0.1)
     assert chosen.tolist() == [True, False, True, True]
+
+
+def test_a_machine_of_one_slot_after_the_other_keeps_states_of_two_rounds() -> None:
+    """A state is several vectors, and a relay that takes second seats is of many slots in turn."""
+    states = SlotStates()
+    for t in range(1, 9):
+        states.keep(t % 4, SlotState(t))
+        states.keep(4 + t % 3, SlotState(t))
+    found = {(slot, t) for slot in range(7) for t in range(1, 9) if states.find(slot, t)}
+    assert found == {(3, 7), (5, 7), (0, 8), (6, 8)}

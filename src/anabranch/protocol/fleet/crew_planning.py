@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from operator import eq
@@ -11,7 +12,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.log.records import Crew, Slot
 from anabranch.protocol.placement.crew_search import CrewTimes, quicker
-from anabranch.protocol.rounds.late_machines import LateMachines
+from anabranch.protocol.rounds.late_machines import RESTS, LateMachines
 from anabranch.protocol.rounds.plan import Plan, active, crews_of
 
 #: Least gain, as a share of all crews' speed, for which crews that were in time do not stay together, where
@@ -39,6 +40,9 @@ class CrewPlanning:
         """Crew of the last round -> its speed when it was last measured, as a share of the expected one."""
         self.late: frozenset[str] = frozenset()
         """Relays whose crew was late in the last round."""
+        self._single: dict[str, int] = {}
+        """Relay of two crews that was late with one of them, or left -> round up to which it is of one crew
+        alone."""
         self._opened = 0
         """Iteration that this leader opened when it had committed the one before; 0: it took over since."""
         self._done_at: dict[int, float] = {}
@@ -68,13 +72,17 @@ class CrewPlanning:
         """Measure the speeds of the crews in round t: steps of each slot by the time from the round's opening
         (s) to when its units were all claimed, so with the time that sending takes. A crew that was too late
         counts as half as quick as if it had been done now, so that it gets fewer steps until it is in time,
-        and its relays count as late; if no crew was in time, each counts as half as quick as it did. Crews of
-        former rounds are forgotten. A leader that took over within the round measures nothing. plan: of round
-        t. accepted: slots that count. left: slots that lost a machine, whose crews are not measured."""
+        and its relays count as late; if no crew was in time, each counts as half as quick as it did. Of a
+        late crew with relays of two crews these alone count as late, as they have most to do. They, and
+        relays of two crews that left, are of one crew alone for RESTS rounds. Crews of former rounds are
+        forgotten. A leader that took over within the round measures nothing. plan: of round t. accepted:
+        slots that count. left: slots that lost a machine, whose crews are not measured."""
         done_at, self._done_at = self._done_at, {}
         if self._opened != t:
             return
         before, self._rates, late = self._rates, {}, set[str]()
+        seats = Counter(seat for number in active(plan) for seat in plan[number].seats() if seat[0])
+        doubles = {peer: stage for (stage, peer), count in seats.items() if count > 1}
         for number in active(plan):
             slot, at = plan[number], done_at.get(number, self.ctx.clock.now)
             rate = slot.steps / max(at - opened_at, SHORTEST_S)
@@ -83,10 +91,14 @@ class CrewPlanning:
             elif slot.crew and number not in left:
                 believed = before.get(slot.crew) or self.slot_rate(slot)
                 self._rates[slot.crew] = (min(rate, believed) if accepted else believed) / 2.0
-                late.update(slot.crew[:-1])
-        self.late = frozenset(late)
+                late.update(doubles.keys() & set(slot.crew) or slot.crew[:-1])
+        is_live = self.ctx.run.membership.is_live
+        single = {peer for peer, at in doubles.items() if peer in late or not is_live(peer, at, t - 1)}
+        self._single = {peer: until for peer, until in self._single.items() if until > t}
+        self._single |= dict.fromkeys(single, t + RESTS)
         prompt = {peer for number in accepted for peer in plan[number].crew[:-1]}
-        self._machines.judged(t, late - prompt, prompt)
+        self.late = frozenset(late - prompt)
+        self._machines.judged(t, self.late, prompt)
 
     def crews(
         self, plan: Plan, accepted: Collection[int], t: int, prompt: Callable[[str], bool]
@@ -103,7 +115,7 @@ class CrewPlanning:
         rates = [{peer: self._rate(peer) for peer in of} for of in stages[1:]]
         here = {peer for of in stages for peer in of}
         latency_s = self._latencies(here)
-        doubles = [] if latency_s is None else [self._doubles(of) for of in rates]
+        doubles = [] if latency_s is None else [self._doubles(of, t) for of in rates]
         kept, new, failed = crews_of(plan, accepted, rates, stages[0], t, doubles)
         slots = self.ctx.run.settings.rounds.slots
         if latency_s is None:
@@ -151,10 +163,11 @@ class CrewPlanning:
         latency_s = self._admission.ways.latencies({peer: members[peer].region for peer in peers})
         return None if latency_s is None else cache(latency_s)
 
-    def _doubles(self, rates: Mapping[str, float]) -> list[str]:
-        """Machines of one stage that can hold the islands of two crews, the best first: the one that computes
-        a microbatch, or sends what belongs to one on its line, in the shortest time, whichever takes longer.
-        rates: machine -> its inner steps per second."""
+    def _doubles(self, rates: Mapping[str, float], t: int) -> list[str]:
+        """Machines of one stage that can hold the islands of two crews in round t, the best first: the one
+        that computes a microbatch, or sends what belongs to one on its line, in the shortest time, whichever
+        takes longer. Not those that are to be of one crew alone. rates: machine -> its inner steps per
+        second."""
         settings, members = self.ctx.run.settings, self.ctx.run.membership.members
         bits = 16.0 * settings.activation_bytes * self._of_inner_step
 
@@ -162,7 +175,7 @@ class CrewPlanning:
             sent = next(self._admission.ways.rates(peer), ())
             return max(1.0 / rates[peer], bits / max(sent) if sent else math.inf)
 
-        able = (peer for peer in rates if members[peer].held(2))
+        able = (peer for peer in rates if members[peer].held(2) and t > self._single.get(peer, 0))
         return sorted(able, key=lambda peer: (seconds(peer), peer))
 
     def _times(

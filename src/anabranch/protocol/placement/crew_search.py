@@ -53,13 +53,12 @@ class CrewTimes:
         """Estimated seconds of an inner step of each of these crews, which work at one time. A relay of two
         crews gives each as much of its time as that needs, but at most half where both need more."""
         alone = {crew: self.seconds(crew) for crew in crews}
-        found = dict(alone)
+        taken = dict[Crew, dict[str, float]]()
         for crew, other in permutations(crews, 2):
-            both = set(crew[:-1]).intersection(other[:-1])
-            needed = {peer: self.count * self.microbatch_s[peer] / alone[other] for peer in both}
-            if needed:
-                found[crew] = self.seconds(crew, {peer: min(0.5, share) for peer, share in needed.items()})
-        return found
+            for peer in set(crew[:-1]).intersection(other[:-1]):
+                needed = self.count * self.microbatch_s[peer] / alone[other]
+                taken.setdefault(crew, {})[peer] = min(0.5, needed)
+        return alone | {crew: self.seconds(crew, shares) for crew, shares in taken.items()}
 
 
 def quicker(crews: Sequence[Crew], times: CrewTimes) -> list[Crew]:

@@ -172,11 +172,12 @@ def crews_of(
     doubles: Sequence[Sequence[str]] = (),
 ) -> Crews:
     """Crews of round t. Crews whose slots counted in the round before and of which every machine is left stay
-    together, but of two with the same relay one alone. The other relays are put together by speed, the
-    quickest of each stage first, each time with a data node that has the fewest crews. Relays of crews that
-    failed though nobody left come last, those of stage s moved on by (s - 1) · t places. So there are as many
-    crews as the smallest relay stage has machines, and with `doubles` more: where a stage lacks a machine, a
-    relay of another crew takes a second seat (`_second_seats`).
+    together; of two with the same relay one alone, if another machine of its stage has no seat. The other
+    relays are put together by speed, the quickest of each stage first, each time with a data node that has
+    the fewest crews. Relays of crews that failed though nobody left come last, those of stage s moved on by
+    (s - 1) · t places. So there are as many crews as the smallest relay stage has machines, and with
+    `doubles` more: where a stage lacks a machine, a relay of another crew takes a second seat
+    (`_second_seats`), unless a crew of it failed.
 
     plan, accepted: of the round before, and its slots that count. rates: of each relay stage, machine -> its
     speed. data_nodes: those that are left; no crews without any. doubles: of each relay stage, those of its
@@ -185,27 +186,39 @@ def crews_of(
     left = [*rates, data_nodes]
     whole = [k for k, slot in enumerate(plan) if slot.steps and len(slot.crew) == len(left)]
     whole = [k for k in whole if all(p in there for p, there in zip(plan[k].crew, left, strict=True))]
-    crews, taken = Crews([], [], []), set[str]()
-    for crew in (plan[k].crew for k in whole if k in accepted):
-        if taken.isdisjoint(crew[:-1]):
-            crews.kept.append(crew)
-            taken.update(crew[:-1])
-    failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]} - taken
-    free = []
+    crews = Crews(_kept([plan[k].crew for k in whole if k in accepted], rates), [], [])
+    taken = Counter(peer for crew in crews.kept for peer in crew[:-1])
+    failed = {peer for k in whole if k not in accepted for peer in plan[k].crew[:-1]}
+    able = [[peer for peer in of if peer not in failed and taken[peer] < SEATS] for of in doubles]
+    failed.difference_update(taken)
+    free, seated = [], failed | taken.keys()
     for place, of in enumerate(rates):
         by_speed = [peer for _, peer in sorted((-rate, peer) for peer, rate in of.items())]
         last = [peer for peer in by_speed if peer in failed]
         moved = place * t % max(1, len(last))
-        first = [peer for peer in by_speed if peer not in failed | taken]
+        first = [peer for peer in by_speed if peer not in seated]
         free.append([*first, *last[moved:], *last[:moved]])
-    able = [[peer for peer in of if peer not in failed] for of in doubles] or [[]] * len(free)
     busy = Counter({peer: 0 for peer in sorted(data_nodes)})
     busy.update(crew[-1] for crew in crews.kept)
-    for relays in _second_seats(free, able) if busy else ():
+    for relays in _second_seats(free, able or [[]] * len(free)) if busy else ():
         source = min(busy, key=busy.__getitem__)
         busy[source] += 1
         (crews.new if failed.isdisjoint(relays) else crews.failed).append((*relays, source))
     return crews
+
+
+def _kept(crews: Sequence[Crew], rates: Sequence[Mapping[str, float]]) -> list[Crew]:
+    """Those of `crews` that stay together: each whose relays are of none before it, and then each of which
+    the others are of one before it, if no machine of their stages is left for them. rates: as of
+    `crews_of`."""
+    kept, taken = list[Crew](), set[str]()
+    for again in (False, True):
+        for crew in crews:
+            shared = [place for place, peer in enumerate(crew[:-1]) if peer in taken]
+            if crew not in kept and all(again and taken.issuperset(rates[place]) for place in shared):
+                kept.append(crew)
+                taken.update(crew[:-1])
+    return kept
 
 
 def _second_seats(free: Sequence[Sequence[str]], doubles: Sequence[Sequence[str]]) -> list[Crew]:
@@ -352,9 +365,10 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan, stages: int) -> str:
     crews = [slot.crew for slot in plan if slot.crew]
     if any(len(crew) != (stages + 1 if rounds.pipeline else 1) for crew in crews):
         return "a slot of its plan has a crew of another number of machines than stages"
-    relays = Counter(peer for crew in crews for peer in crew[:stages])
-    if rounds.pipeline and any(seats > SEATS for seats in relays.values()):
-        return f"a relay has more than {SEATS} seats in the crews of its plan"
+    seats = Counter(seat for slot in plan for seat in slot.seats() if seat[0])
+    several = len({peer for _, peer in seats}) < len(seats)
+    if rounds.pipeline and (several or any(count > SEATS for count in seats.values())):
+        return f"a relay has more than {SEATS} seats in the crews of its plan, or seats at several stages"
     if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
         return "a slot of its plan carries what no slot of this run carries"
     return ""

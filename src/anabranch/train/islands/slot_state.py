@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-#: Rounds of a slot whose state is kept: the last one, and the open one, which may be computed again.
+#: Rounds of which states of slots are kept: the last one, and the open one, which may be computed again.
 KEPT = 2
 
 
@@ -43,21 +43,21 @@ class SlotState:
 
 
 class SlotStates:
-    """Kept states of slots, by slot and round: of each slot the `KEPT` newest."""
+    """Kept states of slots, by slot and round: of the `KEPT` newest rounds. A machine that is of other crews,
+    and so of other slots, from round to round would else keep states of all slots."""
 
     def __init__(self) -> None:
-        self._states: dict[int, dict[int, SlotState]] = {}
+        self._states: dict[tuple[int, int], SlotState] = {}
 
     def keep(self, slot: int, state: SlotState) -> None:
-        known = self._states.setdefault(slot, {})
-        known[state.t] = state
-        for t in sorted(known)[:-KEPT]:
-            del known[t]
+        self._states[state.t, slot] = state
+        newest = max(t for t, _ in self._states)
+        self._states = {of: kept for of, kept in self._states.items() if of[0] > newest - KEPT}
 
     def find(self, slot: int, t: int) -> SlotState | None:
         """Carried state that a slot had after its inner steps of round t; None if none is kept, so that a
         slot which continues from it cannot be filled here."""
-        return self._states.get(slot, {}).get(t)
+        return self._states.get((t, slot))
 
     def clear(self) -> None:
         self._states.clear()
