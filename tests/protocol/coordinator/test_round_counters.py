@@ -29,7 +29,8 @@ def test_complete_slots_are_those_whose_units_are_all_claimed(seed: int) -> None
             units = frozenset(draw.sample(cover, draw.randrange(min(6, len(cover)))))
             claims = current.claims.setdefault(stage, {})
             known = claims.get(peer, frozenset())
-            current.took(stage, units - known, stages)
+            others = frozenset().union(*(held for other, held in claims.items() if other != peer))
+            assert current.took(stage, units - known, stages) == bool(others & (units - known))
             claims[peer] = known | units
         claimed = (current.claims.get(stage, {}).values() for stage in range(stages + 1))
         held = {stage: frozenset().union(*units) for stage, units in enumerate(claimed)}

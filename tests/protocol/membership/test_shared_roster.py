@@ -18,13 +18,14 @@ IDS, STAGES = "abcdefgh", 3
 def said(membership: Membership) -> tuple[object, ...]:
     """All there is to see."""
     live = [(s, t, membership.live(s, t)) for s in range(STAGES) for t in range(6)]
+    regional = [membership.by_region(s, t) for s in range(STAGES) for t in range(6)]
     of = [sorted(membership.of(s)) for s in range(STAGES)]
     dials = [membership.dials(a, b) for a in IDS for b in IDS]
     known = [(membership.incarnation(peer), membership.knew(peer)) for peer in IDS]
     indices = [membership.assignment(t, range(5)).holder for t in range(4)]
     opened = membership.opening, membership.reopened_t
     members = list(membership.members.items()), sorted(membership.active_from.items())
-    return live, of, dials, known, indices, opened, members, membership.number, membership.begun
+    return live, regional, of, dials, known, indices, opened, members, membership.number, membership.begun
 
 
 class Slow:
@@ -57,6 +58,8 @@ class Slow:
             and sorted(membership.order, key=membership.order.__getitem__) == list(membership.members)
             and membership.active_from == self.active
             and live == [membership.live(stage, t) for stage in range(STAGES) for t in range(6)]
+            and [sorted(peers, key=lambda peer: self.members[peer].region) for peers in live]
+            == [membership.by_region(stage, t) for stage in range(STAGES) for t in range(6)]
             and {p: membership.incarnation(p) for p in IDS if membership.knew(p)} == self.seen
         )
 
@@ -74,7 +77,10 @@ def histories(draw: st.DrawFn) -> list[Members | int]:
         joined = draw(st.sets(st.sampled_from(IDS), max_size=4)) - (there - removed)
         there = (there - removed) | joined
         members = tuple(
-            Member(peer, draw(st.integers(0, STAGES - 1)), draw(st.integers(1, 3)), "", 1, address="x")
+            Member(
+                peer, draw(st.integers(0, STAGES - 1)), draw(st.integers(1, 3)), "", 1, address="x",
+                region=draw(st.sampled_from(["", "here", "there"])),
+            )
             for peer in sorted(joined)
         )
         serve = draw(st.dictionaries(st.sampled_from(IDS), st.integers(0, 4), max_size=4))

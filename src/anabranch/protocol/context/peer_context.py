@@ -100,12 +100,13 @@ class PeerContext:
         """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its
         claims to the leader; in a large stage only overlay neighbours and the replicas that it exchanges
         reduce parts with."""
-        run = self.run
-        fellows = set(run.near.active_neighbours(run.stage, run.stage, ALL_TIMES))
+        run, stage = self.run, self.run.stage
         if run.near.crowded:
-            is_live, stage = run.membership.is_live, run.stage
-            fellows.update(peer for peer in self.links.in_use() if is_live(peer, stage, ALL_TIMES))
-        return tuple(sorted(peer for peer in fellows if not self.reachable(peer)))
+            fellows = run.near.neighbours_at(stage, self.me, stage) | self.links.in_use()
+        else:
+            fellows = frozenset(run.membership.live(stage, ALL_TIMES))
+        unreached = [peer for peer in fellows if not self.reachable(peer)]
+        return tuple(sorted(peer for peer in unreached if run.membership.is_live(peer, stage, ALL_TIMES)))
 
 
 def make_context(

@@ -21,7 +21,7 @@ from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
-from anabranch.protocol.rounds.plan import Plan, plan_hash, sets_of
+from anabranch.protocol.rounds.plan import Plan, sets_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.
@@ -159,11 +159,11 @@ class RunView:
 
     def split(self, t: int) -> Assignment:
         """Data node of each microbatch of iteration t's batch; in a round of pipeline islands that of the
-        crew, for each slot that has one. A copy of its own, which the caller may change."""
+        crew, for each slot that has one. The caller may change the result, a copy."""
         split = self.membership.assignment(t, self.batch(t))
         if self.settings.rounds.pipeline and self.settings.rounds.has(t):
             crews = {slot: self.plan(t)[slot].crew for slot in self.batch(t)}
-            split.holder.update({slot: crew[-1] for slot, crew in crews.items() if crew})
+            split.give({slot: crew[-1] for slot, crew in crews.items() if crew})
         return split
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
@@ -179,7 +179,7 @@ class RunView:
         empty one. Outside rounds "" if this peer does not have the corpus, or the driver has not described
         the run yet."""
         if self.settings.rounds.has(t):
-            return plan_hash(self.plan(t))
+            return sets_of(self.plan(t)).batch_hash
         return "" if self.schedule is None or self.schedule.manifest is None else self.schedule.manifest(t)
 
     def forget_members(self) -> None:

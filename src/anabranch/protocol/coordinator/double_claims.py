@@ -37,15 +37,15 @@ class DoubleClaims:
         self._false: dict[str, int] = {}
         """Peer -> iterations running with false claims, of those in which its stage was doubted."""
 
-    def entered(self, current: Round, peer: str, message: Claim, fresh: frozenset[int]) -> None:
+    def entered(self, current: Round, peer: str, message: Claim, fresh: bool, doubled: bool) -> None:
         """Look at the claim `message` of `peer`, which was just entered in `current.claims`. If another peer
         of its stage claims one of the same units, the stage's claims are doubted in this iteration and the
         next WATCHED ones, and the peers of the stage before that have claimed are asked to whom they sent
         their microbatches. What the claim itself says of that (`holders`) is kept in `current.holders`.
-        fresh: units that it claims for the first time."""
+        fresh: True if it claims units for the first time. doubled: True if another peer claims one of
+        these."""
         stage, after = message.stage, self._after(message.stage)
         if fresh:
-            doubled = any(fresh & units for other, units in current.claims[stage].items() if other != peer)
             if doubled:
                 self._watched[stage] = current.t + WATCHED
             if current.t <= self._watched.get(stage, 0) and stage not in current.doubted:

@@ -538,8 +538,11 @@ class IslandRounds:
         """True if each slot of the round that was not dropped can be filled by one machine or crew only: that
         of its pipeline island, or the machine that carries the slot's state (even if that machine lost the
         state). False if all slots were dropped."""
-        left = sets_of(current.slots).slots - current.dropped
-        return bool(left) and (current.of_crews or all(current.slots[slot].carried for slot in left))
+        sets = sets_of(current.slots)
+        if not (sets.of_crews or sets.carried):
+            return False
+        left = sets.slots - current.dropped
+        return bool(left) and (sets.of_crews or all(current.slots[slot].carried for slot in left))
 
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late, or in a run that waits for late slots their

@@ -84,14 +84,14 @@ class Reports:
         if not (units or message.evaluations or message.apart):
             return None  # it says no more than the hash of the batch
         claims = current.claims.setdefault(message.stage, {})
-        known = claims.get(peer, frozenset())
+        known, doubled = claims.get(peer, frozenset()), False
         if units - known:
             if self.reducing.claimed(current, message.stage, peer):
                 current.progress_at, current.stalls = self.ctx.clock.now, 0
             current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
-            current.took(message.stage, units - known, self.ctx.run.settings.stages)
+            doubled = current.took(message.stage, units - known, self.ctx.run.settings.stages)
         claims[peer] = units | known
-        self.reducing.doubles.entered(current, peer, message, units - known)
+        self.reducing.doubles.entered(current, peer, message, bool(units - known), doubled)
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
         if message.stage == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
@@ -141,7 +141,7 @@ class Round:
     overruled: dict[int, set[int]] = field(default_factory=dict)
     """Stage -> units for whose owner an attempt was given up (`DoubleClaims.wrong`)."""
     claimed: dict[int, set[int]] = field(default_factory=dict)
-    """Stage -> units of a round that any member claims."""
+    """Stage -> units that any member claims."""
     complete: set[int] = field(default_factory=set)
     """Slots of a round whose units are all claimed."""
     covers: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Round:
     @property
     def of_crews(self) -> bool:
         """True for a round of pipeline islands whose plan names their crews."""
-        return any(slot.others for slot in self.slots)
+        return sets_of(self.slots).of_crews
 
     @property
     def since(self) -> float:
@@ -187,12 +187,18 @@ class Round:
             known[stage] = units_of(stage, sets_of(self.slots).slots - self.dropped)
         return known[stage]
 
-    def took(self, stage: int, units: Iterable[int], stages: int) -> None:
-        """Note units of `stage` that a member claims, and the slots of which now all units are claimed
-        (`complete`). Nothing outside rounds of islands. stages: number of relay stages."""
-        if not self.slots:
-            return
-        self.claimed.setdefault(stage, set()).update(units)
+    def took(self, stage: int, units: Collection[int], stages: int) -> bool:
+        """Note units of `stage` that a member claims for the first time, and in a round of islands the slots
+        of which now all units are claimed (`complete`). Returns True if another member claims one of the
+        units, too. stages: number of relay stages."""
+        claimed = self.claimed.setdefault(stage, set())
+        doubled = not claimed.isdisjoint(units)
+        claimed.update(units)
+        if self.slots:
+            self._complete(stage, units, stages)
+        return doubled
+
+    def _complete(self, stage: int, units: Collection[int], stages: int) -> None:
         ends, relays = self.claimed.get(0, set()), [self.claimed.get(s, set()) for s in range(1, stages + 1)]
         for slot in {unit if stage else unit // 2 for unit in units}:
             if head_unit(slot) in ends and embed_unit(slot) in ends and all(slot in of for of in relays):

@@ -164,6 +164,10 @@ class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     far_off: int = -1
     contributions: tuple[str, ...] = ()
 
+    def units_of(self, peer: str) -> int:
+        """Number of units that counted as those of `peer`; 0 if it is no member."""
+        return self.owners.count(self.members.index(peer)) if peer in self.members else 0
+
 
 class Evaluation(msgspec.Struct, frozen=True):
     """Held-out loss of the state after iteration t: loss sum of each window (nats) and token count."""

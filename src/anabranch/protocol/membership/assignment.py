@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anabranch.protocol.interface.tasks import part_bounds
 
@@ -19,21 +19,27 @@ def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
 
 class Assignment:
     """Assignment of the microbatch indices of an iteration to data nodes (`holder`: index -> data node). If a
-    data node is removed, only its indices are assigned anew."""
+    data node is removed, only its indices are assigned anew. `holder` is replaced by each change, never
+    altered: assignments may share it."""
 
     def __init__(self, indices: Sequence[int], data_nodes: Sequence[str]) -> None:
-        self.holder: dict[int, str] = {}
-        for node, positions in split_indices(len(indices), data_nodes).items():
-            for position in positions:
-                self.holder[indices[position]] = node
+        parts = split_indices(len(indices), data_nodes).items()
+        self.holder = {indices[position]: node for node, positions in parts for position in positions}
+
+    def copy(self) -> Assignment:
+        copied = Assignment((), ())
+        copied.holder = self.holder
+        return copied
+
+    def give(self, heirs: Mapping[int, str]) -> None:
+        """Assign microbatches anew: index -> data node."""
+        self.holder = {**self.holder, **heirs}
 
     def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
         """Assign the microbatches of the removed data node `node` to the `remaining` ones (if there are none,
         they stay where they are); returns their indices."""
         orphans = sorted(index for index, holder in self.holder.items() if holder == node)
-        for heir, positions in split_indices(len(orphans), remaining).items():
-            for position in positions:
-                self.holder[orphans[position]] = heir
+        self.give(Assignment(orphans, remaining).holder)
         return orphans
 
     def of(self, node: str) -> list[int]:

@@ -71,7 +71,7 @@ class Membership:
     __slots__ = (
         *("number", "members", "active_from", "order", "begun", "opening", "former", "reopened_t", "gone"),
         *("version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former", "_long_gone", "widest"),
-        *("walk_ins", "auditors"),
+        *("walk_ins", "auditors", "_regional", "_splits"),
     )
 
     def __init__(self) -> None:
@@ -98,6 +98,10 @@ class Membership:
         self._live: dict[int, dict[int, list[str]]] = {}
         """Stage -> iteration -> answer of `live`."""
         self._graphs: dict[tuple[int, int, int, int], RendezvousGraph] = {}
+        self._regional: dict[tuple[int, int], list[str]] = {}
+        """(Stage, iteration) -> answer of `by_region`."""
+        self._splits: dict[tuple[int, tuple[int, ...]], Assignment] = {}
+        """(Iteration, indices) -> answer of `assignment`."""
         self._former: dict[str, int] = {}
         """Former member, or member with a lower incarnation now -> highest incarnation seen."""
 
@@ -109,7 +113,7 @@ class Membership:
         self.version, self._versions, self._stages = other.version, other._versions, other._stages
         self.widest, self._seats, self._long_gone = other.widest, other._seats, other._long_gone
         self._live, self._graphs, self.walk_ins = other._live, other._graphs, other.walk_ins
-        self.auditors = other.auditors
+        self.auditors, self._regional, self._splits = other.auditors, other._regional, other._splits
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -157,6 +161,7 @@ class Membership:
         self.walk_ins, self.auditors = self.walk_ins.copy(), self.auditors.copy()
         self._stages, self._versions = self._stages.copy(), self._versions.copy()
         self._live, self._graphs = self._live.copy(), {}
+        self._regional, self._splits = {}, {}
         change()
         self.widest = max(map(len, self._stages.values()), default=0)
 
@@ -295,6 +300,16 @@ class Membership:
             found = known[t] = sorted([p for p in self._stages.get(stage, ()) if since.get(p, later) <= t])
         return found
 
+    def by_region(self, stage: int, t: int) -> list[str]:
+        """Active members of `stage` at iteration t, sorted by region and id; the cached list, which must not
+        be altered."""
+        found = self._regional.get((stage, t))
+        if found is None:
+            members = self.members
+            active = sorted(self._active(stage, t), key=lambda peer: members[peer].region)
+            found = self._regional[stage, t] = active
+        return found
+
     def is_live(self, peer: str, stage: int, t: int) -> bool:
         """True if the peer is an active member of `stage` at iteration t."""
         member = self.members.get(peer)
@@ -355,7 +370,15 @@ class Membership:
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         """Data node of each of the microbatches `indices` of iteration t, after all removals. While t is not
-        split, as it would be now: over the data nodes that are active at t."""
+        split, as it would be now: over the data nodes that are active at t. The caller may change the result,
+        a copy."""
+        key = t, tuple(indices)
+        found = self._splits.get(key)
+        if found is None:
+            found = self._splits[key] = self._assignment(*key)
+        return found.copy()
+
+    def _assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         if not self.is_split(t):
             return Assignment(indices, self.live(0, t))
         opening = self._opening_of(t)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 from anabranch.protocol import messages as msg
@@ -12,10 +12,11 @@ from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.kept_work import KeptWork
 from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.links import LostLink
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, StageCommit
 from anabranch.protocol.membership.overlay import ALL_TIMES
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.pipeline.microbatches import Iteration
+from anabranch.protocol.pipeline.upstream_replies import no_units
 from anabranch.protocol.reduce.helper import ReduceHelper
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from anabranch.protocol.reduce.step_apply import StepApply
@@ -70,8 +71,8 @@ class Iterations(Timer):
         self.retained: list[Iteration] = []
         self.applied: msg.Applied | None = None
         self._repeat_at = math.inf
-        self._computed: Counter[str] = Counter()
-        """Peer of the stage before -> its units in the last step that was taken."""
+        self._before: StageCommit | None = None
+        """Part of the last step that was taken about the stage before; None: none was taken."""
         self.replica = StepApply(ctx, self._step_applied, self._fell_behind)
         self.helping = ReduceHelper(ctx)
         self.kept_work = KeptWork(ctx)
@@ -153,7 +154,8 @@ class Iterations(Timer):
         base = self._progress.base_of(t, True) if settings.delay.has(t) else self.replica.base
         self._repeat_at = ctx.clock.now + self._repeat_s()
         windows, trains, planned = self._windows(t), t <= run.steps, self._router.onward
-        return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed, self._computed)
+        computed = no_units if self._before is None else self._before.units_of
+        return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed, computed)
 
     def _follow(self) -> None:
         """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now. If
@@ -183,8 +185,7 @@ class Iterations(Timer):
             if self.auditor.committed(record.t, audited):
                 self.replica.keeps.add(record.t)
         if record.verdict == "step":
-            before = record.stages[self._ctx.run.previous_stage()]
-            self._computed = Counter(before.members[owner] for owner in before.owners if owner >= 0)
+            self._before = record.stages[self._ctx.run.previous_stage()]
         self._separate(record)
         self.replica.commit(record, base)
 

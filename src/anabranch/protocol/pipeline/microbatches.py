@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
 from anabranch.protocol.context.peer_context import PeerContext
@@ -46,7 +45,7 @@ from anabranch.protocol.pipeline.link_sampling import LinkSampling
 from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
 from anabranch.protocol.pipeline.source import Source
-from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
+from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies, no_units
 
 #: Owner of credits held by a removed peer; its next incarnation starts afresh.
 GONE = ""
@@ -76,13 +75,13 @@ class Iteration:
         plan: Mapping[str, int] | None = None,
         planned: Callable[[], Mapping[str, int]] = dict,
         delayed: bool = False,
-        computed: Mapping[str, int] = MappingProxyType({}),
+        computed: Callable[[str], int] = no_units,
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
         admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
         before is not applied yet; `settle` is called once it is. plan: upstream peer -> units of the planned
         flow that come from it. planned: returns next hop -> units of the planned flow that go to it.
-        computed: upstream peer -> microbatches that it computed in the last step that was taken."""
+        computed(peer): microbatches that an upstream peer computed in the last step that was taken."""
         self.ctx = ctx
         self.t = t
         self.base = base

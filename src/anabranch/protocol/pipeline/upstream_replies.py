@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from anabranch.protocol.audit.seals import GRADIENT, Seals
 from anabranch.protocol.context.peer_context import PeerContext
@@ -27,12 +27,17 @@ MOST_AGAIN = 2
 MAY_ASK = 0.5
 
 
+def no_units(peer: str) -> int:
+    """Number of microbatches that an upstream peer computed before the first step: none."""
+    return 0
+
+
 class UpstreamReplies:
-    """Replies to upstream peers about the incoming microbatches of iteration t. computed: upstream peer ->
-    microbatches that it computed in the last step that was taken."""
+    """Replies to upstream peers about the incoming microbatches of iteration t. computed(peer): microbatches
+    that an upstream peer computed in the last step that was taken."""
 
     def __init__(
-        self, ctx: PeerContext, t: int, base: str, seals: Seals, computed: Mapping[str, int]
+        self, ctx: PeerContext, t: int, base: str, seals: Seals, computed: Callable[[str], int]
     ) -> None:
         self.ctx = ctx
         self._seals = seals
@@ -118,7 +123,7 @@ class UpstreamReplies:
         if not unit.train or self._sent(unit, peer) or not self._heard(unit.sender):
             return True
         asked = self._asked[peer]
-        if unit.index not in asked and len(asked) > MAY_ASK * self._computed.get(peer, 0):
+        if unit.index not in asked and len(asked) > MAY_ASK * self._computed(peer):
             return False
         asked.add(unit.index)
         return True

@@ -74,7 +74,7 @@ class LateDataNodes:
         holder = run.membership.assignment(t, self._windows(t)).holder
         crews = run.settings.rounds.pipeline and run.settings.rounds.has(t)
         if t <= run.steps and not crews:  # a crew's data node waits for its relays
-            holder |= run.membership.assignment(t, run.batch(t)).holder
+            holder = {**holder, **run.membership.assignment(t, run.batch(t)).holder}
         late = {unit if stage else unit // 2 for stage, units in lacking.items() for unit in units}
         nodes = {holder[index] for index in late if index in holder}
         if not nodes or nodes >= set(holder.values()):

@@ -31,7 +31,7 @@ from anabranch.protocol.pipeline.link_sampling import sampled
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.reduce.attempt import ReduceAttempt
 from anabranch.protocol.reduce.deferred_delivery import DeferredDelivery
-from anabranch.protocol.reduce.hierarchy import FLAT, cells_of, in_order
+from anabranch.protocol.reduce.hierarchy import FLAT, cells_of, is_large
 from anabranch.protocol.reduce.partial_sums import (
     TOO_LARGE,
     EarlyParts,
@@ -94,9 +94,11 @@ class AllReduce:
         ctx, iteration = self.ctx, self.iteration
         if iteration is None or not ctx.run.near.crowded:
             return
-        live, picks = ctx.run.membership.live(ctx.run.stage, iteration.t), ctx.run.settings.neighbours
-        members = in_order(live, ctx.run.membership.members, picks)
-        if ctx.me in members:
+        membership, stage, picks = ctx.run.membership, ctx.run.stage, ctx.run.settings.neighbours
+        large = is_large(membership.count(stage, iteration.t), picks)
+        order = membership.by_region if large else membership.live
+        members = order(stage, iteration.t)
+        if membership.is_live(ctx.me, stage, iteration.t):
             cells = cells_of(len(members), FLAT * picks)
             self._reach(members[position] for position in cells.partners(members.index(ctx.me)))
 
@@ -126,7 +128,7 @@ class AllReduce:
             return wrong
         lacking = sets.units_of(self.ctx.me) - iteration.claims.held
         plan = self.ctx.run.plan(iteration.t) if self.ctx.run.stage else ()
-        if not lacking <= {slot for slot, each in enumerate(plan) if each.peer == self.ctx.me}:
+        if not all(unit < len(plan) and plan[unit].peer == self.ctx.me for unit in lacking):
             iteration.claims.send()
             return f"units {sorted(lacking)} are assigned to me and I do not hold them"
         self._announced = message

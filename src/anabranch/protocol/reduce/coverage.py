@@ -59,15 +59,16 @@ def settle(
     named ones, to the lowest peer id. Claims of others than `members` do not count. Raises ValueError if no
     member claims a unit.
     """
-    sets = {member: set(claims.get(member, ())) for member in members}
-    by_id = sorted(range(len(members)), key=lambda position: members[position])
+    holders: dict[int, list[int]] = {unit: [] for unit in sorted(cover)}
+    for position in sorted(range(len(members)), key=lambda position: members[position]):
+        for unit in cover.intersection(claims.get(members[position], ())):
+            holders[unit].append(position)
     owners = []
-    for unit in sorted(cover):
-        holders = [position for position in by_id if unit in sets[members[position]]]
-        if not holders:
+    for unit, positions in holders.items():
+        if not positions:
             raise ValueError(f"unit {unit} is claimed by none of {list(members)}")
         names = named.get(unit, ())
-        owners.append(next((each for each in holders if members[each] in names), holders[0]))
+        owners.append(next((each for each in positions if members[each] in names), positions[0]))
     return tuple(owners)
 
 

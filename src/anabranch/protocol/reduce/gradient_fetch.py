@@ -87,9 +87,11 @@ class GradientFetch:
         if self._comes(t):
             self._at = self.ctx.clock.now + FETCH_AFTER_S
             return
-        live = [p for p in self.ctx.run.membership.live(self.ctx.run.stage, t) if p != self.ctx.me]
-        peers = [peer for peer in live if self.ctx.reachable(peer)]
-        tries = 4 * (len(peers) + 2) if live else 1
+        run, me = self.ctx.run, self.ctx.me
+        alone = run.membership.count(run.stage, t) <= run.membership.is_live(me, run.stage, t)
+        linked = [p for p in sorted(self.ctx.links.up) if run.membership.is_live(p, run.stage, t)]
+        peers = [peer for peer in linked if self.ctx.reachable(peer)]
+        tries = 1 if alone else 4 * (len(peers) + 2)
         awaited = {peer for peer in peers if self.ctx.clock.now < self._awaited.get(peer, 0.0)}
         free = [peer for peer in peers if peer not in awaited]
         if awaited and (self.ctx.clock.now < self._expected_at or self._without.issuperset(free)):
@@ -103,7 +105,7 @@ class GradientFetch:
             self._ask(t, free)
         elif self.ctx.run.near.crowded:  # none that may have the gradient is linked
             self._at = min(self._at, self.ctx.clock.now + FETCH_AFTER_S)
-            self.ctx.dialer.reach_some(live)
+            self.ctx.dialer.reach_some(p for p in run.membership.live(run.stage, t) if p != me)
 
     def _ask(self, t: int, free: list[str]) -> None:
         """Ask one of the replicas `free` (at least one), which are not sending the gradient yet: the one that

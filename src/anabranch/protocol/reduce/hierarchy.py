@@ -12,9 +12,11 @@ bytes of a packed sum) instead of s + 4.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from anabranch.protocol.interface.tasks import part_bounds
 from anabranch.protocol.log.records import Member
@@ -38,7 +40,7 @@ class ReduceCells:
 
     def of(self, position: int) -> int:
         """Cell, as an index of `bounds`, of the member at `position`, which there must be."""
-        return next(cell for cell, (begin, end) in enumerate(self.bounds) if begin <= position < end)
+        return bisect_right(self.bounds, position, key=itemgetter(0)) - 1
 
     def fellows(self, cell: int) -> range:
         """Positions of the members of a cell (group of members that sums on its own first)."""
@@ -64,11 +66,17 @@ class ReduceCells:
         return found - {position}
 
 
+def is_large(members: int, picks: int) -> bool:
+    """True if so many members of a reduce are divided into cells. picks: neighbours that each peer picks
+    (`Settings.neighbours`)."""
+    return members > FLAT * picks
+
+
 def in_order(members: list[str], known: Mapping[str, Member], picks: int) -> list[str]:
     """Members of a reduce in the order in which an attempt names them: as they are, but in a large stage
     sorted by region, so that a cell mostly has members of one region. known: peer -> member record. picks:
     neighbours that each peer picks (`Settings.neighbours`)."""
-    return members if len(members) <= FLAT * picks else sorted(members, key=lambda peer: known[peer].region)
+    return sorted(members, key=lambda peer: known[peer].region) if is_large(len(members), picks) else members
 
 
 @lru_cache(256)

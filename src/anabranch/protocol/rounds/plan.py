@@ -53,8 +53,9 @@ class RoundSets:
     """Sets that follow from a plan; each is worked out once.
 
     active: slots that take part. peers: machines of stage 1 to which slots are bound, and "" if a slot is
-    bound to none. bound: True if each slot that takes part is bound to a machine. carried: number of slots
-    that take part for which their machine carries state of their inner steps.
+    bound to none. bound: True if each slot that takes part is bound to a machine. of_crews: True if the plan
+    names the crews of pipeline islands. carried: number of slots that take part for which their machine
+    carries state of their inner steps.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -62,6 +63,7 @@ class RoundSets:
         self.active = active(plan)
         self.peers = frozenset(slot.peer for slot in plan)
         self.bound = bool(plan) and all(plan[slot].peer for slot in self.active)
+        self.of_crews = any(slot.others for slot in plan)
         self.carried = sum(plan[slot].carried > 0 for slot in self.active)
         self._problem: tuple[tuple[Rounds, int, int], str] | None = None
         """Inputs of the last `problem`, and its result."""
@@ -91,6 +93,11 @@ class RoundSets:
     def ends(self) -> frozenset[int]:
         """Units of the round at stage 0."""
         return units_of(0, self.active)
+
+    @cached_property
+    def batch_hash(self) -> str:
+        """Hash that stands for the batch of the round (`plan_hash`)."""
+        return plan_hash(self.plan)
 
     def cover(self, stage: int) -> frozenset[int]:
         """Units of the round at a stage."""

@@ -327,8 +327,11 @@ class Traffic:
         """Compute the rates of all unsettled lanes, and of all lanes that share narrow lines with them."""
         while self._unsettled:
             coupled, full = self._coupled(next(iter(self._unsettled)))
-            for lane in [lane for lane in self._unsettled if lane.turn == self._turn]:
-                del self._unsettled[lane]
+            if len(coupled) == 1:
+                del self._unsettled[coupled[0]]
+            else:
+                for lane in [lane for lane in self._unsettled if lane.turn == self._turn]:
+                    del self._unsettled[lane]
             if len(coupled) > MANY:
                 self._settles_at = max(self._settles_at, self.clock.now + SETTLE_S * len(coupled))
             self._share(coupled, full)
