@@ -383,7 +383,7 @@ def test_two_that_lie_together_in_their_audits_take_nobody_out(replicas: int) ->
 
 
 @pytest.mark.costly(stay=1)
-@pytest.mark.parametrize("seed", [4, 7])
+@pytest.mark.parametrize("seed", [8, 9])  # the accomplice is the second of those asked
 def test_a_fellow_on_the_jury_does_not_save_a_liar(seed: int) -> None:
     """The second auditor found the liar's work right, and an honest first one lost its seat for it."""
     world, pair = pair_of_jurors(5, subjects_lie=True, seed=seed)

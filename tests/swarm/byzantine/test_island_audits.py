@@ -167,7 +167,7 @@ def test_an_owner_that_dies_with_its_receipt_counts_in_no_round() -> None:
 
 
 def test_an_auditor_that_joins_late_convicts_in_later_rounds() -> None:
-    world = island_world(auditor_at=float("inf"))
+    world = island_world(auditor_at=float("inf"), seed=5)
     at_step(world, 4, lambda: joins(world, "a1", 1, world.clock.now + 0.1))
     worker = give_lying_worker(world, "r1.1", tasks.Freeze, also_audits=False)
     worker.first = 9

@@ -535,10 +535,12 @@ class Coordinator:
 
     def _lacks_windows_alone(self, current: Round) -> bool:
         """True if some held-out window of the open iteration is not evaluated, and all work to train is
-        claimed, or there is none as the last step is taken."""
+        claimed, or there is none as the last step is taken. A stage whose reduce is PREPARED counts as
+        claimed: a member of it may have left since, or been moved."""
         if all(index in current.evaluations for index in self.tip.windows(current)):
             return False
-        stages = range(self.ctx.run.settings.stages + 1) if current.t <= self.ctx.run.steps else ()
+        last = self.ctx.run.settings.stages if current.t <= self.ctx.run.steps else -1
+        stages = [s for s in range(last + 1) if not self.reducing.prepared(current, s)]
         covers = {s: current.counts(s) if current.slots else self.ctx.run.settings.cover(s) for s in stages}
         return not any(missing(cover, current.claims.get(s, {})) for s, cover in covers.items())
 
