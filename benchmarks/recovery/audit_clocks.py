@@ -79,7 +79,7 @@ def run_clocked_peer(
     from anabranch.node.driver import tensor_codec
     from anabranch.protocol.audit.auditor import Auditor
     from anabranch.protocol.audit.kept_work import KeptWork
-    from anabranch.protocol.coordinator import audit_cases
+    from anabranch.protocol.coordinator import step_receipts
     from anabranch.protocol.reduce import work_receipt
     from anabranch.train.stage import worker
     from anabranch.train.stage.audit import AuditedSteps
@@ -90,7 +90,7 @@ def run_clocked_peer(
     clocks.wrap("signatures made", IdentitySigner, "sign")
     clocks.wrap("signatures checked", IdentitySigner, "verify")
     clocks.wrap("receipts encoded (with 1 signature)", work_receipt, "signed")
-    clocks.wrap("receipts decoded (with 1 check)", audit_cases, "opened")
+    clocks.wrap("receipts decoded (with 1 check)", step_receipts, "opened")
     clocks.wrap(AGAIN, AuditedSteps, "unit")
     clocks.wrap("their sums cut", AuditedSteps, "sum")
     clocks.wrap("weights kept", AuditedSteps, "keep")

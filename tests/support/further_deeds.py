@@ -23,11 +23,11 @@ from anabranch.node.chaos.guests.member_deeds import (
 )
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import Receipt, opened, signed
-from anabranch.protocol.coordinator.vouchers import VOUCHED_KEPT
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Received, Send
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.protocol.peer.shared_state import Step
+from anabranch.protocol.state.vouchers import VOUCHED_KEPT
 from support.lying_peer import WorkerDeed
 
 #: Activation or gradient of which no norm is finite in single precision.

@@ -20,7 +20,8 @@ def test_the_step_that_ends_the_audit_waits_for_the_second_auditor() -> None:
     assert [note.kind for note in notes].count("waiting") == 1
     assert cases.second.held_until() == cases.ctx.clock.now + HOLD_S
     says(cases, each, each.auditors[1], "same")
-    assert not cases.second.holds(last) and list(removals.removed) == [each.auditors[0]] and not cases.returns
+    assert not cases.second.holds(last) and list(removals.removed) == [each.auditors[0]]
+    assert not cases.convictions.returns
 
 
 def test_the_wait_for_a_second_auditor_ends_and_happens_once_for_an_accuser() -> None:
@@ -30,7 +31,7 @@ def test_the_wait_for_a_second_auditor_ends_and_happens_once_for_an_accuser() ->
     cases.ctx.clock.advance(cases.second.held_until())
     assert not cases.second.holds(1 + AUDIT_STEPS) and cases.second.held_until() > cases.ctx.clock.now
     cases.committed(msgspec.structs.replace(committed(), t=1 + AUDIT_STEPS), "later", None)
-    assert cases.returns
+    assert cases.convictions.returns
     cases.rolled_back(0)
     cases.committed(committed(), "hash", None)
     says(cases, each, each.auditors[0], "different")
@@ -51,4 +52,4 @@ def test_an_accusation_that_comes_with_the_last_step_is_too_late() -> None:
         cases.second.proposed(t)
         says(cases, each, each.auditors[0], "different")
         cases.committed(msgspec.structs.replace(committed(), t=1 + AUDIT_STEPS), "later", None)
-        assert bool(cases.returns) == void
+        assert bool(cases.convictions.returns) == void

@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Attempt, AttemptId, Fence, Prepared, Spared
@@ -44,8 +45,8 @@ class Stage:
         self.admission = Admission(ctx, connections, "", "", "", print, DATA_TICKETS, lambda *_: None)
         account = ReduceAccount({}, (), True, None if summed is None else (summed, {}))
         log = cast(Any, SimpleNamespace(raft=SimpleNamespace(term=1)))
-        cases = AuditCases(ctx, self.admission, RevocationRequests(ctx))
-        self.reduces = ReduceAttempts(ctx, log, self.admission, cases, lambda _: account)
+        receipts = StepReceipts(ctx, self.admission, Convictions(ctx, RevocationRequests(ctx).revoke))
+        self.reduces = ReduceAttempts(ctx, log, self.admission, receipts, lambda _: account)
         fence = Fence(1, 1, T, BASE, 1)
         own = [k for k, name in enumerate(self.names) if not name.endswith("s")]
         helps = {} if summed is None else {"helpers": ("d0",), "sums": (len(self.names),) * PARTS}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import ONE_SOURCE_STALLS, Reports
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Claim, Fence, Overflow
@@ -38,9 +39,9 @@ class Led:
         tip = LogTip(ctx)
         tip.move(T - 1, BASE, T - 1, ())
         tip.round = self.round = Round(T, BASE, 0.0)
-        cases = AuditCases(ctx, admission, RevocationRequests(ctx))
+        receipts = StepReceipts(ctx, admission, Convictions(ctx, RevocationRequests(ctx).revoke))
         self.admission = admission
-        self.reports = Reports(ctx, tip, admission, cases, cast(ReduceAttempts, None))
+        self.reports = Reports(ctx, tip, admission, receipts, cast(ReduceAttempts, None))
 
     def says(self, peer: str, sender: str = "") -> bool:
         """Report of `peer` that a microbatch overflowed with an input of `sender`; True if that skips the

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.vouchers import OLDEST, SEATED_S, SHOWN_WITHIN, SHOWN_WITHIN_S, Vouchers
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Fence, Vouch
+from anabranch.protocol.state.vouchers import OLDEST, SEATED_S, SHOWN_WITHIN, SHOWN_WITHIN_S, Vouchers
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter
 from anabranch.protocol.context.peer_context import PeerContext, make_context
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.fleet.stragglers import WAITING_SHARE, Stragglers
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
@@ -67,9 +68,9 @@ def test_what_only_one_has_that_is_to_be_removed_is_done_again_before_the_log_sa
     admission = Admission(
         ctx, Connections(ctx), "", "", "", lambda member: None, DATA_TICKETS, lambda *_: None
     )
-    cases = AuditCases(ctx, admission, RevocationRequests(ctx))
+    receipts = StepReceipts(ctx, admission, Convictions(ctx, RevocationRequests(ctx).revoke))
     voter = Voter(ctx, SavedVoterState(), print, print, bool, bool)
-    reducing = ReduceAttempts(ctx, voter, admission, cases, lambda attempt: None)
+    reducing = ReduceAttempts(ctx, voter, admission, receipts, lambda attempt: None)
     current = Round(1, "base", 0.0)
     current.claims[1] = {"a": frozenset({0}), "b": frozenset({2}), "c": frozenset({3})}
 
@@ -98,9 +99,9 @@ def test_a_reduce_that_lost_somebody_stands_until_another_one_can_be_ordered() -
     admission = Admission(
         ctx, Connections(ctx), "", "", "", lambda member: None, DATA_TICKETS, lambda *_: None
     )
-    cases = AuditCases(ctx, admission, RevocationRequests(ctx))
+    receipts = StepReceipts(ctx, admission, Convictions(ctx, RevocationRequests(ctx).revoke))
     voter = Voter(ctx, SavedVoterState(), print, print, bool, bool)
-    reducing = ReduceAttempts(ctx, voter, admission, cases, lambda attempt: None)
+    reducing = ReduceAttempts(ctx, voter, admission, receipts, lambda attempt: None)
     current = Round(1, "base", 0.0)
     current.claims[1] = {"a": frozenset({0}), "b": frozenset({2}), "c": frozenset({3})}
     current.claims[1]["e"] = frozenset({1})

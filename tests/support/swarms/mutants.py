@@ -33,18 +33,19 @@ from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
-from anabranch.protocol.coordinator import audit_cases, checkpoints, island_rounds, proposals
+from anabranch.protocol.coordinator import audit_cases, checkpoints, island_rounds, proposals, step_receipts
 from anabranch.protocol.coordinator import reduce_attempts as reducing
-from anabranch.protocol.coordinator.audit_cases import AuditCases, unlinked
+from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.state_agreement import StateAgreement
-from anabranch.protocol.coordinator.vouchers import Vouchers
+from anabranch.protocol.coordinator.step_receipts import StepReceipts, unlinked
 from anabranch.protocol.coordinator.witnessed_reduces import WitnessedReduces
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, StageBuilt, VerifiedCredential
 from anabranch.protocol.interface.tasks import (
     Forward,
@@ -83,6 +84,7 @@ from anabranch.protocol.reduce.step_apply import StepApply
 from anabranch.protocol.rounds.plan import active
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.protocol.state.download import Download
+from anabranch.protocol.state.vouchers import Vouchers
 from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
@@ -600,7 +602,7 @@ def one_auditor_convicts(patch: Patch) -> None:
 
     def at_once(self: AuditCases, case: Case, what: str = "") -> None:
         if "different" in case.verdicts.values():
-            self._convict(case.drawn.subject, what, case.drawn.t)
+            self.convictions.convict(case.drawn.subject, what, case.drawn.t)
         weigh(self, case, what)
 
     patch.setattr(AuditCases, "_weigh", at_once)
@@ -608,12 +610,12 @@ def one_auditor_convicts(patch: Patch) -> None:
 
 def no_return(patch: Patch) -> None:
     """A liar is convicted, and its false step stays in the log."""
-    patch.setattr(AuditCases, "_return", lambda self, reason, t: None)
+    patch.setattr(Convictions, "go_back", lambda self, reason, t: None)
 
 
 def receipts_of_the_gone(patch: Patch) -> None:
     """A sum counts without the receipts of those whose parts are in it."""
-    patch.setattr(AuditCases, "complete", lambda self, attempt, prepared: True)
+    patch.setattr(StepReceipts, "complete", lambda self, attempt, prepared: True)
 
 
 def ends_unread(patch: Patch) -> None:
@@ -622,7 +624,7 @@ def ends_unread(patch: Patch) -> None:
     def relays_only(receipts: list[Receipt]) -> str:
         return unlinked([msgspec.structs.replace(receipt, ends=()) for receipt in receipts])
 
-    patch.setattr(audit_cases, "unlinked", relays_only)
+    patch.setattr(step_receipts, "unlinked", relays_only)
 
 
 def predictable_draw(patch: Patch) -> None:

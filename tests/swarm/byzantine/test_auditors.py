@@ -261,12 +261,13 @@ def test_the_auditor_decides_alone() -> None:
     cases, removals, each = led()
     says(cases, each, each.auditors[0], "different")  # nobody asked it
     says(cases, each, "x", "different")
-    assert revoked(cases) == [each.subject] and cases.returns_before == 1 and removals.removed == {}
+    assert revoked(cases) == [each.subject] and removals.removed == {}
+    assert cases.convictions.returns_before == 1
     assert ordered(cases, each) == []
     cases, removals, each = led()
     says(cases, each, "x", "same")
     later(cases, AUDIT_STEPS)
-    assert each.subject not in expired(cases) and revoked(cases) == [] and not cases.returns
+    assert each.subject not in expired(cases) and revoked(cases) == [] and not cases.convictions.returns
 
 
 def test_replicas_are_asked_when_the_auditor_cannot_tell_leaves_or_is_late() -> None:
@@ -300,7 +301,8 @@ def test_a_replica_that_accuses_falsely_loses_its_seat() -> None:
     later(cases, LATE_STEPS)
     says(cases, each, each.auditors[0], "different")
     says(cases, each, "x", "same")
-    assert list(removals.removed) == [each.auditors[0]] and revoked(cases) == [] and not cases.returns
+    assert list(removals.removed) == [each.auditors[0]]
+    assert revoked(cases) == [] and not cases.convictions.returns
 
 
 def test_the_word_of_an_auditor_that_left_does_not_count() -> None:

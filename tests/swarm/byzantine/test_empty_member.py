@@ -9,13 +9,13 @@ from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.vouchers import OLDEST, SHOWN_WITHIN, SHOWN_WITHIN_S, VOUCHED_KEPT
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, ProveState, Result
 from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
 from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.state.possession import PossessionProof
+from anabranch.protocol.state.vouchers import OLDEST, SHOWN_WITHIN, SHOWN_WITHIN_S, VOUCHED_KEPT
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model

@@ -30,7 +30,7 @@ from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from swarm.byzantine.test_audit import records_of
-from swarm.byzantine.test_review_audits import leader
+from swarm.byzantine.test_review_audits import leader, of_step
 from swarm.byzantine.test_review_stalls import go_on, removed
 
 RUN, STEPS, SINCE = "ends", 16, 3
@@ -194,6 +194,7 @@ def test_a_data_node_is_out_once_no_relay_explains_its_results(
     kind: str, ends: list[tuple[tuple[str, str], ...]], expelled: set[str]
 ) -> None:
     cases, removals = leader()
+    step = of_step(cases)
     for each in ends:
-        cases._differ(Round(1, "base", 0.0), kind, each)
+        step._differ(Round(1, "base", 0.0), kind, each)
     assert removals.banned == removals.removed.keys() == expelled

@@ -113,7 +113,7 @@ def test_a_new_leader_blames_nobody_for_what_was_dropped_before_it_led() -> None
         for auditor in reversed(each.auditors):
             cases.on_audited(auditor, Audited(1, "hash", 1, each.subject, "withheld"))
         assert list(removals.removed) == ([] if returned else [each.subject])
-        assert revoked(cases) == [] and bool(cases.returns) == (not returned)
+        assert revoked(cases) == [] and bool(cases.convictions.returns) == (not returned)
 
 
 def test_a_second_word_alone_ends_no_inherited_audit() -> None:

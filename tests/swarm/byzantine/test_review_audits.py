@@ -26,11 +26,12 @@ from anabranch.protocol.audit.receipts import (
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, NOTHING, STATED_MAX, seal_text
 from anabranch.protocol.audit.tracing import traced
 from anabranch.protocol.context.peer_context import PeerContext, make_context
-from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases, unlinked
+from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.disputes import Disputes
-from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.step_receipts import UNLISTED_S, StepReceipts, unlinked
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
@@ -73,9 +74,22 @@ class Removals:
         self.banned.add(peer)
 
 
+class Told(Convictions):
+    """Convictions that keep whose keys and tickets they ask to revoke (`revoked`)."""
+
+    def __init__(self, ctx: PeerContext) -> None:
+        self.asked = dict[str, str]()
+        super().__init__(ctx, self.asked.__setitem__)
+
+
 def leader() -> tuple[AuditCases, Removals]:
     removals, ctx = Removals(), context("d0", 0)
-    return AuditCases(ctx, cast(Admission, removals), RevocationRequests(ctx)), removals
+    return AuditCases(ctx, cast(Admission, removals), Told(ctx)), removals
+
+
+def of_step(cases: AuditCases) -> StepReceipts:
+    """Receipts of the open step at the same leader."""
+    return StepReceipts(cases.ctx, cases.admission, cases.convictions)
 
 
 ATTEMPT = Attempt(msg.Fence(1, 1, 1, "base", 1), 1, AttemptId(1, 1), 1, RELAYS, (0, 1, 2))
@@ -134,15 +148,16 @@ TOTAL = HONEST.sums[0]
 def test_a_receipt_with_garbage_is_refused(change: dict[str, Any]) -> None:
     """The leader takes no such receipt, and stays alive when it compares those that it has."""
     cases, _ = leader()
+    step = of_step(cases)
     current = Round(1, "base", 0.0)
     current.attempts[1], current.served = ATTEMPT, {(0, "d0")}
     for peer in ("b", "c"):
-        assert cases.refused(peer, prepared(receipt_of(peer)), ATTEMPT, current) is None
+        assert step.refused(peer, prepared(receipt_of(peer)), ATTEMPT, current) is None
     false = msgspec.structs.replace(HONEST, **change)
-    assert cases.refused("a", prepared(false), ATTEMPT, current) is not None
-    assert cases.consistent(current)
-    assert cases.refused("a", prepared(HONEST), ATTEMPT, current) is None
-    assert cases.consistent(current)
+    assert step.refused("a", prepared(false), ATTEMPT, current) is not None
+    assert step.consistent(current)
+    assert step.refused("a", prepared(HONEST), ATTEMPT, current) is None
+    assert step.consistent(current)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 2000])
@@ -150,10 +165,11 @@ def test_moments_of_other_contributions_are_refused(count: int) -> None:
     """A relay has to report moments of all contributions to its part, or none (an IndexError at the
     leader, or work without end)."""
     cases, _ = leader()
+    step = of_step(cases)
     current = Round(1, "base", 0.0, attempts={1: ATTEMPT}, served={(0, "d0")})
     for given in (((1.0, 1.0),) * count, ()):
         report = msgspec.structs.replace(prepared(HONEST), moments=given)
-        assert (cases.refused("a", report, ATTEMPT, current) is None) == (not given)
+        assert (step.refused("a", report, ATTEMPT, current) is None) == (not given)
 
 
 ODD: tuple[Any, ...] = ("", "h", "d0", "false", "x" * 128, 0, 1, 2, 1 << 31, b"", b"s" * 64)
@@ -177,6 +193,7 @@ def test_no_receipt_ends_the_leader() -> None:
     whole = replace(HONEST, others=listed)
     for _ in range(1000):
         cases, _ = leader()
+        step = of_step(cases)
         current = Round(1, "base", 0.0, attempts={1: ATTEMPT}, served={(0, "d0")})
         current.prepared[1] = {}
         for peer in RELAYS:
@@ -192,7 +209,7 @@ def test_no_receipt_ends_the_leader() -> None:
             tried += 1
             data = signed(odd, SimulatedSigner(peer))
             report = Prepared(ATTEMPT.fence, 1, ATTEMPT.attempt, "digest", {"w": 1.0}, data)
-            if cases.refused(peer, report, ATTEMPT, current) is None:
+            if step.refused(peer, report, ATTEMPT, current) is None:
                 current.prepared[1][peer] = report
         after = stage_two_got(rng.choice(("false", "h", "other")), rng.choice(RELAYS))
         current.receipts.setdefault(2, {})["x"] = after
@@ -200,7 +217,7 @@ def test_no_receipt_ends_the_leader() -> None:
         came = Transfer("false", "a", 1, SimulatedSigner("a").sign(seal))
         current.receipts[0] = {"d0": data_receipt(EndReceipt(1, came))}
         for _ in range(2):
-            cases.consistent(current)
+            step.consistent(current)
             cases.ctx.clock.now += UNLISTED_S
     assert tried > 1000
 
@@ -217,6 +234,7 @@ def data_receipt(*ends: EndReceipt) -> Receipt:
 
 def test_a_receipt_of_a_data_node_with_garbage_is_refused() -> None:
     cases, _ = leader()
+    step = of_step(cases)
     current = Round(1, "base", 0.0)
     current.served = {(1, "a")}
     head = EndReceipt(0, transfer("a", 1, ACTIVATION, "0"))
@@ -225,7 +243,7 @@ def test_a_receipt_of_a_data_node_with_garbage_is_refused() -> None:
     def refused(receipt: Receipt) -> str | None:
         data = signed(receipt, SimulatedSigner("d0"))
         report = Prepared(DATA.fence, 0, DATA.attempt, "digest", {"w": 1.0}, data)
-        return cases.refused("d0", report, DATA, current)
+        return step.refused("d0", report, DATA, current)
 
     good = data_receipt(head, embedding)
     assert refused(good) is None
@@ -236,7 +254,7 @@ def test_a_receipt_of_a_data_node_with_garbage_is_refused() -> None:
     for ends in garbage:
         assert refused(data_receipt(*ends)) is not None
     assert refused(msgspec.structs.replace(good, units=HONEST.units)) is not None
-    assert cases.refused("a", prepared(msgspec.structs.replace(HONEST, ends=(head,))), ATTEMPT, current)
+    assert step.refused("a", prepared(msgspec.structs.replace(HONEST, ends=(head,))), ATTEMPT, current)
 
 
 def test_who_makes_up_a_seal_is_convicted_and_not_whom_it_names() -> None:
@@ -258,13 +276,14 @@ def test_a_new_leader_takes_seals_of_a_peer_that_was_removed_before_it_led() -> 
     """The peer sent an activation, crashed and was removed; then the lead changed. The owner's PREPARED was
     refused for ever, and the run stalled."""
     cases, _ = leader()
+    step = of_step(cases)
     cases.ctx.run.membership.apply(Members(2, (Member("d1", 0, 1, "c", 4),), {"d1": 1}))
     cases.ctx.run.membership.open(1, 1)
     cases.ctx.run.membership.apply(Members(3, removed={"d1": "crashed"}))
     unit = msgspec.structs.replace(HONEST.units[0], activation_in=transfer("d1", 0, ACTIVATION, "0"))
     receipt = msgspec.structs.replace(HONEST, units=(unit,))
     current = Round(1, "base", 0.0)
-    assert cases.refused("a", prepared(receipt), ATTEMPT, current) is None
+    assert step.refused("a", prepared(receipt), ATTEMPT, current) is None
 
 
 def test_liars_of_adjacent_stages_do_not_make_the_leader_compare_for_ever() -> None:
@@ -319,9 +338,9 @@ def verdicts(*said: str) -> tuple[AuditCases, Removals, str, tuple[str, ...]]:
 
 
 def revoked(cases: AuditCases) -> list[str]:
-    found = []
-    while (record := cases.revocations.record()) is not None:
-        found.append(record.id)
+    assert isinstance(cases.convictions, Told)
+    found = [*cases.convictions.asked]
+    cases.convictions.asked.clear()
     return found
 
 
@@ -330,32 +349,32 @@ def test_one_word_of_the_second_auditor_convicts_nobody(said: tuple[str, str]) -
     """The second auditor reports although the first one found nothing, and was not asked."""
     cases, removals, _, _ = verdicts(*said)
     assert revoked(cases) == [] and removals.removed == {}
-    assert bool(cases.returns) == (said[0] != "same")
+    assert bool(cases.convictions.returns) == (said[0] != "same")
 
 
 def test_what_two_auditors_could_not_fetch_is_no_proof() -> None:
     """A member that does not answer loses its seat; one that started again or moved has nothing to show."""
     cases, removals, subject, _ = verdicts("withheld", "withheld")
-    assert revoked(cases) == [] and list(removals.removed) == [subject] and cases.returns
+    assert revoked(cases) == [] and list(removals.removed) == [subject] and cases.convictions.returns
     cases, removals, subject, auditors = verdicts("withheld")
     again = Member(subject, 1, 2, "c", 4)
     cases.ctx.run.membership.apply(Members(2, removed={subject: "crashed"}))
     cases.ctx.run.membership.apply(Members(3, (again,), {subject: 2}))
     cases.on_audited(auditors[1], Audited(1, "hash", 1, subject, "withheld"))
-    assert revoked(cases) == [] and removals.removed == {} and not cases.returns
+    assert revoked(cases) == [] and removals.removed == {} and not cases.convictions.returns
 
 
 @pytest.mark.parametrize("second", ["unable", "withheld"])
 def test_a_difference_that_the_second_auditor_cannot_check_is_not_kept(second: str) -> None:
     cases, _, _, _ = verdicts("different", second)
-    assert cases.returns and cases.returns_before == 1 and revoked(cases) == []
+    assert cases.convictions.returns and cases.convictions.returns_before == 1 and revoked(cases) == []
 
 
 def test_a_difference_is_not_forgotten_when_the_second_auditor_never_answers() -> None:
     cases, _, _, _ = verdicts("different")
-    assert not cases.returns
+    assert not cases.convictions.returns
     cases.committed(msgspec.structs.replace(committed(), t=1 + tasks.AUDIT_STEPS), "later", None)
-    assert cases.returns and cases.returns_before == 1
+    assert cases.convictions.returns and cases.convictions.returns_before == 1
 
 
 def expired(cases: AuditCases) -> list[object]:
@@ -381,7 +400,7 @@ def test_an_audit_without_a_verdict_is_told() -> None:
 def test_the_end_of_a_run_does_not_forget_a_difference() -> None:
     """Nobody checked it a second time before the run ended: the run ended with the false step."""
     cases, _, _, _ = verdicts("different")
-    assert cases.ended() and cases.returns_before == 1
+    assert cases.ended() and cases.convictions.returns_before == 1
     assert not cases.ended()
     cases, _, _, _ = verdicts("same")
     assert not cases.ended() and len(expired(cases)) == 2
@@ -389,10 +408,10 @@ def test_the_end_of_a_run_does_not_forget_a_difference() -> None:
 
 def test_a_ticket_is_revoked_for_two_peers_not_for_two_steps_of_one() -> None:
     cases, _ = leader()
-    cases._convict("a", "it lied", 1)
-    cases._convict("a", "it lied", 2)
+    cases.convictions.convict("a", "it lied", 1)
+    cases.convictions.convict("a", "it lied", 2)
     assert revoked(cases) == ["a"]
-    cases._convict("b", "it lied", 3)
+    cases.convictions.convict("b", "it lied", 3)
     assert revoked(cases) == ["b", "t"]
 
 
@@ -400,8 +419,8 @@ def test_states_after_a_false_step_are_doubtful_until_the_return() -> None:
     """Between a conviction and its return a newer snapshot was complete: the older one was dropped, and the
     false step between them stayed."""
     cases, _ = leader()
-    cases._convict("a", "it lied", 2)
-    cases._convict("a", "it lied", 3)
+    cases.convictions.convict("a", "it lied", 2)
+    cases.convictions.convict("a", "it lied", 3)
     assert cases.doubtful_from() == 2
     cases.rolled_back(1)
     assert cases.doubtful_from() == math.inf
@@ -675,6 +694,7 @@ def test_a_peer_that_lacks_the_sums_gets_them_before_it_loses_its_seat(linked: b
     """A false activation that it was sent first, and a sum that another liar withheld from it alone, cost an
     honest standby its seat. linked: True if the leader reaches it."""
     cases, removals = leader()
+    step = of_step(cases)
     ctx = cases.ctx
     ctx.run.membership.apply(Members(2, (Member("z", 1, 1, "c", 4),), {"z": 1}))
     if linked:
@@ -683,26 +703,28 @@ def test_a_peer_that_lacks_the_sums_gets_them_before_it_loses_its_seat(linked: b
     current.attempts[1] = ATTEMPT
 
     def waits() -> None:
-        assert not cases.consistent(current)
+        assert not step.consistent(current)
         ctx.clock.now += UNLISTED_S
-        assert not cases.consistent(current)
+        assert not step.consistent(current)
 
     current.receipts = {1: {"a": HONEST}, 2: {"x": stage_two_got("false", "z")}}
     waits()
-    assert current.repeat == {1} and removals.removed == {} and not cases.returns
+    assert current.repeat == {1} and removals.removed == {} and not cases.convictions.returns
     current.repeat.clear()
     helper = {"helpers": ("d0",), "sums": (len(RELAYS),) * PARTS}
     current.attempts[1] = msgspec.structs.replace(ATTEMPT, attempt=AttemptId(1, 2), **helper)
     waits()
-    assert list(removals.removed) == ["z"] and removals.banned == {"z"} & {"z" * linked} and cases.returns
+    assert list(removals.removed) == ["z"] and removals.banned == {"z"} & {"z" * linked}
+    assert cases.convictions.returns
 
 
 def test_only_owners_of_units_sum_parts() -> None:
     """A member that owns none has no receipt in the commit, so that its sums were never audited."""
     cases, _ = leader()
-    assert cases.summing(1, 4, (0, 2, 2)) == (0, 2)
+    step = of_step(cases)
+    assert step.summing(1, 4, (0, 2, 2)) == (0, 2)
     owners = tuple(range(20))  # in a large stage they take turns
-    turns = [cases.summing(1, t, owners) for t in range(5)]
+    turns = [step.summing(1, t, owners) for t in range(5)]
     assert all(len(set(turn)) == PARTS for turn in turns) and set(owners) == set(turns[0]) | set(turns[1])
 
 

@@ -16,7 +16,7 @@ from anabranch.protocol.consensus.broadcast import Broadcast
 from anabranch.protocol.consensus.lead_offers import LeadOffers
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.audit_cases import UNLISTED_S, AuditCases
+from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.checkpoints import WITHHELD_MOST, Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
@@ -26,10 +26,11 @@ from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.coordinator.state_agreement import StateAgreement
-from anabranch.protocol.coordinator.vouchers import Vouchers
+from anabranch.protocol.coordinator.step_receipts import UNLISTED_S, StepReceipts
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
 from anabranch.protocol.fleet.admission import Admission, StepQueries
 from anabranch.protocol.fleet.carrier_list import CarrierList
+from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.standbys import Standbys
@@ -54,6 +55,7 @@ from anabranch.protocol.recovery.stage_recovery import StageRecovery
 from anabranch.protocol.recovery.witnesses import HELD_STALLS
 from anabranch.protocol.reduce.coverage import missing, not_returned, not_sent_on
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
+from anabranch.protocol.state.vouchers import Vouchers
 
 #: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
 LEAST_LEFT = 0.25
@@ -102,21 +104,24 @@ class Coordinator:
         self.revocations = RevocationRequests(ctx)
         self.carriers = CarrierList(ctx, admission.credentials)
         self.telling = Broadcast(ctx)
-        self.audits = AuditCases(ctx, admission, self.revocations)
+        self.convictions = Convictions(ctx, self.revocations.revoke)
+        self.receipts = StepReceipts(ctx, admission, self.convictions)
+        self.audits = AuditCases(ctx, admission, self.convictions)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
         self.stage_recovery = StageRecovery(ctx, self.admission, self.catalog)
         self.stranded = StrandedCrews(ctx, self.stage_recovery.moves.to)
         self.rebalancing = Rebalancing(ctx, admission.speeds)
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
-        self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
-        self.reports = Reports(ctx, self.tip, admission, self.audits, self.reducing)
+        self.reducing = ReduceAttempts(ctx, log, admission, self.receipts, account)
+        self.reports = Reports(ctx, self.tip, admission, self.receipts, self.reducing)
         self.released = StateAgreement(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
         self.rounds = IslandRounds(ctx, admission, self.released.has_last)
         self.proposing = Proposals(
-            ctx, log, self.tip, schedule, self.reducing, self.released, self.audits, self.rounds
+            *(ctx, log, self.tip, schedule, self.reducing),
+            *(self.released, self.audits.second, self.receipts, self.rounds),
         )
         self.checkpoints = Checkpoints(
             ctx, self.tip, self.released, self.catalog, has_directory, self._withholds_state
@@ -165,6 +170,7 @@ class Coordinator:
         self.tip.round, self.released.applied, self._closed = None, {}, False
         self._overflows = self._overflows.after(record)
         self.audits.rolled_back(record.t)
+        self.receipts.rolled_back()
         self.admission.ready.clear()
         self.stage_recovery.rolled_back()
 
@@ -211,6 +217,7 @@ class Coordinator:
         included. If it took part in a reduce that is not PREPARED yet, that is ordered anew as soon as one
         without it can be, unless it ends before (`Round.torn`)."""
         self.catalog.forget(peer)
+        self.receipts.removed(peer)
         self.audits.removed(peer)
         self.stage_recovery.forget(peer)
         self.admission.ready.pop(peer, None)  # if it was moved it has not got its new stage's state
@@ -302,19 +309,20 @@ class Coordinator:
 
     def _returns(self) -> Rollback | None:
         """Record that returns the log to a snapshot: of an iteration before the false step, for what audits
-        found (`AuditCases.returns`); the newest, for a dispute of replicas about their state. None if nothing
-        has to return, or the wait between two returns is not over (at the run's end it counts as over, so
-        that the run ends with agreed states). None as well if no snapshot is left; then the false step stays,
-        which is noted, and the audits are dropped."""
-        audits, ends = self.audits, self.tip.stop_reason is not None
-        if audits.returns:
-            if self.catalog.newest(audits.returns_before) is None:
-                lost = f"no state before iteration {audits.returns_before} is left to go back to"
-                self.ctx.outbox.note("note", text=f"{audits.returns}; {lost}")
-                audits.rolled_back(self.t)
+        found (`Convictions.returns`); the newest, for a dispute of replicas about their state. None if
+        nothing has to return, or the wait between two returns is not over (at the run's end it counts as
+        over, so that the run ends with agreed states). None as well if no snapshot is left; then the false
+        step stays, which is noted, and the audits are dropped."""
+        found, ends = self.convictions, self.tip.stop_reason is not None
+        if found.returns:
+            if self.catalog.newest(found.returns_before) is None:
+                lost = f"no state before iteration {found.returns_before} is left to go back to"
+                self.ctx.outbox.note("note", text=f"{found.returns}; {lost}")
+                self.audits.rolled_back(self.t)
+                self.receipts.rolled_back()
                 return None
-            advice, before = "lend a third replica", audits.returns_before
-            return self.disputes.go_back(audits.returns, advice, before, audits.settled or ends)
+            advice, before = "lend a third replica", found.returns_before
+            return self.disputes.go_back(found.returns, advice, before, found.settled or ends)
         dispute = self.released.disputed()
         if dispute is not None and ends:
             reason = f"the run ends in a dispute about stage {dispute[0]} after iteration {self.t}"
@@ -564,7 +572,7 @@ class Coordinator:
             base = self._base_of(t) if self.ctx.run.settings.delay.has(t) else self.base
             self.tip.round = opened = Round(t, base, self.ctx.clock.now, progress_at=self.ctx.clock.now)
             served = ((stage, peer) for stage in stages for peer in self.ctx.run.membership.live(stage, t))
-            opened.served.update(served if self.audits.on else ())
+            opened.served.update(served if self.ctx.run.settings.audits else ())
             opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
             self.reducing.expected_s = self.rounds.expected_s(opened)
             opened.planned_s = self.rounds.planned_s(opened)
@@ -625,7 +633,7 @@ class Coordinator:
         self.rounds.begin_to_serve(current, active_from)
         for peer, t in active_from.items():
             stage = membership.stage_of(peer) or 0
-            if self.audits.on:
+            if self.ctx.run.settings.audits:
                 current.served.add((stage, peer))
             if t <= current.t and stage in current.attempts:
                 current.torn.add(stage)

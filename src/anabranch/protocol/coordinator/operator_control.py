@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import AnyRecord, Control, Revoke
-from anabranch.protocol.messages import Wish
+from anabranch.protocol.messages import REMARK_MAX, Wish
 
 #: Actions of the operator, and time (s) for which the founder repeats a request while no peer leads.
 PAUSE, CONTINUE, STEPS, REVOKE = "pause", "continue", "steps", "revoke"
@@ -119,6 +119,10 @@ class RevocationRequests:
 
     def ask(self, wish: Wish) -> None:
         self._asked[wish.target] = wish
+
+    def revoke(self, target: str, reason: str) -> None:
+        """Ask that the log revokes a key or a ticket, as its holder was convicted."""
+        self.ask(Wish(REVOKE, target=target, reason=reason[:REMARK_MAX]))
 
     def record(self) -> Revoke | None:
         """Next `Revoke` record to log; its request is dropped, so the caller must log it. None if there is no

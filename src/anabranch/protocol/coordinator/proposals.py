@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from anabranch.protocol.audit.second_audits import SecondAudits
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.coordinator.state_agreement import StateAgreement
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Attempt, Prepared
@@ -32,7 +33,8 @@ class Proposals:
     schedule: Schedule
     reducing: ReduceAttempts
     released: StateAgreement
-    cases: AuditCases
+    second: SecondAudits
+    receipts: StepReceipts
     rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
@@ -53,7 +55,7 @@ class Proposals:
             return None
         if current.witness is not None:
             skip = self._record(current, self.tip.adam_step, 0.0, (), (), None, current.witness)
-            return None if self.cases.second.holds(current.t) else skip
+            return None if self.second.holds(current.t) else skip
         if evaluation is None and self.tip.windows(current):
             return None
         if not current.attempts:
@@ -64,9 +66,9 @@ class Proposals:
         ):
             return None  # a slot was dropped after one stage's reduce was ordered
         messages = [message for message in prepared.values() if message is not None]
-        if len(messages) < len(prepared) or not self.cases.consistent(current):
+        if len(messages) < len(prepared) or not self.receipts.consistent(current):
             return None
-        if self.cases.second.holds(current.t):
+        if self.second.holds(current.t):
             return None
         return self._commit(current, messages, evaluation)
 
@@ -94,10 +96,12 @@ class Proposals:
                     members=attempt.members,
                     classes=current.classes[stage],
                     owners=attempt.owners,
-                    receipts=self.cases.hashes(current, attempt),
-                    disputed=self.cases.disputed(current, attempt),
+                    receipts=self.receipts.hashes(current, attempt),
+                    disputed=self.receipts.disputed(current, attempt),
                     contributions=_digests(current, attempt),
-                    far_off=self.cases.far_off(current, attempt, self.reducing.witnessing.moments(attempt)),
+                    far_off=self.receipts.far_off(
+                        current, attempt, self.reducing.witnessing.moments(attempt)
+                    ),
                 )
             )
         norm = global_norm(message.squares for message in prepared)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.double_claims import DoubleClaims
 from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReduceSchedule
 from anabranch.protocol.coordinator.round import Look, Round
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WitnessedReduces
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
@@ -72,13 +72,13 @@ class ReduceAttempts:
         ctx: PeerContext,
         log: Voter,
         admission: Admission,
-        cases: AuditCases,
+        receipts: StepReceipts,
         account: Callable[[Attempt], ReduceAccount | None],
     ) -> None:
         """account: function that returns who sent what, and the result, of an attempt whose parts this peer
         sums all."""
         self.ctx = ctx
-        self._cases = cases
+        self._receipts = receipts
         self.log = log
         self.admission = admission
         self.doubles = DoubleClaims(ctx)
@@ -184,7 +184,7 @@ class ReduceAttempts:
         this peer sums the parts. members: those present. cover: slots that count."""
         claims, plan = current.claims.get(stage, {}), current.slots
         here, claimed = set(members), current.claimed.get(stage, set())
-        if not stage or self.ctx.run.settings.rounds.pipeline or self._cases.on:
+        if not stage or self.ctx.run.settings.rounds.pipeline or self._receipts.on:
             return
         computing = {slot: plan[slot].peer for slot in cover - claimed}
         if current.retries.get(stage) or not (claimed & cover and here.issuperset(computing.values())):
@@ -229,7 +229,7 @@ class ReduceAttempts:
         self._attempt_number += 1
         plan = self.witnessing.plan(stage, current.t, members, owners)
         untried = not current.retries.get(stage) and stage not in current.even
-        if plan is None and untried and not self._cases.on:
+        if plan is None and untried and not self._receipts.on:
             worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
             if stage in current.early:  # those that have begun their slots have opened the round
                 worked |= {*self.ctx.run.split(current.t).holder.values()}
@@ -245,7 +245,7 @@ class ReduceAttempts:
             tuple(members),
             owners,
             spread.helpers,
-            spread.sums or self._cases.summing(stage, current.t, owners),
+            spread.sums or self._receipts.summing(stage, current.t, owners),
         )
         current.attempts[stage] = message
         current.covers[stage] = self._cover(current, stage)
@@ -316,7 +316,7 @@ class ReduceAttempts:
         left = set(attempt.members) & set(self.admission.absent.present(stage, current.t)) if torn else set()
         if len(agreeing) < min(2, len(live)) or not agreeing or not left <= prepared.keys():
             return None
-        if not self._cases.complete(attempt, prepared):
+        if not self._receipts.complete(attempt, prepared):
             return None
         if any(not _alike(message, agreeing[0]) for message in agreeing):
             return self._contradicted(current, attempt, prepared)

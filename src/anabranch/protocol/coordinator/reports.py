@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import LogTip, Round
+from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import STRANDED, Witness
@@ -45,7 +45,7 @@ class Reports:
     ctx: PeerContext
     tip: LogTip
     admission: Admission
-    cases: AuditCases
+    receipts: StepReceipts
     reducing: ReduceAttempts
     _false: dict[str, int] = field(default_factory=dict)
     """Peer -> overflows that it reported and others did not find."""
@@ -164,9 +164,9 @@ class Reports:
             return "a digest or sums of squares that no gradient has"
         prepared = current.prepared.setdefault(message.stage, {})
         if peer in prepared:
-            return self.cases.later_receipt(peer, message, attempt, current)
+            return self.receipts.later_receipt(peer, message, attempt, current)
         if peer in attempt.members:
-            if wrong := self.cases.refused(peer, message, attempt, current):
+            if wrong := self.receipts.refused(peer, message, attempt, current):
                 return wrong
             prepared[peer] = message
             self.reducing.reported(current)
