@@ -119,17 +119,13 @@ class Coordinator:
         self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
         self.rounds = IslandRounds(ctx, admission, self.released.has_last)
-        self.proposing = Proposals(
-            *(ctx, log, self.tip, schedule, self.reducing),
-            *(self.released, self.audits.second, self.receipts, self.rounds),
-        )
+        settle = self.released, self.audits.second, self.receipts, self.rounds
+        self.proposing = Proposals(ctx, log, self.tip, schedule, self.reducing, *settle)
         self.checkpoints = Checkpoints(
             ctx, self.tip, self.released, self.catalog, has_directory, self._withholds_state
         )
-        self.finished = False
+        self.finished = self._stop_logged = self._closed = False
         self._overflows = OverflowStreak()
-        self._stop_logged = False
-        self._closed = False
         self._voters_at = 0.0
         self._waiting_for = ""
         self._staffed = (-1, -1)
