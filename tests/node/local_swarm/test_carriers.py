@@ -18,7 +18,7 @@ from anabranch.net.ticket import parse_ticket
 from anabranch.node.lifecycle import control_file
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Note, PeerRemoved, Step, Vitals
-from anabranch.protocol.coordinator.operator_control import STEPS
+from anabranch.protocol.fleet.operator_control import STEPS
 from support.bad_carrier import ORDER_FILE, run_bad_carrier
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, steps_of, swarm_of
 from support.unhurried_peer import run_unhurried_peer

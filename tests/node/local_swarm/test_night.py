@@ -28,7 +28,7 @@ from anabranch.observe.events import (
     RunStarted,
     Step,
 )  # fmt: skip
-from anabranch.protocol.coordinator.operator_control import CONTINUE, PAUSE
+from anabranch.protocol.fleet.operator_control import CONTINUE, PAUSE
 from support.local_swarms import PATIENCE_S, check_exact, history_of, small_run
 from support.small_disk import SmallDisk, small_disk
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from anabranch.protocol.context.peer_context import make_context
-from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.convictions import Convictions
+from anabranch.protocol.fleet.operator_control import RevocationRequests
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Attempt, AttemptId, Fence, Prepared, Spared

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState, Voter
 from anabranch.protocol.context.peer_context import PeerContext, make_context
-from anabranch.protocol.coordinator.operator_control import RevocationRequests
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.step_receipts import StepReceipts
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.convictions import Convictions
+from anabranch.protocol.fleet.operator_control import RevocationRequests
 from anabranch.protocol.fleet.stragglers import WAITING_SHARE, Stragglers
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings

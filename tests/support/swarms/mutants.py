@@ -37,6 +37,7 @@ from anabranch.protocol.coordinator import audit_cases, checkpoints, island_roun
 from anabranch.protocol.coordinator import reduce_attempts as reducing
 from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.coordinator import Coordinator
+from anabranch.protocol.coordinator.newcomers import Newcomers
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
@@ -674,7 +675,7 @@ def ends_of_a_dead_carrier_wait(patch: Patch) -> None:
 
 def nobody_called_in(patch: Patch) -> None:
     """Newcomers that are to serve from the next iteration do not serve in one that stalls."""
-    patch.setattr(Coordinator, "_call_in", lambda self: None)
+    patch.setattr(Newcomers, "call_in", lambda self: None)
 
 
 def early_slot_stays(patch: Patch) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from anabranch.config import CONSTRAINTS
 from anabranch.node.driver.peer_driver import LivePeer
 from anabranch.node.lifecycle import gate_file
-from anabranch.protocol.coordinator.operator_control import CONTINUE, PAUSE, REVOKE, STEPS
+from anabranch.protocol.fleet.operator_control import CONTINUE, PAUSE, REVOKE, STEPS
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.messages.common import REMARK_MAX
 

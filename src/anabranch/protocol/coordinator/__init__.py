@@ -2,5 +2,5 @@
 
 Not in it: membership and placement of members (protocol.fleet).
 
-Imported by: node, protocol.peer, sim.
+Imported by: protocol.peer, sim.
 """

@@ -20,7 +20,7 @@ from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.checkpoints import WITHHELD_MOST, Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
 from anabranch.protocol.coordinator.island_rounds import IslandRounds
-from anabranch.protocol.coordinator.operator_control import RevocationRequests, control_record
+from anabranch.protocol.coordinator.newcomers import STUCK_ALONE, Newcomers
 from anabranch.protocol.coordinator.proposals import Proposals
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.reports import Reports
@@ -32,6 +32,7 @@ from anabranch.protocol.fleet.admission import Admission, StepQueries
 from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.convictions import Convictions
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
+from anabranch.protocol.fleet.operator_control import RevocationRequests, control_record
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.fleet.stranded_crews import StrandedCrews
@@ -49,19 +50,11 @@ from anabranch.protocol.log.records import (
 )
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Applied, Attempt, Release, Wish
-from anabranch.protocol.recovery.late_data_nodes import LATE_STALLS
 from anabranch.protocol.recovery.snapshot_catalog import RestorePoint, SnapshotCatalog
 from anabranch.protocol.recovery.stage_recovery import StageRecovery
-from anabranch.protocol.recovery.witnesses import HELD_STALLS
-from anabranch.protocol.reduce.coverage import missing, not_returned, not_sent_on
+from anabranch.protocol.reduce.coverage import not_returned
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from anabranch.protocol.state.vouchers import Vouchers
-
-#: Least share of a stage's units that must be unclaimed for a new relay to serve in the open iteration.
-LEAST_LEFT = 0.25
-#: Repeats of the reduce of a stage's only replica after which others that are to serve there take part in the
-#: open iteration. A plain choice: an honest one that is slow has 28 usual steps before, and 32 for that.
-STUCK_ALONE = 3
 
 
 class Coordinator:
@@ -114,6 +107,7 @@ class Coordinator:
         self.initial_assignment = InitialAssignment(ctx, admission)
         self.standby_policy = Standbys(ctx, admission.ways)
         self.reducing = ReduceAttempts(ctx, log, admission, self.receipts, account)
+        self.newcomers = Newcomers(ctx, self.tip, admission, self.reducing)
         self.reports = Reports(ctx, self.tip, admission, self.receipts, self.reducing)
         self.released = StateAgreement(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx, log_length)
@@ -128,8 +122,6 @@ class Coordinator:
         self._overflows = OverflowStreak()
         self._voters_at = 0.0
         self._waiting_for = ""
-        self._staffed = (-1, -1)
-        """Membership version and iteration in which every stage was last found to have an active member."""
 
     @property
     def t(self) -> int:
@@ -330,34 +322,19 @@ class Coordinator:
         take note of who may leave now and who has to serve at once. quiet: True if little work is lost by a
         change now."""
         self.admission.let_go(quiet and self.released.last)
-        self._call_in()
+        self.newcomers.call_in()
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.ctx.clock.now:
-            active_from = self._active_from()
+            active_from = self.newcomers.active_from()
             if active_from is not None and not self.initial_assignment.done:
                 change = self.admission.change() or self.initial_assignment.decide(self.t)
             if change is None and active_from is not None and self.initial_assignment.done:
-                change = self.admission.change(partial(self._begins, active_from))
+                change = self.admission.change(partial(self.newcomers.begins, active_from))
             elif change is None:
                 change = self.admission.change()
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
-
-    def _call_in(self) -> None:
-        """Have ready joiners serve in the open iteration instead of a later one, at the stages where
-        `_begins` says so: much of the work is left, or the present replicas hold the step, or a reduce, up.
-        This happens at most once after each stall of the step and each repeated reduce, as the later
-        iteration may never come. Not in a round of islands."""
-        current = self.round
-        if current is None or current.slots or current.waits == current.called_in:
-            return
-        called_in, current.called_in = current.called_in, current.waits
-        if current.waits < called_in:  # there was news since
-            return
-        for stage in range(1, self.ctx.run.settings.stages + 1):
-            if self._begins(current.t + 1, stage, self.t) == current.t:
-                self.admission.serve_at_once(stage, current.t)
 
     def _await_reports(self) -> None:
         """Plan the removal of replicas that keep back their report of the last step
@@ -407,7 +384,7 @@ class Coordinator:
             return True
         self.reducing.stalled(current)
         relays = range(1, self.ctx.run.settings.stages + 1) if current.stalls else ()
-        held_up = [stage for stage in relays if self._held_up(current, stage)]
+        held_up = [stage for stage in relays if self.newcomers.held_up(current, stage)]
         if not self.released.last:  # till it is no newcomer can show that it got the last state
             held_up = [stage for stage in held_up if self.released.lacks(stage)]
         # The most likely first: gradients that are claimed and not given back, else the last stage that lacks
@@ -439,114 +416,6 @@ class Coordinator:
         if record is None and not self.log.raft.learners:
             self._voters_at = self.ctx.clock.now + self.ctx.run.settings.heartbeat_s / 4.0
         return record
-
-    def _active_from(self) -> int | None:
-        """Iteration from which joiners that are ready may serve; None while stages lack peers for the run to
-        begin or to go on, which is noted as the reason why it waits. If a stage has lost its last member,
-        joiners of it that were to serve later are to serve at once.
-
-        While every stage has a live member, iteration t + 1 is already open (t: last committed step), so
-        joiners serve from t + 2, which no peer opens before the step of t + 1 is proposed. If t + 2 is
-        delayed it is open, too: they serve from t + 3. If a stage has no live member, they serve from t + 1,
-        which nobody can open.
-        """
-        t, delay = self.t + 1, self.ctx.run.settings.delay
-        membership, stages = self.ctx.run.membership, range(self.ctx.run.settings.stages + 1)
-        look = membership.version, t
-        if look == self._staffed or all(membership.count(stage, t) for stage in stages):
-            self._staffed = look
-            return t + 1 + delay.has(t + 1)
-        ready = self.admission.ready
-        begun = membership.begun
-        short = []
-        for stage in stages:
-            needed = 1 if begun or not stage else self.ctx.run.settings.min_replicas
-            live = membership.count(stage, t)
-            if not live and begun:
-                self.admission.serve_at_once(stage, t)
-            count = live + sum(1 for member in ready.values() if member.stage == stage)
-            if count < needed:
-                short.append(f"stage {stage} ({count} of {needed})")
-        if not short:
-            self._waiting_for = ""
-            return t
-        self._wait("waiting for peers of " + ", ".join(short))
-        return None
-
-    def _begins(self, active_from: int, stage: int, ready_t: int) -> int | None:
-        """Iteration from which a ready peer is to serve `stage`, or None: not decided yet, as it could serve
-        in the open iteration but must first apply the last step. active_from: the iteration that
-        `_active_from` gives; ready_t: iteration after which the peer has the stage's state.
-
-        The result is `active_from`, with these exceptions. One later: for a data node that comes after the
-        indices of that iteration were split, and for a lost stage's new replica whose reduce is ordered
-        already. The open iteration, for a relay: if much of its stage's work is left (a stalled step counts
-        as long as it took so far) and the swarm is small, as in a large one neighbours would change; in any
-        swarm if the stage's replicas may hold up a stalled step (`_held_up`), or its only one a reduce
-        (STUCK_ALONE); in a round of islands if the peer has the last step's state.
-        """
-        current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
-        if not stage and membership.is_split(active_from) and membership.count(0, active_from):
-            return active_from + 1  # its microbatches are split already; a newcomer does not know how
-        if current is None:
-            return active_from
-        held_up = self._held_up(current, stage)
-        if current.t > self.ctx.run.steps and not held_up:
-            return active_from
-        reduces = stage in current.attempts and stage not in current.torn
-        if current.t == active_from:  # a lost stage gets new replicas
-            return active_from + reduces
-        if membership.count(stage, current.t) == 1 and current.retries.get(stage, 0) >= STUCK_ALONE:
-            held_up = True
-        if not stage or (not held_up and (reduces or self.ctx.run.near.crowded)):
-            return active_from
-        if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
-            if ready_t == self.t:
-                return current.t
-            # In the midst of inner steps a crew sends the last result that lacks; a lone machine cannot.
-            return None if current.of_crews else active_from
-        cover = settings.cover(stage)
-        left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
-        if settings.delay.has(current.t + 1):
-            left += 1.0  # the newcomer serves in the next iteration, in flight, too
-        step_s = self.reducing.step_s
-        if current.stalls:
-            step_s = max(step_s, self.ctx.clock.now - current.opened_at)
-        if not held_up and (left < LEAST_LEFT or left * step_s < settings.newcomer_s):
-            return active_from
-        return current.t if ready_t == self.t else None
-
-    def _held_up(self, current: Round, stage: int) -> bool:
-        """True if the open step has stalled, and the replicas of `stage` may be the reason: units lack there,
-        or they claim some whose gradients the stage before lacks (they may have sent these, and be honest),
-        or held-out windows alone lack (which stage keeps them nobody claims). One stall is enough for a relay
-        stage with a single replica; HELD_STALLS are needed for one with several. In a round only for its
-        windows, as slots that are late are dropped. Never for stage 0 or a stage without replicas."""
-        replicas = self.ctx.run.membership.count(stage, current.t)
-        least = 1 if replicas == 1 else HELD_STALLS
-        if not stage or not replicas or current.stalls < least:
-            return False
-        if current.slots or self._lacks_windows_alone(current):
-            return self._lacks_windows_alone(current)
-        lacks = missing(self.ctx.run.cover(stage, current.t), current.claims.get(stage, {}))
-        if lacks or not_returned(stage, current.claims):
-            return True
-        # Late data nodes, whose heads lack, have their turn first (`late_data_nodes`), if there are others.
-        waits = current.stalls <= LATE_STALLS and self.ctx.run.membership.count(0, current.t) > 1
-        looked_at = range(waits, self.ctx.run.settings.stages + 1)
-        covers = {other: self.ctx.run.cover(other, current.t) for other in looked_at}
-        return bool(not_sent_on(stage, covers, current.claims))
-
-    def _lacks_windows_alone(self, current: Round) -> bool:
-        """True if some held-out window of the open iteration is not evaluated, and all work to train is
-        claimed, or there is none as the last step is taken. A stage whose reduce is PREPARED counts as
-        claimed: a member of it may have left since, or been moved."""
-        if all(index in current.evaluations for index in self.tip.windows(current)):
-            return False
-        last = self.ctx.run.settings.stages if current.t <= self.ctx.run.steps else -1
-        stages = [s for s in range(last + 1) if not self.reducing.prepared(current, s)]
-        covers = {s: current.counts(s) if current.slots else self.ctx.run.settings.cover(s) for s in stages}
-        return not any(missing(cover, current.claims.get(s, {})) for s, cover in covers.items())
 
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:

@@ -13,7 +13,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.kept_work import RECEIPT
 from anabranch.protocol.context.rate_limits_and_bans import LINES, LOG_BYTES
 from anabranch.protocol.coordinator.coordinator import Coordinator
-from anabranch.protocol.coordinator.operator_control import REVOKE
+from anabranch.protocol.fleet.operator_control import REVOKE
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.observers.event_log_server import EventLogServer

@@ -16,7 +16,7 @@ from anabranch.protocol.context.clock import OwnTime, Timer
 from anabranch.protocol.context.early_buffer import EarlyBuffer
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.coordinator import Coordinator
-from anabranch.protocol.coordinator.operator_control import FounderRequests
+from anabranch.protocol.fleet.operator_control import FounderRequests
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.events import Received, Wake
 from anabranch.protocol.interface.settings import Settings

@@ -15,7 +15,7 @@ from anabranch.protocol.context.early_buffer import EarlyBuffer
 from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.coordinator import Coordinator
-from anabranch.protocol.coordinator.operator_control import FounderRequests
+from anabranch.protocol.fleet.operator_control import FounderRequests
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.hash_chain import Position
 from anabranch.protocol.log.overflow_streak import OverflowStreak
