@@ -68,7 +68,7 @@ QUICK = {
     "a late contribution forgotten": 40,
     "a late contribution merged twice": 40,
     "batches of a late contribution skipped": 7,
-    "state of a slot at another machine": 1,
+    "state of a slot at another machine": 2,
     "a stale outer state": 0,
     "a step ahead left out": 7,
     "a dropped slot skips its batches": 4,
