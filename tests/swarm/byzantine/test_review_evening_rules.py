@@ -20,6 +20,23 @@ from swarm.byzantine.test_withheld_states import NEW, OLD, is_silent, with_newco
 WORK = tasks.Forward | tasks.InputGradient | tasks.WeightGradient
 
 
+def leader_dies(world: World, claimed: int) -> list[float]:
+    """Have the leader "d0" of three voters crash once so many slots of round 6 are claimed; filled with the
+    time (s) of that."""
+    died = list[float]()
+
+    def watch(node: Node, event: Event) -> None:
+        lead = world.nodes["d0"].peer.shared.coordination.coordinator
+        if died or lead is None or lead.round is None or lead.round.t != 6:
+            return
+        if len(lead.round.complete) == claimed and len(node.peer.ctx.log.voters) == 3:
+            died.append(world.clock.now)
+            world.crash("d0")
+
+    world.watchers.append(watch)
+    return died
+
+
 def test_an_accomplice_that_says_once_that_it_has_the_state_keeps_no_witness_out() -> None:
     said_so = list[int]()
 
@@ -282,22 +299,13 @@ def test_a_new_leader_does_not_drop_the_slots_of_a_round_that_it_did_not_see_fro
     names = ["d0", "d1", "d2", *(f"r{k}" for k in range(8))]
     world = counting_world(settings, [Machine(name, int(name[0] == "r")) for name in names], 1)
     Invariants(world)
-    task_s, died = world.task_s, list[float]()
+    task_s, died = world.task_s, leader_dies(world, 7)
 
     def slot_s(node: Node, task: tasks.Task) -> float:
         if not isinstance(task, tasks.Forward):
             return task_s(node, task)
         return max(1, task.steps) * (13.5 if node.id == "r7" and task.t == 6 else 10.0)
 
-    def watch(node: Node, event: Event) -> None:
-        lead = world.nodes["d0"].peer.shared.coordination.coordinator
-        if died or lead is None or lead.round is None or lead.round.t != 6:
-            return
-        if len(lead.round.complete) == 7 and len(node.peer.ctx.log.voters) == 3:
-            died.append(world.clock.now)
-            world.crash("d0")
-
     world.task_s = slot_s  # type: ignore[method-assign]
-    world.watchers.append(watch)
     assert go_on(world, 900.0) == 8 and died and removed(world).keys() == {"d0"}
     assert all(min(commit.stages[1].owners) >= 0 for commit in world.history().commits if commit.stages)

@@ -12,6 +12,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from swarm.byzantine.test_review_evening_rules import leader_dies
 from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollbacks
 
 WORK = tasks.Forward | tasks.InputGradient | tasks.WeightGradient
@@ -27,23 +28,14 @@ def test_a_new_leader_removes_no_machine_of_a_round_that_waits_for_late_slots() 
     names = ["d0", "d1", "d2", *(f"r{k}" for k in range(8))]
     world = counting_world(settings, [Machine(name, int(name[0] == "r")) for name in names], 1)
     Invariants(world)
-    task_s, died = world.task_s, list[float]()
+    task_s, died = world.task_s, leader_dies(world, 7)
 
     def slot_s(node: Node, task: tasks.Task) -> float:
         if not isinstance(task, tasks.Forward):
             return task_s(node, task)
         return max(1, task.steps) * (40.0 if node.id == "r7" and task.t == 6 else 10.0)
 
-    def watch(node: Node, event: Event) -> None:
-        lead = world.nodes["d0"].peer.shared.coordination.coordinator
-        if died or lead is None or lead.round is None or lead.round.t != 6:
-            return
-        if len(lead.round.complete) == 7 and len(node.peer.ctx.log.voters) == 3:
-            died.append(world.clock.now)
-            world.crash("d0")
-
     world.task_s = slot_s  # type: ignore[method-assign]
-    world.watchers.append(watch)
     assert go_on(world, 1500.0) == 8 and died and removed(world).keys() == {"d0"}
 
 
@@ -120,23 +112,14 @@ def test_a_new_leader_expels_nobody_whose_reduce_of_a_round_takes_long() -> None
     names = ["d0", "d1", "d2", *(f"r{k}" for k in range(8))]
     world = counting_world(settings, [Machine(name, int(name[0] == "r")) for name in names], 1)
     Invariants(world)
-    task_s, died = world.task_s, list[float]()
+    task_s, died = world.task_s, leader_dies(world, 8)
 
     def slow_s(node: Node, task: tasks.Task) -> float:
         if isinstance(task, tasks.Freeze) and node.id in ("r1", "r2"):
             return 25.0
         return max(1, task.steps) * 10.0 if isinstance(task, tasks.Forward) else task_s(node, task)
 
-    def watch(node: Node, event: Event) -> None:
-        lead = world.nodes["d0"].peer.shared.coordination.coordinator
-        if died or lead is None or lead.round is None or lead.round.t != 6:
-            return
-        if len(lead.round.complete) == 8 and len(node.peer.ctx.log.voters) == 3:
-            died.append(world.clock.now)
-            world.crash("d0")
-
     world.task_s = slow_s  # type: ignore[method-assign]
-    world.watchers.append(watch)
     assert go_on(world, 1500.0) == 8 and died and removed(world).keys() == {"d0"}
 
 

@@ -13,10 +13,10 @@ from anabranch.protocol.coordinator import reduce_schedule
 from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReducePlan
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.log.records import Members, decode_entry
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from swarm.byzantine.test_review_stalls import removed
 
 #: A step takes so long that reduces are spread.
 SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.1))
@@ -45,9 +45,7 @@ def test_who_sums_falsely_for_one_alone_costs_that_one_no_seat(replicas: int) ->
 
     world.send = send  # type: ignore[method-assign]
     world.run(until_s=300.0)
-    entries = [decode_entry(line).record for line in world.log]
-    removed = {p: why for e in entries if isinstance(e, Members) for p, why in e.removed.items()}
-    assert told and VICTIM not in removed, removed
+    assert told and VICTIM not in removed(world), removed(world)
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
@@ -81,7 +79,5 @@ def test_a_helper_that_sums_falsely_for_one_alone_costs_that_one_no_seat(
 
     world.send = send  # type: ignore[method-assign]
     world.run(until_s=300.0)
-    entries = [decode_entry(line).record for line in world.log]
-    removed = {p: why for e in entries if isinstance(e, Members) for p, why in e.removed.items()}
-    assert told and VICTIM not in removed, removed
+    assert told and VICTIM not in removed(world), removed(world)
     assert world.history().t == STEPS and wrong_states(world) == {}

@@ -45,7 +45,7 @@ class Proposals:
         slots nobody can fill) needs only the release, the batch's hash, and no such difference. After the
         run's last step: the record of the last evaluation. Not a mere query: where reports or receipts
         differ, it removes or convicts members, and gives reduces up (`ReduceAttempts.prepared`,
-        `AuditCases.consistent`)."""
+        `StepReceipts.consistent`)."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)
