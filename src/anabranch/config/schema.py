@@ -297,8 +297,8 @@ class RoundSection:
     which have more steps in a round, take more of these steps, too."""
     contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4", "int2")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
-    results: Annotated[str, OneOf("exact", "int8")] = "int8"
-    """The mean change on the wire; what is sent is what everybody applies."""
+    results: Annotated[str, OneOf("exact", "int8", "int4")] = "int8"
+    """The mean change on the wire, rounded as `contributions`; what is sent is what everybody applies."""
     late: Annotated[str, OneOf("drop", "carry", "wait")] = "drop"
     """Islands that are late: the round ends without them ("carry": their change counts in the next round), or
     waits."""

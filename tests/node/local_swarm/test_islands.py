@@ -43,6 +43,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
         "round__unsent": "feedback",
         "round__unsent_decay": 0.95,
         "round__contributions": "int2",
+        "round__results": "int4",
         "round__late": "carry",
     },
     "gaia": {"round__select": "significant", "round__unsent": "local", "round__contributions": "exact"},

@@ -38,8 +38,9 @@ def with_auditor(run: RunConfig, relays: int, seed: int = 1) -> World:
     [
         {"first_moment": "agree", "outer_momentum": 0.0, "end": 0.2},
         {"first_moment": "estimate", "contributions": "int8", "results": "exact"},
+        {"first_moment": "estimate", "results": "int4"},
     ],
-    ids=["agree", "estimate"],
+    ids=["agree", "estimate", "int4"],
 )
 def test_honest_islands_pass_though_one_dies(changes: dict[str, object]) -> None:
     run = audited(**changes)

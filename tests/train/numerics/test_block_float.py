@@ -23,19 +23,23 @@ def spread(count: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bytes_have_the_same_values(count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bytes_have_the_same_values(
+    count: int, dtype: torch.dtype, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(block_float, "BLOCKS_AT_ONCE", 3)
-    values = rounded(spread(count, count, dtype), 8) + 0.0  # no zero below zero
+    values = rounded(spread(count, count, dtype), bits) + 0.0  # no zero below zero
     data = to_bytes(values)
     assert data.dtype == torch.uint8
     assert len(data) == 65 * -(-count // 64)
     assert bits_equal(from_bytes(data, count, dtype), values)
 
 
-def test_results_of_rounds_come_back_to_the_bit() -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_results_of_rounds_come_back_to_the_bit(bits: int) -> None:
     """They are rounded as sums of integers, from which the values in floats are made."""
     sums = (spread(5000, 7).double() * 2.0**48).round().to(torch.int64)
-    values = reduced(rounded_sums(sums, 8), torch.float32)
+    values = reduced(rounded_sums(sums, bits), torch.float32)
     assert bits_equal(from_bytes(to_bytes(values), 5000, torch.float32), values)
 
 

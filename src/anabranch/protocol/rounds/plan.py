@@ -6,9 +6,11 @@ A slot that does not count in a round keeps its counter: its batches come again 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from heapq import heapify, heapreplace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,6 +32,11 @@ SEATS = 2
 #: Most seats of a crew that are second ones of their relays, as a share of its stages. Plain choice: a crew
 #: of such relays alone would take from the others as much as it brings.
 SECOND_SEATS = 0.5
+#: Fewest inner steps of a round, as a share of those that the run asks for, where with fewer than these the
+#: slowest crew is not waited for. A choice.
+FEWEST = 0.9
+#: Factor on the steps that fit into a time, against roundings.
+ROUNDED_UP = 1.0 + 1e-9
 #: Plans whose sets are kept: peers of a simulated swarm share the record of a plan. A choice.
 PLANS_CACHED = 8
 
@@ -275,10 +282,8 @@ def next_plan(
     for crew in sorted(chosen):
         if crew not in places:
             places[crew] = next(free)
-    lengths = _lengths(inner * len(chosen), {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen})
-    steps = {
-        crew: min(rounds.most_steps, max(rounds.least, round(lengths[crew]))) for crew in chosen
-    }
+    times = {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen}
+    steps = _whole_steps(_lengths(inner * len(chosen), times), times, rounds)
     holder = {k: crew for crew, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:
@@ -312,6 +317,43 @@ def _lengths(total: float, crews: Mapping[Crew, tuple[float, float]]) -> dict[Cr
         crew: max(0.0, (total + sent) * (rate / speed) - rate * send_s)
         for crew, (rate, send_s) in crews.items()
     }
+
+
+def _whole_steps(
+    lengths: Mapping[Crew, float], crews: Mapping[Crew, tuple[float, float]], rounds: Rounds
+) -> dict[Crew, int]:
+    """Inner steps of crews, whole numbers near `lengths` with which the round takes most steps per second.
+
+    The slowest crew, which all others wait for, takes a step less as long as the round is shortened by more
+    than its share of the steps, down to FEWEST of them; then each crew rounds up if that fits into the time
+    of the slowest. crews: crew -> its steps per second, and the seconds that it sends.
+    """
+    least, most = rounds.least, rounds.most_steps
+    steps = {crew: min(most, max(least, round(length))) for crew, length in lengths.items()}
+    total = sum(steps.values())
+    fewest = FEWEST * total
+    slowest = [(-_takes_s(steps[crew], times), crew) for crew, times in crews.items()]
+    heapify(slowest)
+    while total - 1 >= fewest:
+        longest_s, crew = -slowest[0][0], slowest[0][1]
+        shorter = steps[crew] - 1, crew
+        others_s = max((-each for each, _ in slowest[1:3]), default=0.0)
+        left_s = max(_takes_s(shorter[0], crews[crew]), others_s)
+        if shorter[0] < least or (total - 1) * longest_s <= total * left_s:
+            break
+        heapreplace(slowest, (-_takes_s(shorter[0], crews[crew]), crew))
+        steps[crew], total = shorter[0], total - 1
+    longest_s = max(0.0, -slowest[0][0]) if slowest else 0.0
+    for crew, (rate, send_s) in crews.items():
+        fitting = math.floor((longest_s - send_s) * rate * ROUNDED_UP) if longest_s < math.inf else 0
+        steps[crew] = max(steps[crew], min(most, fitting, math.ceil(lengths[crew])))
+    return steps
+
+
+def _takes_s(steps: int, crew: tuple[float, float]) -> float:
+    """Seconds that a crew computes and sends. crew: its steps per second, and the seconds that it sends."""
+    rate, send_s = crew
+    return steps / rate + send_s if rate > 0.0 else math.inf
 
 
 def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:

@@ -60,7 +60,9 @@ CONTRIBUTION_BYTES = {
     "int8": SCALED_BYTES[8],
     "int4": SCALED_BYTES[4],
 }
-RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8]}
+RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8], "int4": SCALED_BYTES[4]}
+#: The same of a result that a machine fetches later: one of 4 bits has the form of 8 then.
+LATER_RESULT_BYTES = {**RESULT_BYTES, "int4": SCALED_BYTES[8]}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
 BytesPerSecond = Annotated[float, Meta(ge=1e8, le=1e15)]

@@ -26,7 +26,14 @@ from anabranch.protocol.log.records import Member
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, SHARED, Machine, Workload
+from anabranch.sim.cluster.device_model import (
+    CONTRIBUTION_BYTES,
+    LATER_RESULT_BYTES,
+    RESULT_BYTES,
+    SHARED,
+    Machine,
+    Workload,
+)
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Link, Node, TaskExecutor
 from anabranch.sim.network.lined_world import LinedWorld
@@ -284,7 +291,7 @@ class ModelledWorld(LinedWorld):
             case msg.ReducedPart(stage=of_stage):
                 return work.reduced_bytes * self._parameters[of_stage] / self._parts(sender, of_stage)
             case msg.Gradient(t) if rounds.has(t):
-                return RESULT_BYTES[part.results] * self._parameters[stage]
+                return LATER_RESULT_BYTES[part.results] * self._parameters[stage]
             case msg.Gradient():
                 return float(work.reduced_bytes * self._parameters[stage])
             case msg.Backward() | msg.InnerGradient():

@@ -56,9 +56,9 @@ def rounded_sums(sums: Tensor, bits: int) -> Tensor:
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    """Bytes (uint8 vector) of a vector of floats that `rounded` gave with 8 bits: 65 for each block of 64,
-    the last of which is filled up with zeros. First the exponents of all blocks, then the values as integers,
-    both as signed bytes: `from_bytes` has the same values, to the bit (but no zero below zero)."""
+    """Bytes (uint8 vector) of a vector of floats that `rounded` gave with 4 or 8 bits: 65 for each block of
+    64, the last of which is filled up with zeros. First the exponents of all blocks, then the values as
+    integers, both as signed bytes: `from_bytes` has the same values, to the bit (but no zero below zero)."""
     blocks = -(-len(values) // BLOCK)
     made = torch.zeros(blocks * (1 + BLOCK), dtype=torch.int8)
     exponents, integers = made[:blocks], made[blocks:]

@@ -47,8 +47,8 @@ class SumsOfRounds(Worker):
         return Result(outputs=tuple(rounded_sums(tensor_of(part), bits) for part in result.outputs))
 
     def _packs(self, t: int) -> bool:
-        """True if a kept result of iteration t is sent in bytes to a peer that catches up."""
-        return self._rounds.has(t) and BITS[self._run.round.results] == 8
+        """True if a kept result of iteration t is sent in bytes to a peer that catches up, 8 bits a value."""
+        return self._rounds.has(t) and BITS[self._run.round.results] in (4, 8)
 
     def _read_gradient(self, task: tasks.ReadGradient, inputs: Sequence[Tensor]) -> Result:
         gradient = self._gradients.get(task.t)
