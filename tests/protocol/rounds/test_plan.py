@@ -114,6 +114,9 @@ def test_nobody_waits_for_a_step_that_the_others_could_take() -> None:
     rates: dict[Crew, float] = {("a",): 1 / 18.0, ("b",): 1 / 18.2, ("c",): 1 / 18.1, ("d",): 1 / 20.8}
     plan = next_plan(even_plan(rounds := Rounds(start=1, inner=8, slots=4)), {}, rounds, rates)
     assert [slot.steps for slot in plan] == [8, 8, 8, 7]
+    rates[("b",)] = rates[("d",)]
+    plan = next_plan(even_plan(rounds), {}, rounds, rates)
+    assert [slot.steps for slot in plan] == [8, 7, 8, 7]
     even = next_plan(even_plan(rounds), {}, rounds, dict.fromkeys(rates, 1.0))
     assert [slot.steps for slot in even] == [8, 8, 8, 8]
 

@@ -32,11 +32,10 @@ SEATS = 2
 #: Most seats of a crew that are second ones of their relays, as a share of its stages. Plain choice: a crew
 #: of such relays alone would take from the others as much as it brings.
 SECOND_SEATS = 0.5
-#: Fewest inner steps of a round, as a share of those that the run asks for, where with fewer than these the
-#: slowest crew is not waited for. A choice.
-FEWEST = 0.9
-#: Factor on the steps that fit into a time, against roundings.
-ROUNDED_UP = 1.0 + 1e-9
+#: Fewest inner steps of a round, as a share of the nearest whole numbers, where fewer of the slowest crews
+#: make it quicker, and the least factor on its steps per second for which that is done. Choices; the second
+#: is about what measured speeds differ from round to round.
+FEWEST, PAYS = 0.9, 1.02
 #: Plans whose sets are kept: peers of a simulated swarm share the record of a plan. A choice.
 PLANS_CACHED = 8
 
@@ -324,29 +323,30 @@ def _whole_steps(
 ) -> dict[Crew, int]:
     """Inner steps of crews, whole numbers near `lengths` with which the round takes most steps per second.
 
-    The slowest crew, which all others wait for, takes a step less as long as the round is shortened by more
-    than its share of the steps, down to FEWEST of them; then each crew rounds up if that fits into the time
-    of the slowest. crews: crew -> its steps per second, and the seconds that it sends.
+    From the nearest whole numbers on, the slowest crew, which all others wait for, takes a step less, then
+    the one that is slowest then, as often as that pays, down to FEWEST of the steps; then each crew rounds up
+    if that fits into the time of the slowest. crews: crew -> its steps per second, and the seconds that it
+    sends.
     """
     least, most = rounds.least, rounds.most_steps
     steps = {crew: min(most, max(least, round(length))) for crew, length in lengths.items()}
     total = sum(steps.values())
-    fewest = FEWEST * total
     slowest = [(-_takes_s(steps[crew], times), crew) for crew, times in crews.items()]
     heapify(slowest)
-    while total - 1 >= fewest:
-        longest_s, crew = -slowest[0][0], slowest[0][1]
-        shorter = steps[crew] - 1, crew
-        others_s = max((-each for each, _ in slowest[1:3]), default=0.0)
-        left_s = max(_takes_s(shorter[0], crews[crew]), others_s)
-        if shorter[0] < least or (total - 1) * longest_s <= total * left_s:
-            break
-        heapreplace(slowest, (-_takes_s(shorter[0], crews[crew]), crew))
-        steps[crew], total = shorter[0], total - 1
-    longest_s = max(0.0, -slowest[0][0]) if slowest else 0.0
-    for crew, (rate, send_s) in crews.items():
-        fitting = math.floor((longest_s - send_s) * rate * ROUNDED_UP) if longest_s < math.inf else 0
-        steps[crew] = max(steps[crew], min(most, fitting, math.ceil(lengths[crew])))
+    longest_s, fewest, paid, fewer = -slowest[0][0], math.ceil(FEWEST * total), 0, list[Crew]()
+    best = total / longest_s if longest_s else math.inf
+    while len(fewer) < min(len(crews), total - fewest) and steps[crew := slowest[0][1]] > least:
+        steps[crew] -= 1
+        fewer.append(crew)
+        heapreplace(slowest, (-_takes_s(steps[crew], crews[crew]), crew))
+        if (total - len(fewer)) / -slowest[0][0] > PAYS * best:
+            longest_s, paid = -slowest[0][0], len(fewer)
+            best = (total - paid) / longest_s
+    for crew in fewer[paid:]:
+        steps[crew] += 1
+    for crew, times in crews.items():
+        if _takes_s(more := min(most, math.ceil(lengths[crew])), times) <= longest_s:
+            steps[crew] = max(steps[crew], more)
     return steps
 
 
