@@ -115,7 +115,7 @@ def crash_and_return(world: World, after_s: float) -> Callable[[Node], None]:
 #: Keys of `round`.
 CHANGES: list[dict[str, object]] = [
     {},
-    {"contributions": "int4", "results": "int8", "first_moment": "estimate"},
+    {"contributions": "int4", "results": "int4", "first_moment": "estimate"},
     {"first_moment": "keep", "unsent": "feedback", "select": "largest"},
     {"first_steps": 1, "steps": 4, "end": 0.2},
 ]
@@ -199,10 +199,11 @@ def test_a_relay_that_is_back_is_sent_nothing_of_the_slot_that_it_lost() -> None
 
 
 @pytest.mark.costly
-def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_one() -> None:
+@pytest.mark.parametrize("results", ["int8", "int4"])
+def test_a_relay_whose_download_outlasts_the_round_is_of_a_crew_in_the_next_but_one(results: str) -> None:
     """It has the state before the round that ended meanwhile, and fetches that round's result from relays in
     the midst of inner steps; then it serves in the open round, and has a slot of the one after it."""
-    run = crew_run()
+    run = crew_run(results=results)
     world, held = world_of(run), list[Callable[[], None]]()
     carry, back = world.carry, crash_and_return(world, 0.3)
 
