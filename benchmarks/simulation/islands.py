@@ -5,9 +5,10 @@
 The scenario is `volunteers` (llama-350m). Rows: today's pipeline; every relay with the whole model, each step
 synchronous; islands with 500 inner steps a round, of 32,768 tokens each on average, without churn and with 5
 % of the relays crashing in an hour (3 % in a round of 34 minutes); islands with 125, 62 and 32 steps a round,
-also with steps ahead, which are computed while the contributions are exchanged. The best machine is the
-quickest relay of the same draw, if it trained alone with a step for each batch. Throughput is not progress:
-docs/explanation/islands.md says what islands cost in tokens. Writes the result `islands`.
+also with steps ahead, which are computed while the contributions are exchanged, and with results of 4 bits.
+The best machine is the quickest relay of the same draw, if it trained alone with a step for each batch.
+Throughput is not progress: docs/explanation/islands.md says what islands cost in tokens. Writes the result
+`islands`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "islands, 125 steps, 40 ahead": {**SHORT, "round.steps": 125, "round.overlap": 40},
     "islands, 32 steps": {**SHORT, "round.steps": 32},
     "islands, 32 steps, 31 ahead": {**SHORT, "round.steps": 32, "round.overlap": 31},
+    "islands, 125 steps, 4-bit results": {**SHORT, "round.steps": 125, "round.results": "int4"},
+    "islands, 62 steps, 4-bit results": {**SHORT, "round.steps": 62, "round.results": "int4"},
+    "islands, 32 steps, 4-bit results": {**SHORT, "round.steps": 32, "round.results": "int4"},
 }
 
 

@@ -4,13 +4,13 @@
 
 The scenario is `volunteers-8b` (llama-8b), with a subspace of 512 values and 8 bits at the cuts. Rows: the
 synchronous protocol, with and without standbys; four islands of sixteen machines with 8 inner steps of
-131,072 tokens each in a round, contributions and results of 4 bits, with as many microbatches under way as the machines' memory holds, and with
-three times as many, whose forward passes are computed again (busy counts these, too); the latter with
-crashes, in each round a relay with the probability of 5 % an hour. A machine is back after a minute, without
-the state. Of synchronous rows the quickest iteration after the first counts, of islands all rounds from the
-second on: three without crashes, and 25 with crashes.
-Throughput is not progress: docs/explanation/islands.md says what islands cost in tokens. Some two minutes of
-a free core for each row and seed, six with crashes (compiled). Writes the result `pipeline-islands`.
+131,072 tokens each in a round, contributions and results of 4 bits, with as many microbatches under way as
+the machines' memory holds, and with three times as many, whose forward passes are computed again (busy counts
+these, too); the latter with crashes, in each round a relay with the probability of 5 % an hour. A machine is
+back after a minute, without the state. Of synchronous rows the quickest iteration after the first counts, of
+islands all rounds from the second on: three without crashes, and 25 with crashes. Throughput is not progress:
+docs/explanation/islands.md says what islands cost in tokens. Some two minutes of a free core for each row and
+seed, six with crashes (compiled). Writes the result `pipeline-islands`.
 """
 
 from __future__ import annotations

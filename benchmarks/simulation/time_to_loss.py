@@ -51,14 +51,16 @@ SHAPE = {
     "data.vocab_size": 257,
 }
 #: Inner steps of a round here -> row of the result `islands` with rounds that are as long: 31.25 steps there
-#: take as long as one here, by choice.
+#: take as long as one here, by choice. Rounds with results of 4 bits have rows of their own (FOUR_BITS).
 STEPS_OF = {16: "islands", 4: "islands, 125 steps", 2: "islands, 62 steps", 1: "islands, 32 steps"}
+FOUR_BITS = ", 4-bit results"
 _MEAN = RoundSection(
     slots=MACHINES, steps=16, first_steps=1, outer_lr=1.0, outer_momentum=0.0, first_moment="estimate"
 )
 _KEPT = replace(_MEAN, first_moment="keep")
 _AHEAD = replace(_KEPT, first_steps=0, unsent="local", ahead="keep")
 _AGREED = replace(_MEAN, first_steps=0, first_moment="agree")
+_FOUR_BITS = replace(_AGREED, results="int4")
 _RATES = 0.01, 0.02, 0.04
 #: Inner steps of each island in a round of four on average, by the speeds of the relays of `volunteers`, seed
 #: 0; share of the contributions that are lost with their machines.
@@ -146,6 +148,17 @@ ROWS = {
     "islands, H = 1, moments agreed": Row(
         replace(_AGREED, steps=1), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01},
     ),
+    "islands, H = 4, moments agreed, 4-bit results": Row(
+        replace(_FOUR_BITS, steps=4), MACHINES, 1, {3_000_000: (0.02,), 6_000_000: (0.02,)},
+        0.98, {3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 2, moments agreed, 4-bit results": Row(
+        replace(_FOUR_BITS, steps=2), MACHINES, 1, {3_000_000: (0.02,), 6_000_000: (0.02,)},
+        0.98, {3_000_000: 0.02, 6_000_000: 0.01},
+    ),
+    "islands, H = 1, moments agreed, 4-bit results": Row(
+        replace(_FOUR_BITS, steps=1), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01},
+    ),
     "islands, H = 4, moments agreed, unequal machines": Row(
         replace(_AGREED, steps=4), MACHINES, 1, {6_000_000: (0.02,)}, 0.98, {6_000_000: 0.01}, UNEQUAL,
     ),
@@ -214,19 +227,20 @@ def took(name: str, tokens: int) -> float:
     if name in ALONES:
         return whole
     if not row.rounds:
-        return whole / fleet(16)[0]
+        return whole / fleet(16, row.rounds)[0]
     rounds = rounds_of(run)
     last = rounds.iterations(run.run.steps)
-    full, idle = fleet(max(steps for steps in STEPS_OF if steps <= row.rounds.steps))
+    full, idle = fleet(max(steps for steps in STEPS_OF if steps <= row.rounds.steps), row.rounds)
     count, idle = last - rounds.start, max(0.0, idle - row.rounds.overlap)
     inner = rounds.progress(last) - rounds.start + count * idle
     return (rounds.start + inner / full) * row.step_tokens
 
 
-def fleet(steps: int) -> tuple[float, float]:
+def fleet(steps: int, rounds: RoundSection | None) -> tuple[float, float]:
     """Throughput over that of its best machine that the fleet would have if it computed all the time, and the
-    idle time of a round of so many steps, in steps; by the result `islands`."""
-    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"][STEPS_OF[steps]]
+    idle time of a round of so many steps, in steps; by the result `islands`. rounds: those of the row."""
+    name = STEPS_OF[steps] + FOUR_BITS * (rounds is not None and rounds.results == "int4")
+    data = json.loads((harness.RESULTS / "islands.json").read_text())["data"][name]
     over, busy = statistics.mean(data["over_alone"]), statistics.mean(data["busy"])
     return over / busy, steps * (1.0 - busy) / busy
 
@@ -259,8 +273,10 @@ def mean_loss(of_seed: dict[int, dict[str, float]]) -> float:
 def write(args: Namespace, found: Found) -> None:
     lines, most = list[list[str]](), 0.0
     speeds = ", ".join(
-        f"{full * steps / (steps + idle):.1f} (H = {steps})"
-        for steps in STEPS_OF for full, idle in [fleet(steps)]
+        f"{full * steps / (steps + idle):.1f} (H = {steps}{words})"
+        for rounds, words in ((None, ""), (_FOUR_BITS, FOUR_BITS))
+        for steps in STEPS_OF if steps < 16 or not rounds
+        for full, idle in [fleet(steps, rounds)]
     )  # fmt: skip
     rows = [found.get(name, {}) for name in ALONES]
     alone = {
