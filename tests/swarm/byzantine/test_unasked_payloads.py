@@ -45,7 +45,7 @@ def test_a_member_that_sends_what_nobody_asked_for_is_banned(peer: Peer, answer:
 
 @pytest.mark.parametrize(("request_", "answer"), ANSWERS.items(), ids=lambda each: type(each).__name__)
 def test_answers_are_awaited_however_late(peer: Peer, request_: msg.Message, answer: msg.Message) -> None:
-    """Of a peer that was given up for another one, and over another link."""
+    """Also over another link."""
     for _ in range(20):
         peer.ctx.outbox.send("ada", request_)
     peer.handle(ev.LinkDown("ada", "broke"), 1000.0)

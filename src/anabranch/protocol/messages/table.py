@@ -102,6 +102,10 @@ PROBES = Allowance(32.0, 1.0 / 60.0)
 PAST = Allowance(4096.0, 64.0)
 
 
+#: Any message type; within `Row` the name `type` is taken.
+AnyType = type[Message]
+
+
 @dataclass(frozen=True)
 class Row:
     """Properties of one message type.
@@ -121,7 +125,7 @@ class Row:
     to_leader: bool = False
     per_connection: bool = False
     priority: int | None = None
-    answers: type[Message] | None = None
+    answers: AnyType | None = None
 
 
 _ITERATION, _INCARNATION = FenceCheck.ITERATION, FenceCheck.INCARNATION
@@ -212,8 +216,8 @@ ALLOWANCE_OF: dict[type[Message], Allowance] = {row.type: ALLOWANCES[row.rate] f
 #: Types that may carry a payload, with its priority.
 PAYLOAD_PRIORITY = {row.type: row.priority for row in ROWS if row.priority is not None}
 #: Type of a request -> type of its answer, which may carry a payload.
-ANSWER_OF: dict[type[Message], type[Message]] = {
-    row.answers: row.type for row in ROWS if row.answers is not None
+ANSWER_OF: dict[AnyType, AnyType] = {
+    answers: row.type for row in ROWS if (answers := row.answers) is not None
 }
 ASKED_FOR = frozenset(ANSWER_OF.values())
 HEARTBEATS = frozenset(row.type for row in ROWS if row.rate is Rate.HEARTBEAT)
