@@ -10,6 +10,7 @@ from typing import cast
 from anabranch.net.errors import FrameError
 from anabranch.net.framing import FrameReader, Parsed
 from anabranch.net.resource_manager import ResourceRefused
+from anabranch.net.tls_overhead import CountedTls, TlsFlood
 
 _HANDSHAKE_BUFFER_BYTES = 4096
 #: Size of the send buffer above which the lane stops feeding it: urgent messages wait behind few bytes.
@@ -71,10 +72,11 @@ class Lane(asyncio.BufferedProtocol):
 
     lost: future that is done when the connection is gone. writable: False while the transport's send buffer
     is full. bytes_received: without those of the handshake. bytes_sent: since a link took the lane over
-    (`attach`). broke_framing: True if the other side sent bytes that are no frames, or began more payloads
-    than the protocol can need. on_refused: called with the reason when a payload or a long message found no
-    room; it is to close the connection. rate: limits the bytes that are read; None: no limit. forgets_rate:
-    True if the kernel lets the connection begin slowly again after a pause, as TCP without BBR does.
+    (`attach`). broke_framing: True if the other side sent bytes that are no frames, began more payloads than
+    the protocol can need, or flooded the connection (`flooded`). on_refused: called with the reason when a
+    payload or a long message found no room; it is to close the connection. rate: limits the bytes that are
+    read; None: no limit. forgets_rate: True if the kernel lets the connection begin slowly again after a
+    pause, as TCP without BBR does. known: True once the handshake is over (`hold`).
     """
 
     def __init__(self) -> None:
@@ -85,6 +87,7 @@ class Lane(asyncio.BufferedProtocol):
         self.bytes_sent = 0
         self.broke_framing = False
         self.forgets_rate = False
+        self.known = False
         self.on_refused: Callable[[str], None] | None = None
         self.rate: TokenBucket | None = None
         self.transport: asyncio.Transport
@@ -92,6 +95,7 @@ class Lane(asyncio.BufferedProtocol):
         self._inbox = bytearray()
         self._arrival: asyncio.Future[None] | None = None
         self._why_lost = ""
+        self._tls: CountedTls | None = None
         self._reader: FrameReader | None = None
         self._stopped = False
         self._resume: asyncio.TimerHandle | None = None
@@ -102,14 +106,20 @@ class Lane(asyncio.BufferedProtocol):
         self._read_pauses: set[str] = set()
         """Reasons for which this connection is not read now."""
 
+    @property
+    def flooded(self) -> bool:
+        """True if the other side sent too many TLS messages without content (`tls_overhead`), for which the
+        connection is dropped."""
+        return self._tls is not None and self._tls.flooded
+
     # During the handshake.
 
     async def receive(self) -> bytes:
         """Wait for bytes of the handshake; returns at least one. Raises ConnectionError if the connection is
-        lost."""
+        lost, TlsFlood if it was dropped for TLS messages without content."""
         while not self._inbox:
             if self._why_lost:
-                raise ConnectionError(self._why_lost)
+                raise TlsFlood if self.flooded else ConnectionError(self._why_lost)
             self._arrival = self._loop.create_future()
             await self._arrival
         data = bytes(self._inbox)
@@ -119,6 +129,9 @@ class Lane(asyncio.BufferedProtocol):
     def hold(self, rest: bytes = b"") -> None:
         """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes that came after it,
         which are kept for these."""
+        self.known = True
+        if self._tls is not None:
+            self._tls.stranger = False
         self._inbox += rest
         self.pause_reading()
 
@@ -220,6 +233,8 @@ class Lane(asyncio.BufferedProtocol):
     def use(self, transport: asyncio.Transport) -> None:
         """Take over a transport, also one of `loop.start_tls`, which does not call `connection_made`."""
         self.transport = transport
+        tls = transport.get_extra_info("ssl_object")
+        self._tls = tls if isinstance(tls, CountedTls) else None
         self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -264,6 +279,9 @@ class Lane(asyncio.BufferedProtocol):
         self._end("the connection ended without a goodbye")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.flooded:
+            self.broke_framing = True
+            self._end(str(TlsFlood()))
         self._end("the connection ended without a goodbye" if exc is None else f"the connection broke: {exc}")
         if not self.lost.done():
             self.lost.set_result(None)

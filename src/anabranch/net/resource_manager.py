@@ -270,10 +270,20 @@ class AttemptRate:
     def take(self, host: str, now: float) -> bool:
         """Charge a connection from `host` at time `now` (s) to its address block; False, and nothing is
         charged, if the block has begun too many."""
-        block = block_of(host)
-        left, at = self._buckets.pop(block, (self._burst, now))
-        left = min(self._burst, left + self._per_s * max(0.0, now - at))
-        self._buckets[block] = max(0.0, left - 1.0) if left >= 1.0 else left, now
+        may = self._left(host, now) >= 1.0
+        self.charge(host, now, float(may))
+        return may
+
+    def charge(self, host: str, now: float, attempts: float) -> None:
+        """Charge `attempts` connections to the address block of `host`, also if it has begun too many."""
+        left, block = self._left(host, now), block_of(host)
+        self._buckets.pop(block, None)
+        self._buckets[block] = left - attempts, now
         if len(self._buckets) > BLOCKS_KEPT:
             del self._buckets[next(iter(self._buckets))]  # idle for longest
-        return left >= 1.0
+
+    def _left(self, host: str, now: float) -> float:
+        """Connections that the address block of `host` may begin at time `now` (s); below 0 after a charge
+        of more than it had."""
+        left, at = self._buckets.get(block_of(host), (self._burst, now))
+        return min(self._burst, left + self._per_s * max(0.0, now - at))

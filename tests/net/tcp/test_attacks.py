@@ -27,7 +27,6 @@ from anabranch.net.framing import (
 )
 from anabranch.net.handshake import BULK, CONTROL, WIRE_VERSION, ClientHandshake, ServerHandshake
 from anabranch.net.identity import peer_id_of_certificate
-from support.network import key_updates
 from support.network.net_world import (
     NOW_S,
     RUN,
@@ -475,26 +474,6 @@ def test_one_address_keeps_nobody_else_out(backend: Backend) -> None:
                 assert dict(server.transport.refusals) == {errors.BUSY: 1 + number // 3}
         for _, writer in opened:
             writer.transport.abort()
-
-    backend.run(scenario)
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="TLS takes KeyUpdates without end, and each costs the event loop some ten microseconds: neither "
-    "asyncio nor the module ssl tells of them",
-)
-@pytest.mark.skipif(key_updates.LIBRARY is None, reason="the system has no OpenSSL")
-def test_a_caller_that_sends_key_updates_alone_is_cut(backend: Backend) -> None:
-    async def scenario(world: World) -> None:
-        server = await world.peer("bert")
-        caller = await asyncio.to_thread(key_updates.KeyUpdates, server.host, server.port)
-        sent = [await asyncio.to_thread(caller.send, 1000) for _ in range(4)]
-        assert sum(sent) > 64 << 10, "an honest caller sends a tenth of that before it is known"
-        await (await world.peer("anna")).dial(server)
-        pending = len(server.transport.listener.pending)
-        caller.socket.close()
-        assert not pending
 
     backend.run(scenario)
 

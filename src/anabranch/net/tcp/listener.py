@@ -29,9 +29,13 @@ from anabranch.net.tcp.link_table import LinkTable
 from anabranch.net.tcp.sockets import bind, tune
 from anabranch.net.tcp.tls import channel_binding, tls_timeouts
 from anabranch.net.ticket import OPEN, Grant, MembershipCertificate
+from anabranch.net.tls_overhead import TlsFlood
 
 #: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
 _ACCEPT_RETRY_S = 0.05
+#: Connections that one counts as which was cut for TLS messages without content (`tls_overhead`). Until it is
+#: cut it costs as much as 256 KiB of KeyUpdates that came at once: 0.3 s, and a handshake 2 ms.
+FLOOD_ATTEMPTS = 150.0
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ class Listener:
             self._refuse(refusal.kind, host, refusal.reason)
         except asyncio.TimeoutError:
             self._refuse(errors.TIMEOUT, host, f"it did not complete the handshake within {limit_s:g} s")
+        except TlsFlood as flood:
+            self._refuse(errors.TLS, host, str(flood))
         except ssl.SSLError:
             self._refuse(errors.TLS, host, "it does not use TLS 1.3")
         except OSError:
@@ -220,9 +226,17 @@ class Listener:
         except BaseException:
             reserved.release_all()
             raise
-        lane.lost.add_done_callback(lambda _: reserved.release_all())
+        lane.lost.add_done_callback(lambda _: self._ended(lane, caller, reserved))
         tune(lane)
         await self._greet(lane, caller, reserved)
+
+    def _ended(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
+        """Release the reservation of a connection that has ended. One of a caller that was let in and then
+        cut as a flood counts as FLOOD_ATTEMPTS more connections of its network; not through iroh, where
+        others share the name."""
+        reserved.release_all()
+        if lane.flooded and lane.known and not caller.iroh:
+            self._attempts.charge(caller.host, asyncio.get_running_loop().time(), FLOOD_ATTEMPTS)
 
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
         """Run the listening side's handshake on a connection with TLS, and admit the caller. reserved:

@@ -11,6 +11,7 @@ from anabranch.net.connection_limits import Limits
 from anabranch.net.errors import ListenError, Refused
 from anabranch.net.identity import Identity, peer_id_of_certificate
 from anabranch.net.lane import Lane
+from anabranch.net.tls_overhead import CountingContext
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
@@ -20,7 +21,7 @@ def server_context(identity: Identity) -> ssl.SSLContext:
         raise ListenError(
             "this Python's TLS library has no channel bindings (tls-unique): use another build of Python"
         )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = CountingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # No TLS session tickets: a resumed session does not show the certificate.
     context.num_tickets = 0
@@ -30,7 +31,7 @@ def server_context(identity: Identity) -> ssl.SSLContext:
 
 def client_context() -> ssl.SSLContext:
     """Context of the dialling side. It checks no certificate: the handshake compares the key in it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = CountingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # There is no certificate authority. The key in the certificate is compared with the dialled one instead;
     # TLS proves that the server holds it.

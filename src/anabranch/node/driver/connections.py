@@ -236,7 +236,8 @@ class Connections:
         if isinstance(payload, FrameError):
             self._garbled(link, f"broken payload: {payload}")
         else:
-            self._handle(Received(link.peer_id, message, payload, size_bytes / link.max_payload_bytes))
+            share = size_bytes / link.max_payload_bytes
+            self._handle(Received(link.peer_id, message, payload, share, size_bytes))
 
     def _garbled(self, link: Link, reason: str) -> None:
         del self._links[link.peer_id]

@@ -13,6 +13,7 @@ from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.interface.events import Effect, Note, Send
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Message
+from anabranch.protocol.messages.table import ANSWER_OF
 
 
 @dataclass(eq=False)
@@ -41,6 +42,8 @@ class Outbox:
         elif peer in self.links.up:
             if payload is not None:
                 self.payload_at = self.clock.now
+            if (answer := ANSWER_OF.get(type(message))) is not None:
+                self.rate_limits.asked(peer, answer)
             self.effects.append(Send(peer, message, payload))
 
     def emit(self, effect: Effect) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from anabranch.protocol.messages import Message
 from anabranch.protocol.messages.table import Allowance
 
 #: Duration (s) of a first ban: long against a reconnect, short against a run. Each further ban of the same
@@ -29,6 +30,11 @@ SHARED = 16.0
 #: Number of peers whose counts, and whose buckets for one allowance, are remembered; it bounds memory against
 #: made-up peer ids.
 PEERS_KEPT = 4096
+#: Payloads that a request permits: networks may repeat it and its answer (simulated ones do).
+COPIES = 4
+#: Payloads of one kind that one peer is permitted at a time; further ones count as unasked for. A choice: two
+#: pieces of each of 16 states, with copies.
+MOST_OWED = 128
 #: Weight of undecodable bytes, in refused messages: no honest peer sends any.
 GARBLED = 64.0
 #: Number of refusals of one kind of message of one peer that are all noted; later ones are noted at powers of
@@ -92,6 +98,8 @@ class RateLimits:
         self.counts: dict[str, dict[str, int]] = {}
         """Numbers of refused messages, by peer and kind of message."""
         self._bans: dict[str, _Ban] = {}
+        self._owed: dict[str, Counter[type[Message]]] = {}
+        """Peer -> numbers of payloads that it may send, as it was asked for them, by type of message."""
         self._came_with: dict[str, tuple[str, ...]] = {}
         """Peer -> ticket and address block with which it came."""
 
@@ -103,6 +111,23 @@ class RateLimits:
             self._came_with[peer] = names
         if len(self._came_with) > PEERS_KEPT:
             self._came_with.pop(next(iter(self._came_with)))
+
+    def asked(self, peer: str, answer: type[Message]) -> None:
+        """Note that `peer` was asked for a payload with a message of type `answer`, and may send it, however
+        late, also over another link."""
+        if peer not in self._owed and len(self._owed) >= PEERS_KEPT:
+            del self._owed[next(iter(self._owed))]
+        owed = self._owed.setdefault(peer, Counter())
+        owed[answer] = min(owed[answer] + COPIES, MOST_OWED)
+
+    def answered(self, peer: str, answer: type[Message]) -> bool:
+        """Note that `peer` sent a message of type `answer`; False if it had sent all that it was permitted:
+        nobody asked for this one."""
+        owed = self._owed.get(peer)
+        if owed is None or not owed[answer]:
+            return False
+        owed[answer] -= 1
+        return True
 
     def _shared(self, peer: str) -> tuple[str, ...]:
         """Names of ticket and address block to which a stranger is charged, too; none for a member."""

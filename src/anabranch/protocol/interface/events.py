@@ -44,12 +44,14 @@ class Started(Event, frozen=True):
 
 class Received(Event, frozen=True):
     """Message that arrived from an authenticated peer, decoded, with its payload if it carried one. share:
-    memory of the payload, in the largest payload that the link accepts."""
+    memory of the payload, in the largest payload that the link accepts. size_bytes: of the payload as it
+    came; 0: not known (simulated)."""
 
     peer: str
     message: Message
     payload: Payload | None = None
     share: float = 0.0
+    size_bytes: int = 0
 
 
 class LinkUp(Event, frozen=True):

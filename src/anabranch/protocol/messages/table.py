@@ -91,9 +91,19 @@ ALLOWANCES: Mapping[Rate, Allowance] = {
     # As many as lines: a voter hands on the reports of all others while the founder was away, line by line.
     Rate.EVENTS: Allowance(8192.0, 256.0),
 }
+#: Budget of payloads that answer no request. Honest peers send none, but to a process that has started anew:
+#: two pieces, a gradient and an input of an audit.
+UNASKED = Allowance(8.0, 1.0 / 60.0)
+#: Budget of the payloads of bandwidth probes, which are not asked for, in trials of the run's size. An honest
+#: peer sends one over each link, and over each that comes in its place.
+PROBES = Allowance(32.0, 1.0 / 60.0)
 #: Budget of messages about past iterations, besides that of their rate: all units of an iteration may be late
 #: at once, seldom.
 PAST = Allowance(4096.0, 64.0)
+
+
+#: Any message type; within `Row` the name `type` is taken.
+AnyType = type[Message]
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,8 @@ class Row:
     handler: name of the function that handles the message (`protocol.peer.handlers.HANDLERS`). sender: peers
     that may send it. fence: check of its Fence. rate: budget to which it is charged. to_leader: True if only
     the log's leader acts on it. per_connection: True if the message is void once its connection broke.
-    priority: of the payload among a connection's bulk transfers, lowest first; None: no payload. asked_for:
-    True if the payload answers the receiver's request; a sender packs one such payload at a time.
+    priority: of the payload among a connection's bulk transfers, lowest first; None: no payload. answers:
+    request of the receiver that the payload answers (None: none); a sender packs one such payload at a time.
     """
 
     type: type[Message]
@@ -115,7 +125,7 @@ class Row:
     to_leader: bool = False
     per_connection: bool = False
     priority: int | None = None
-    asked_for: bool = False
+    answers: AnyType | None = None
 
 
 _ITERATION, _INCARNATION = FenceCheck.ITERATION, FenceCheck.INCARNATION
@@ -174,11 +184,11 @@ ROWS = (
     Row(liveness_and_routing.Probe, "indirect_probe", rate=_ROUTING),
     Row(liveness_and_routing.Probed, "indirect_probe", rate=_ROUTING),
     Row(state.FetchGradient, "fetch_gradient", rate=_COSTLY),
-    Row(state.Gradient, "gradient", rate=_TRANSFER, priority=3, asked_for=True),
+    Row(state.Gradient, "gradient", rate=_TRANSFER, priority=3, answers=state.FetchGradient),
     Row(state.FetchState, "fetch_state", rate=_COSTLY),
     Row(state.StateOffer, "state_offer", rate=_TRANSFER),
     Row(state.FetchPiece, "fetch_piece", rate=_TRANSFER),
-    Row(state.Piece, "piece", rate=_TRANSFER, priority=4, asked_for=True),
+    Row(state.Piece, "piece", rate=_TRANSFER, priority=4, answers=state.FetchPiece),
     Row(state.Keep, "keep", Sender.LEADER),
     Row(state.Holds, "holds", to_leader=True),
     Row(state.Complete, "complete", Sender.LEADER),
@@ -187,7 +197,7 @@ ROWS = (
     Row(state.Behind, "behind", to_leader=True),
     Row(state.Spoilt, "spoilt", to_leader=True),
     Row(audit.FetchWork, "fetch_work", rate=_TRANSFER),
-    Row(audit.Work, "work", rate=_TRANSFER, priority=4, asked_for=True),
+    Row(audit.Work, "work", rate=_TRANSFER, priority=4, answers=audit.FetchWork),
     Row(audit.Audited, "audited", to_leader=True),
     Row(audit.Audit, "audit", Sender.LEADER),
     Row(operator.Report, "report", rate=Rate.EVENTS, to_leader=True),
@@ -205,7 +215,11 @@ ROW_OF: dict[type[Message], Row] = {row.type: row for row in ROWS}
 ALLOWANCE_OF: dict[type[Message], Allowance] = {row.type: ALLOWANCES[row.rate] for row in ROWS}
 #: Types that may carry a payload, with its priority.
 PAYLOAD_PRIORITY = {row.type: row.priority for row in ROWS if row.priority is not None}
-ASKED_FOR = frozenset(row.type for row in ROWS if row.asked_for)
+#: Type of a request -> type of its answer, which may carry a payload.
+ANSWER_OF: dict[AnyType, AnyType] = {
+    answers: row.type for row in ROWS if (answers := row.answers) is not None
+}
+ASKED_FOR = frozenset(ANSWER_OF.values())
 HEARTBEATS = frozenset(row.type for row in ROWS if row.rate is Rate.HEARTBEAT)
 #: Types that are void once their connection broke: both ends of the next connection count credits anew.
 PER_CONNECTION = frozenset(row.type for row in ROWS if row.per_connection)

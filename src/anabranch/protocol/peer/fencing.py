@@ -16,8 +16,10 @@ from anabranch.protocol.messages.table import (
     ALLOWANCE_OF,
     PAST,
     PER_CONNECTION,
+    PROBES,
     ROW_OF,
     ROWS,
+    UNASKED,
     FenceCheck,
     Rate,
     Row,
@@ -29,6 +31,7 @@ from anabranch.protocol.peer.link_events import LinkEvents
 from anabranch.protocol.peer.log_sources import LogSources
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.pipeline.microbatches import Iteration
+from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 
 #: Handler of each message type.
 HANDLER_OF = {row.type: HANDLERS[row.handler] for row in ROWS}
@@ -51,18 +54,42 @@ class MessageGate:
         self._ctx, self._progress, self.early = self.shared.ctx, self.shared.progress, self.shared.early
 
     def receive(
-        self, peer: str, message: msg.Message, payload: Payload | None, share: float = 0.0
+        self,
+        peer: str,
+        message: msg.Message,
+        payload: Payload | None,
+        share: float = 0.0,
+        size_bytes: int = 0,
     ) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it. A sender
         beyond its budget is banned, but for costly questions, which are refused. Messages of this peer to
-        itself are not charged. share: memory of the payload, in the largest payload that the link accepts."""
+        itself are not charged. share, size_bytes: of the payload (`Received`)."""
         ctx, kind = self._ctx, type(message)
-        if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
+        if peer == ctx.me:
             self._check(peer, message, payload, share)
+        elif ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
+            if self._may_send(peer, kind, payload, size_bytes):
+                self._check(peer, message, payload, share)
+            else:
+                self._flooded(peer, message, "too many payloads that nobody asked for")
         elif ROW_OF[kind].rate is Rate.COSTLY:
             self._refuse(peer, message, "asked too often")
         else:
             self._flooded(peer, message, "too many messages of this kind")
+
+    def _may_send(
+        self, peer: str, kind: type[msg.Message], payload: Payload | None, size_bytes: int
+    ) -> bool:
+        """False if a message's payload of `size_bytes` bytes is beyond its sender's budget of probes, or of
+        payloads that answer no request (the handler drops those within it). An answer without a payload
+        counts as one."""
+        ctx = self._ctx
+        if (kind in msg.ASKED_FOR and ctx.rate_limits.answered(peer, kind)) or payload is None:
+            return True
+        if kind is msg.Burst:
+            trials = size_bytes / max(1, trial_bytes(ctx.run.settings))
+            return ctx.rate_limits.charge(peer, PROBES, ctx.clock.now, max(1.0, trials))
+        return kind not in msg.ASKED_FOR or ctx.rate_limits.charge(peer, UNASKED, ctx.clock.now)
 
     def _check(self, peer: str, message: msg.Message, payload: Payload | None, share: float) -> None:
         """Pass a message that is within its budget to the handler of its type if its sender may send it and

@@ -313,7 +313,7 @@ class Peer:
         if isinstance(event, Received):  # nearly all events
             if self.connections.heard(event.peer):
                 self.iterations.pump()
-            self.reception.receive(event.peer, event.message, event.payload, event.share)
+            self.reception.receive(event.peer, event.message, event.payload, event.share, event.size_bytes)
             return
         if isinstance(event, Wake):
             return
