@@ -1,4 +1,4 @@
-"""Who audits in place of those that are late, at the leader."""
+"""Auditors that the leader asks in place of late ones."""
 
 from __future__ import annotations
 
