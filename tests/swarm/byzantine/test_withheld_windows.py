@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Forward, Head, Payload, Result, Task
@@ -21,17 +23,24 @@ from swarm.byzantine.test_review_stalls import altered, go_on, removed, rollback
 STEPS = 8
 
 
-def swarm(liars: int, stage: int, others: int, since: int, settings: Settings) -> World:
+def swarm(
+    liars: int, stage: int, others: int, since: int, settings: Settings, data_nodes: int = 2, of: str = ""
+) -> World:
     """Liars that are all of `stage`, with `others` replicas at the other one of two; from iteration `since`
-    on they send no window on."""
-    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"x{k}", stage) for k in range(liars))]
+    on they send no window on. of: data node whose windows alone they keep ("": they keep all)."""
+    nodes = [Machine(f"d{k}", 0) for k in range(data_nodes)]
+    machines = [*nodes, *(Machine(f"x{k}", stage) for k in range(liars))]
     world = counting_world(settings, [*machines, *(Machine(f"r{k}", 3 - stage) for k in range(others))], 1)
     Invariants(world)
     world.liars.update(f"x{k}" for k in range(liars))
 
     def lose(sender: Node, peer: str, message: msg.Message) -> msg.Message | None:
-        window = isinstance(message, msg.Forward) and not message.train
-        return None if sender.id in world.liars and window and message.fence.t >= since else message  # type: ignore[attr-defined]
+        if not isinstance(message, msg.Forward) or message.train or sender.id not in world.liars:
+            return message
+        windows = range(settings.microbatches, settings.microbatches + settings.windows)
+        holder = sender.peer.ctx.run.membership.assignment(message.fence.t, windows).holder
+        kept = message.fence.t >= since and of in ("", holder.get(message.index))
+        return None if kept else message
 
     altered(world, lose)
     return world
@@ -66,6 +75,52 @@ def test_another_relay_evaluates_what_the_only_replica_withholds_in_rounds_of_cr
     world = swarm(1, 1, 3, 5, settings)
     assert go_on(world, 600.0) == settings.steps and world.clock.now < 200.0
     assert wrong_states(world) == {} and rollbacks(world) == [] and "x0" not in removed(world)
+
+
+def test_another_relay_evaluates_what_all_of_a_stage_withhold_in_rounds_of_crews() -> None:
+    """The second relay that was moved came when there was news, so it was to serve from the next round on,
+    and that never came: the run stood for ever."""
+    rounds = Rounds(2, 4, 3, pipeline=True)
+    settings = Settings("windows", 1, 2, 12, 12, 4, 4, min_replicas=1, snapshot_every=2)
+    settings = replace(settings, rounds=rounds, steps=rounds.iterations(2 + 4 * 10))
+    world = swarm(2, 1, 3, 3, settings, data_nodes=1)
+    assert go_on(world, 1000.0) == settings.steps
+    assert wrong_states(world) == {} and rollbacks(world) == [] and "r2" in removed(world)
+
+
+@pytest.mark.parametrize("kind", ["steps", "crews", "delayed"])
+def test_who_withholds_one_data_nodes_windows_costs_it_no_seat(kind: str) -> None:
+    """It lost its seat before a relay was moved to look, or since microbatches of it lacked that this relay
+    had claimed, though their reduce was PREPARED."""
+    every = 4 if kind == "crews" else 2
+    settings = Settings("windows", 1, 2, 12, STEPS, 4, every, min_replicas=1, snapshot_every=2)
+    settings = replace(settings, delay=Delay(1) if kind == "delayed" else settings.delay)
+    if kind == "crews":
+        rounds = Rounds(2, 4, 3, pipeline=True)
+        settings = replace(settings, rounds=rounds, steps=rounds.iterations(2 + 4 * 10))
+    world = swarm(1, 2, 3, 3, settings, of="d1")
+    assert go_on(world, 600.0) == settings.steps and world.clock.now < 150.0
+    assert wrong_states(world) == {} and rollbacks(world) == []
+    [(moved, why)] = removed(world).items()
+    assert moved[0] == "r" and "whose only replica may hold the step up" in why
+
+
+def test_a_data_node_whose_windows_lack_again_is_not_expelled() -> None:
+    """Nobody can be moved, so it, or the only relay of either stage, may keep them. With crews it begins
+    nothing else, and was banned for the second time."""
+    rounds = Rounds(2, 4, 3, pipeline=True)
+    settings = Settings("windows", 1, 2, 12, 12, 4, 4, min_replicas=1, snapshot_every=2)
+    settings = replace(settings, rounds=rounds, steps=rounds.iterations(2 + 4 * 10))
+    world = swarm(1, 1, 1, 3, settings, of="d1")
+
+    def look(node: Node, event: ev.Event) -> None:
+        coordinator = node.peer.shared.coordination.coordinator
+        if node.id == "d0" and coordinator is not None:
+            coordinator.reducing.sources._removed.setdefault("d1", 0)
+
+    world.bookkeepers.append(look)
+    assert go_on(world, 600.0) == settings.steps and removed(world).keys() == {"d1"}
+    assert not world.nodes["d0"].peer.ctx.rate_limits.banned("d1", world.clock.now)
 
 
 # --- windows that overflow after the last step -----------------------------------------------------

@@ -258,10 +258,13 @@ class AuditCases:
         return next(iter(case.drawn.auditors), "") if case.replaced else case.drawn.first
 
     def _late(self, case: Case) -> None:
-        """Ask another auditor, as the one that is heard first has not reported: the second of the jury, or
-        replicas in place of a trusted auditor. Nothing if nobody is left to ask."""
+        """Ask another auditor, as the one that is heard first has not reported: the next of the jury, unless
+        one that was asked is within reach, or replicas in place of a trusted auditor. Nothing if nobody is
+        left to ask."""
         if case.replaced or not case.drawn.trusted:
-            self._ask(case, case.drawn.jury[1:2])
+            left = [p for p in case.drawn.jury[1:] if p not in case.verdicts and self.ctx.reachable(p)]
+            if case.asked.isdisjoint(left):
+                self._ask(case, left[:1])
         elif case.drawn.auditors:
             self._replace(case)
 

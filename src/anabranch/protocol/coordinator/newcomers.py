@@ -117,14 +117,16 @@ class Newcomers:
         """Have ready joiners serve in the open iteration instead of a later one, at the stages where
         `begins` says so: much of the work is left, or the present replicas hold the step, or a reduce, up.
         This happens at most once after each stall of the step and each repeated reduce, as the later
-        iteration may never come. Not in a round of islands."""
+        iteration may never come. In a round of islands only where the replicas hold up its windows."""
         current = self.tip.round
-        if current is None or current.slots or current.waits == current.called_in:
+        if current is None or current.waits == current.called_in:
             return
         called_in, current.called_in = current.called_in, current.waits
         if current.waits < called_in:  # there was news since
             return
         for stage in range(1, self.ctx.run.settings.stages + 1):
+            if current.slots and not self.held_up(current, stage):
+                continue
             if self.begins(current.t + 1, stage, self.tip.t) == current.t:
                 self.admission.serve_at_once(stage, current.t)
 

@@ -534,7 +534,8 @@ class ReduceAttempts:
             current.hurried |= {each.stage: self.admission.parted.unconfirmed(each.members) for each in left}
         for stage in range(self.ctx.run.settings.stages + 1):
             claims = current.claims.get(stage, {})
-            trains = current.t <= self.ctx.run.steps
+            # Claims of a member that was PREPARED and then moved are dropped, and nothing lacks for that.
+            trains = current.t <= self.ctx.run.steps and not self.prepared(current, stage)
             if trains and (units := missing(self._cover(current, stage), claims)):
                 lacking[stage] = tuple(sorted(units))
             elif (attempt := current.attempts.get(stage)) and self.prepared(current, stage) is None:

@@ -20,6 +20,9 @@ from anabranch.protocol.interface.tasks import head_unit
 #: that withhold claims are mended by the second (`repair.UNCLAIMED_REPORTS`). Plain choice: one more, as each
 #: takes twice as long as the one before it.
 LATE_STALLS = 3
+#: Times as many, and times as long, where only held-out windows lack, which relays may keep, and a relay can
+#: be moved to look (after four or five stalls, `witnesses.HELD_STALLS`): that costs nobody a seat.
+WINDOWS = 2
 #: Stalls of a step, and one more for each relay stage, after which a data node has had its turn to send anew
 #: what came back to it and lacks at a later stage (`repair.UNCLAIMED_REPORTS`, `repair.FURTHER_REPORTS`).
 TURNS = 2
@@ -62,12 +65,14 @@ class LateDataNodes:
         known: bool,
     ) -> None:  # fmt: skip
         """Note a stall of the step of iteration t, and remove data nodes that are late: in LATE_STALLS stalls
-        only microbatches of theirs lacked, while those of others were done. A data node is expelled if it was
-        removed for that within the last REMEMBERED iterations and is late with all its microbatches. Nothing
-        while no microbatch lacks or some of every data node's do; never this peer. opened_at: time (s) at
-        which the step was opened. lacking: stage -> units that nobody claims, with the heads of held-out
-        windows. news_at: time of the last news (s). step_s: seconds that a step should take. known: True if
-        this leader saw one; else they are at least those that the other data nodes' microbatches took."""
+        only microbatches of theirs lacked, while those of others were done; in WINDOWS times as many if
+        these are held-out windows alone, and a relay can be moved to the stage that may keep them. A data
+        node is expelled if it was removed for that within the last REMEMBERED iterations and is late with all
+        its microbatches, those to train among them. Nothing while no microbatch lacks or some of every data
+        node's do; never this peer. opened_at: time (s) at which the step was opened. lacking: stage -> units
+        that nobody claims, with the heads of held-out windows. news_at: time of the last news (s). step_s:
+        seconds that a step should take. known: True if this leader saw one; else they are at least those that
+        the other data nodes' microbatches took."""
         run = self.ctx.run
         if opened_at != self._opened_at:
             self._opened_at, self._others_at, self._stalls = opened_at, math.inf, Counter()
@@ -82,13 +87,19 @@ class LateDataNodes:
         self._others_at = min(self._others_at, news_at)
         usual_s = step_s if known else max(step_s, self._others_at - opened_at)
         waited_s = self.ctx.clock.now - self._others_at
+        counts = [run.membership.count(stage, t) for stage in range(1, run.settings.stages + 1)]
+        moves = len(counts) > 1 and max(counts) > 1
         for peer in sorted(nodes - {self.ctx.me}):
-            self._stalls[peer] += 1
-            if self._stalls[peer] < LATE_STALLS or waited_s < max(LATE_S, OVERDUE * usual_s):
-                continue
             own = {index for index, node in holder.items() if node == peer}
-            lacks = len(own & late)
-            reason = f"iteration {t} lacks {lacks} microbatches of this data node, and none of another's"
-            idle = lacks == len(own) and t <= self._removed.get(peer, -REMEMBERED) + REMEMBERED
+            lacks = own & late
+            evaluates = min(lacks) >= run.settings.microbatches
+            self._stalls[peer] += 1
+            times = WINDOWS if evaluates and moves else 1
+            early = waited_s < times * max(LATE_S, OVERDUE * usual_s)
+            if early or self._stalls[peer] < times * LATE_STALLS:
+                continue
+            reason = f"iteration {t} lacks {len(lacks)} microbatches of this data node, and none of another's"
+            again = t <= self._removed.get(peer, -REMEMBERED) + REMEMBERED
+            idle = again and lacks == own and not evaluates
             (self._admission.expel if idle else self._admission.remove)(peer, reason)
             self._removed[peer] = t
