@@ -6,11 +6,9 @@ A slot that does not count in a round keeps its counter: its batches come again 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from heapq import heapify, heapreplace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
@@ -32,10 +30,6 @@ SEATS = 2
 #: Most seats of a crew that are second ones of their relays, as a share of its stages. Plain choice: a crew
 #: of such relays alone would take from the others as much as it brings.
 SECOND_SEATS = 0.5
-#: Fewest inner steps of a round, as a share of the nearest whole numbers, where fewer of the slowest crews
-#: make it quicker, and the least factor on its steps per second for which that is done. Choices; the second
-#: is about what measured speeds differ from round to round.
-FEWEST, PAYS = 0.9, 1.02
 #: Plans whose sets are kept: peers of a simulated swarm share the record of a plan. A choice.
 PLANS_CACHED = 8
 
@@ -281,8 +275,10 @@ def next_plan(
     for crew in sorted(chosen):
         if crew not in places:
             places[crew] = next(free)
-    times = {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen}
-    steps = _whole_steps(_lengths(inner * len(chosen), times), times, rounds)
+    lengths = _lengths(inner * len(chosen), {crew: (rates[crew], sends_s.get(crew, 0.0)) for crew in chosen})
+    steps = {
+        crew: min(rounds.most_steps, max(rounds.least, round(lengths[crew]))) for crew in chosen
+    }
     holder = {k: crew for crew, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:
@@ -316,44 +312,6 @@ def _lengths(total: float, crews: Mapping[Crew, tuple[float, float]]) -> dict[Cr
         crew: max(0.0, (total + sent) * (rate / speed) - rate * send_s)
         for crew, (rate, send_s) in crews.items()
     }
-
-
-def _whole_steps(
-    lengths: Mapping[Crew, float], crews: Mapping[Crew, tuple[float, float]], rounds: Rounds
-) -> dict[Crew, int]:
-    """Inner steps of crews, whole numbers near `lengths` with which the round takes most steps per second.
-
-    From the nearest whole numbers on, the slowest crew, which all others wait for, takes a step less, then
-    the one that is slowest then, as often as that pays, down to FEWEST of the steps; then each crew rounds up
-    if that fits into the time of the slowest. crews: crew -> its steps per second, and the seconds that it
-    sends.
-    """
-    least, most = rounds.least, rounds.most_steps
-    steps = {crew: min(most, max(least, round(length))) for crew, length in lengths.items()}
-    total = sum(steps.values())
-    slowest = [(-_takes_s(steps[crew], times), crew) for crew, times in crews.items()]
-    heapify(slowest)
-    longest_s, fewest, paid, fewer = -slowest[0][0], math.ceil(FEWEST * total), 0, list[Crew]()
-    best = total / longest_s if longest_s else math.inf
-    while len(fewer) < min(len(crews), total - fewest) and steps[crew := slowest[0][1]] > least:
-        steps[crew] -= 1
-        fewer.append(crew)
-        heapreplace(slowest, (-_takes_s(steps[crew], crews[crew]), crew))
-        if (total - len(fewer)) / -slowest[0][0] > PAYS * best:
-            longest_s, paid = -slowest[0][0], len(fewer)
-            best = (total - paid) / longest_s
-    for crew in fewer[paid:]:
-        steps[crew] += 1
-    for crew, times in crews.items():
-        if _takes_s(more := min(most, math.ceil(lengths[crew])), times) <= longest_s:
-            steps[crew] = max(steps[crew], more)
-    return steps
-
-
-def _takes_s(steps: int, crew: tuple[float, float]) -> float:
-    """Seconds that a crew computes and sends. crew: its steps per second, and the seconds that it sends."""
-    rate, send_s = crew
-    return steps / rate + send_s if rate > 0.0 else math.inf
 
 
 def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
