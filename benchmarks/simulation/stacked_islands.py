@@ -261,11 +261,22 @@ class Stack:
     ) -> None:  # fmt: skip
         """Take an AdamW step in place, each row with its own tokens and rate. held: weight of squares in a
         second moment that does not fade; 0: it does."""
-        optimizer, ids = self.run.optimizer, torch.stack(tokens)
+        self._apply(self._gradients(weights, tokens), weights, first, second, rates, corrections, held)
+
+    def _gradients(self, weights: Tensor, tokens: list[Tensor]) -> Tensor:
+        """Gradient of the mean loss of each row of `weights` on its own tokens (rows, parameters)."""
+        ids = torch.stack(tokens)
         leaves = {name: view.detach().requires_grad_() for name, view in self._views(weights).items()}
         loss = self._losses(leaves, ids[..., :-1], ids[..., 1:]).sum()
         found = torch.autograd.grad(loss, list(leaves.values()))
-        g = torch.cat([one.reshape(len(weights), -1) for one in found], 1)
+        return torch.cat([one.reshape(len(weights), -1) for one in found], 1)
+
+    def _apply(
+        self, g: Tensor, weights: Tensor, first: Tensor, second: Tensor, rates: Tensor,
+        corrections: tuple[float, float], held: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Take an AdamW step in place with the gradients `g`, which are overwritten; as `_adamw`."""
+        optimizer = self.run.optimizer
         if optimizer.clip:
             norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
             g.mul_((optimizer.clip / (norm + CLIP_EPSILON)).clamp_(max=1.0))
