@@ -62,7 +62,8 @@ class Source:
     """Source of a download: a peer that may have the state. An IDLE source with an offer has other bytes than
     those being downloaded. tries: number of times that it may still be asked. patience_s: wait for its next
     answer. due: time (s) at which that is overdue. asked: pieces that were requested from it and have not
-    arrived. slow: number of times that the bytes which it offered were given up for others."""
+    arrived. slow: number of times that the bytes which it offered were given up for others. returns: number
+    of times that its link may still come back and give it the time anew, before it sends a piece."""
 
     peer: str
     tries: int = ROUNDS
@@ -72,6 +73,7 @@ class Source:
     offer: StateOffer | None = None
     asked: set[int] = field(default_factory=set)
     slow: int = 0
+    returns: int = ROUNDS
 
 
 class Download:
@@ -161,7 +163,8 @@ class Download:
             self._on_fail(f"the state of stage {self.stage} could not be fetched: {self._reason}")
 
     def _others(self) -> list[Source]:
-        """Sources that offered other bytes than those being downloaded, and whose turn it is: those that were
+        """Sources that offered other bytes than those being downloaded, or are past that iteration while the
+        newest state is wanted, and whose turn it is: those that were
         given up least often, so that a few that alternate do not keep another one out."""
         idle = [source for source in self.sources.values() if source.status is SourceStatus.IDLE]
         others = [source for source in idle if source.offer not in (None, self._chosen)]
@@ -187,14 +190,18 @@ class Download:
             self._condemn(source, "StateOffer: not the state that the run has")
             self._ask()
         elif self._t >= 0 and offer.pieces == 0:
-            # The source is past that iteration and will never have its state again.
+            # The source is past that iteration and will never have its state again, but may have a newer one.
             self._reason = f"no source has the state after iteration {self._t} any more"
-            self._put_aside(source, SourceStatus.OUT)
+            if self.asked_t < 0 and source.status is SourceStatus.ASKED:
+                source.offer = offer
+                self._put_aside(source, SourceStatus.IDLE, tries=0)
+            else:
+                self._put_aside(source, SourceStatus.OUT)
             self._ask()
         elif offer.pieces == 0:
             if source.status is SourceStatus.ASKED:
                 self._reason = f"{peer[:8]} does not have it"
-                source.due = self.ctx.clock.now + ANSWER_S / 10.0
+                source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)  # however often it says so
         elif source.status is SourceStatus.ASKED:
             source.offer = offer
             first = self._chosen is None
@@ -305,6 +312,7 @@ class Download:
         if message.piece not in source.asked:
             return
         source.asked.discard(message.piece)
+        source.returns = ROUNDS
         self.ctx.links.payloads_come(peer)
         source.due = self.ctx.clock.now + source.patience_s
         self._pieces.setdefault(message.piece, (payload, peer))
@@ -389,11 +397,14 @@ class Download:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)
 
     def link_up(self, peer: str) -> None:
-        """Repeat the outstanding requests to a source whose link is (back) up, and wait for it anew."""
+        """Repeat the outstanding requests to a source whose link is (back) up, and wait for it anew; not anew
+        when the link came back ROUNDS times since the last piece."""
         source = self.sources.get(peer)
         if self.over or source is None or source.due == math.inf:
             return
-        source.due = self.ctx.clock.now + source.patience_s
+        if source.returns > 0:
+            source.returns -= 1
+            source.due = self.ctx.clock.now + source.patience_s
         if source.status is SourceStatus.ASKED:
             self.ctx.outbox.send(peer, FetchState(self.stage, self._t))
         for piece in sorted(source.asked):
