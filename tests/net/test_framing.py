@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.net import framing
 from anabranch.net.chunk_queue import PRIORITIES, ChunkQueue
 from anabranch.net.errors import FrameError
 from anabranch.net.framing import (
@@ -36,6 +38,14 @@ from anabranch.net.framing import (
 from anabranch.net.packing import size_bounds
 
 LIMIT = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_chunks() -> Iterator[None]:
+    """Chunks of any size: the payloads here are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "MIN_CHUNK_BYTES", 1)
+        yield
 
 
 def reader(scratch_bytes: int = 8192) -> FrameReader:

@@ -6,7 +6,7 @@ A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-end
     OPEN     dtype u8 | dims u8 | form u16 | message length u32 | payload bytes u64 | shape u64 x dims |
              message
              (a packed payload, `net.packing`, has fewer bytes than its shape implies)
-    CHUNK    the next bytes of the payload of `stream`
+    CHUNK    the next bytes of the payload of `stream`: MIN_CHUNK_BYTES at least, or its last ones
     DONE     checksum of the whole payload: 16 bytes of BLAKE3 over the OPEN frame's body and the payload's
              hash as text
     CLOSE    the reason as UTF-8; nothing follows
@@ -50,6 +50,9 @@ OF_VALUES = 1
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DIMS = 4
 MAX_CHUNK_BYTES = 1 << 20
+#: Least bytes of a chunk that is not its payload's last: shorter ones cost their receiver more than their
+#: bytes do. A choice: on a capped line a frame's header and TLS record cost a hundredth of it.
+MIN_CHUNK_BYTES = 4 << 10
 MAX_REASON_BYTES = 512
 #: Most payloads that can be open at once on one connection: two of each priority of the sender's queue.
 MAX_OPEN_STREAMS = 16
@@ -372,8 +375,11 @@ class FrameReader:
                 raise FrameError(f"a chunk of stream {stream}, which is not open")
             if not 0 < length <= MAX_CHUNK_BYTES:
                 raise FrameError(f"a chunk of {length} bytes is not within 1..{MAX_CHUNK_BYTES}")
-            if length > len(incoming.target) - incoming.received:
+            left = len(incoming.target) - incoming.received
+            if length > left:
                 raise FrameError(f"stream {stream} carries more than its {len(incoming.target)} bytes")
+            if length < min(left, MIN_CHUNK_BYTES):
+                raise FrameError(f"a chunk of {length} bytes is not the last of stream {stream}")
         elif kind == DONE:
             if stream not in self._streams or length != CHECKSUM_BYTES:
                 raise FrameError(f"an invalid end of stream {stream}, or one that is not open")

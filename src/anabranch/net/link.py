@@ -17,6 +17,7 @@ from anabranch.net.connection_limits import STALL_BYTES, STALL_CHECKS, Limits
 from anabranch.net.framing import (
     MAX_MESSAGE_BYTES,
     MAX_PAUSES,
+    MIN_CHUNK_BYTES,
     Blob,
     FrameReader,
     Goodbye,
@@ -33,8 +34,6 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 
 #: Bytes given to the bulk connection before the event loop gets a turn.
 _TURN_BYTES = 256 << 10
-#: Least bytes of a chunk on a capped line. A choice: a frame's header and TLS record cost a hundredth of it.
-LEAST_CHUNK_BYTES = 4 << 10
 #: Seconds of a pause between payloads after which a PAUSE frame is sent, so that TCP keeps its rate: less
 #: than the least time after which kernels forget it (their retransmission timeout, 0.2 s and a round trip). A
 #: choice.
@@ -124,7 +123,7 @@ class Link:
         self._control_bytes = 0
         self._control_scheduled = False
         # On a capped line about a second's bytes: the other links' turns come soon.
-        chunk_bytes = limits.chunk_bytes if line.up is None else max(LEAST_CHUNK_BYTES, line.up.second_bytes)
+        chunk_bytes = limits.chunk_bytes if line.up is None else max(MIN_CHUNK_BYTES, line.up.second_bytes)
         self._queue = ChunkQueue(min(limits.chunk_bytes, chunk_bytes))
         self._bulk_scheduled = False
         #: Callbacks that wait for a short queue of payloads, with the bytes that it may hold then.

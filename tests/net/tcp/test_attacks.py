@@ -547,6 +547,13 @@ def test_more_bytes_than_announced(backend: Backend) -> None:
     lawless(backend, BULK, sent, "more than its 4 bytes")
 
 
+def test_a_chunk_of_a_byte_that_is_not_the_last(backend: Backend) -> None:
+    """The shortest chunk may be smaller only where it ends its payload."""
+    opening = b"".join(open_frame(0, b"", Blob("uint8", (8192,), bytes(8192)), 8192))
+    ending = chunk_header(0, 4096) + bytes(4096) + chunk_header(0, 4095) + bytes(4095)
+    lawless(backend, BULK, opening + ending, "a chunk of 4095 bytes is not the last of stream 0")
+
+
 def test_pauses_without_end(backend: Backend) -> None:
     lawless(backend, BULK, pause_frame() * 101, "more than 100 pauses between two payloads")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from anabranch.net import chunk_queue, framing
 from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.errors import FrameError
-from anabranch.net.framing import DTYPES, PACKED, SCALED, Blob, FrameReader
+from anabranch.net.framing import DTYPES, MIN_CHUNK_BYTES, PACKED, SCALED, Blob, FrameReader
 from anabranch.node.driver.tensor_codec import from_blob, to_blob
 from anabranch.train.stage import audit
 from anabranch.train.stage.audit import known_hash, payload_hash
@@ -27,7 +27,7 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def frames(blob: Blob) -> bytes:
-    queue = ChunkQueue(1000)
+    queue = ChunkQueue(MIN_CHUNK_BYTES)
     queue.put(b"message", blob, 0)
     out = b""
     while pieces := queue.next_pieces():

@@ -150,6 +150,17 @@ def test_one_that_does_not_answer_a_trial_holds_nobody_up() -> None:
     assert [peer for peer, _ in trials(node, 11.0 + TRIAL_HEARTBEATS)] == ["b"]
 
 
+def test_a_trial_that_was_answered_is_not_repeated_over_the_next_link() -> None:
+    """The far end has a budget of trials, and some links break every few seconds for as long as the run waits
+    for peers."""
+    node = Node(deal="links")
+    for number, answers in enumerate((False, True, True), 1):
+        assert [peer for peer, _ in trials(node, 10.0 * number)] == (["s"] if number < 3 else ["a"])
+        if answers and number < 3:
+            node.probes.answered("s", GotBurst(number))
+        node.probes.link_down("s")
+
+
 def test_trials_of_all_peers_of_a_process_have_one_payload_object() -> None:
     payloads = []
     for _ in range(2):

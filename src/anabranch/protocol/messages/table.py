@@ -95,7 +95,7 @@ ALLOWANCES: Mapping[Rate, Allowance] = {
 #: two pieces, a gradient and an input of an audit.
 UNASKED = Allowance(8.0, 1.0 / 60.0)
 #: Budget of the payloads of bandwidth probes, which are not asked for, in trials of the run's size. An honest
-#: peer sends one over each link, and over each that comes in its place.
+#: peer sends one over each link, and one over each that comes in its place until one is answered.
 PROBES = Allowance(32.0, 1.0 / 60.0)
 #: Budget of messages about past iterations, besides that of their rate: all units of an iteration may be late
 #: at once, seldom.

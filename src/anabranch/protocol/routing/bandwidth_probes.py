@@ -93,9 +93,10 @@ class BandwidthProbes:
         return self.ctx.costs.activation_bytes >= ACTIVATION_MIN_BYTES
 
     def link_down(self, peer: str) -> None:
-        self._sent.pop(peer, None)
+        sent = self._sent.pop(peer, None)
+        if sent is not None and sent.trial:  # not answered; one that was is not repeated over the next link
+            self._tried.discard(peer)
         self._count.pop(peer, None)
-        self._tried.discard(peer)
         self._probed.discard(peer)
         if peer == self._trying:
             self._trying = ""

@@ -10,9 +10,6 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Vouch
 from anabranch.protocol.reduce.step_apply import PENDING_MAX
 
-#: Iterations whose proofs are remembered: a joiner reports the state that it has, which may be a few steps
-#: old. Plain choice.
-VOUCHED_KEPT = 16
 #: Steps, and time (s), within which a linked joiner that reports itself ready must show the proof of its
 #: state. Choices: an honest one shows it within a few steps, and fetches a newer state after `PENDING_MAX`
 #: (64); a step may take less time than a report.
@@ -21,6 +18,9 @@ SHOWN_WITHIN, SHOWN_WITHIN_S = 64, 300.0
 #: choice: an honest joiner fetches a newer state once more than `PENDING_MAX` steps wait for it, and some may
 #: come while it takes one.
 OLDEST = 2 * PENDING_MAX
+#: Iterations whose proofs are remembered: any state that is not too old can be proved. A joiner with a slow
+#: line has one that is dozens of steps old, and would fetch the next one in vain, too.
+VOUCHED_KEPT = OLDEST
 #: Time (s) that a joiner that never showed a proof keeps its waiting seat. A choice: in a day a line of 1
 #: Mbit/s brings 10 GB; replicas prove their states at each step while somebody waits.
 SEATED_S = 86400.0

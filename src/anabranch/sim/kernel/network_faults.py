@@ -56,14 +56,13 @@ class NetworkFaults:
         return self.slow.get(frozenset(ends), 1.0) if self.slow else 1.0
 
     def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:
-        """Arrival times of a message between two peers that is due at `planned`, once for each copy. Empty if
-        no disorder concerns the peers: the message then arrives once and in order."""
-        times: list[float] = []
-        for disorder in self.disorders:
-            if disorder.peers is None or not disorder.peers.isdisjoint(ends):
-                copies = 2 if self._draw.random() < disorder.duplicated else 1
-                times += [planned + self._draw.uniform(0.0, disorder.shaken_s) for _ in range(copies)]
-        return times
+        """Arrival times of a message between two peers that is due at `planned`, once for each copy: two at
+        most, however many disorders concern the peers. Empty if none does: the message then arrives once and
+        in order."""
+        here = [d for d in self.disorders if d.peers is None or not d.peers.isdisjoint(ends)]
+        copies = max((2 if self._draw.random() < each.duplicated else 1 for each in here), default=0)
+        shaken_s = max((each.shaken_s for each in here), default=0.0)
+        return [planned + self._draw.uniform(0.0, shaken_s) for _ in range(copies)]
 
     def dialled_at(self, one: str, other: str, now: float, trip_s: float) -> float:
         """Time at which a connection that `one` dials to `other` at `now` is established; infinite: the dial
