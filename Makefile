@@ -100,8 +100,8 @@ tables: $(READY)  ## two models, equal and unequal machines, churn and ablations
 	$(BIN)/python -m benchmarks.simulation.policies
 	$(BIN)/python -m benchmarks.simulation.churn --seeds 5
 
-bench-sync: $(READY)  ## loss at equal tokens of synchronous steps and islands; an hour on one free core
-	$(BIN)/python -m benchmarks.simulation.sync_methods
+bench-sync: $(READY)  ## loss of every preset at equal tokens, and time to it; resumable, hours on one free core
+	$(BIN)/python -m benchmarks.simulation.preset_loss --fleets 24
 
 compiled: $(READY)  ## compile the simulator with mypyc, in build/compiled, for long simulations
 	$(BIN)/python benchmarks/checks/compile_simulator.py

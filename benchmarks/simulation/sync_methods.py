@@ -42,7 +42,13 @@ from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
-from anabranch.train.stage.inner_steps import Island, add_gradient, contribution_of, slot_tokens
+from anabranch.train.stage.inner_steps import (
+    Island,
+    add_gradient,
+    contribution_of,
+    slot_tokens,
+    steps_with_tokens,
+)
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.outer_step import begin_rounds, end_rounds, outer_step
 from anabranch.train.stage.run_objects import initial_state, token_ids, working_weights
@@ -83,8 +89,8 @@ class Trainer:
         layout = stage_layout(self.model, partition(shape, run.pipeline)[1])
         self.state = initial_state(run, self.model, layout, None, cpu)
         self._gradient = torch.zeros_like(self.state.weights)
-        self._carried: list[SlotState | None] = [None] * self.rounds.slots
-        self._lengths, self._taken = lengths, [0] * self.rounds.slots
+        self.carried: list[SlotState | None] = [None] * self.rounds.slots
+        self._lengths, self.taken = lengths, [0] * self.rounds.slots
 
     def iterate(self, t: int) -> None:
         """Take iteration t: a step or a round."""
@@ -121,11 +127,13 @@ class Trainer:
         full = self._lengths if length == run.round.steps else ()
         lengths = full or (length,) * rounds.slots
         for slot, steps in enumerate(lengths):
-            tokens = slot_tokens(self.batches, run, slot, self._taken[slot], steps).long()
-            island = Island(run, self.state, t, steps, self._carried[slot])
+            tokens = slot_tokens(
+                self.batches, run, slot, self.taken[slot], steps_with_tokens(run, steps)
+            ).long()
+            island = Island(run, self.state, t, steps, self.carried[slot])
             found = contribution_of(run, self.model, island, tokens)
-            self._carried[slot] = found.state
-            self._taken[slot] += steps
+            self.carried[slot] = found.state
+            self.taken[slot] += steps
             total += found.change
         bits, factor = BITS[run.round.results], 1.0 / sum(lengths)
         outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor, t)
