@@ -40,7 +40,7 @@ from benchmarks.simulation.sync_methods import Trainer, corpus_of
 
 KEPT = harness.CACHE / "sync-methods"
 SYNCHRONOUS, OURS = "synchronous", "anabranch"
-#: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc: their steps have the same loss.
+#: Rows, those that decide a goal first. `synchronous` is preset gwtf or dedloc, whose losses are equal.
 ROWS = (
     SYNCHRONOUS, OURS, "diloco", "streaming-diloco", "opendiloco", "ravnest", "sparse", "gaia",
 )  # fmt: skip
@@ -168,7 +168,7 @@ def measure(fleet: str, row: str) -> None:
 
 
 def planned(args: Namespace, model: str) -> Iterator[tuple[str, float, int]]:
-    """(row, rate, seed) of the runs that are known so far: rates on the first seed, then seeds by the best."""
+    """(row, rate, seed) of the runs known so far: rates on the first seed, then seeds by the best."""
     found = read(args, model)
     for rate in args.rates:
         yield from ((row, rate, args.seeds[0]) for row in args.presets)
@@ -204,7 +204,7 @@ def run_missing(args: Namespace, until: float) -> None:
 
 
 def row_cells(row: str, found: Found, first: int) -> list[str]:
-    """Cells of a row: rates and seeds that were run, curve's end, loss and steps over those of synchronous."""
+    """Cells of a row: rates and seeds that were run, loss at the end, over synchronous, and times."""
     if first not in {seed for tried in found.get(row, {}).values() for seed in tried}:
         return [row, "not run", "", "", "", *["not run"] * len(FLEETS)]
     rate = best_rate(found[row], first)
