@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.config import with_changes
 from anabranch.data.corpus import materialise
+from anabranch.train.numerics.numerics_class import configure
 from benchmarks.simulation import preset_loss
 from benchmarks.simulation.preset_loss import interval, loss_goal, run_file, steps_to, train
 
@@ -56,6 +57,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
         (text / f"{n}.txt").write_text("".join(f"{n} and {k} are {n * k}; " for k in range(60)))
     shape = {"model.dim": 16, "model.blocks": 3, "model.heads": 2, "model.kv_heads": 1, "model.ffn": 24}
     data = {"data.source": "text", "data.path": str(text), "data.vocab_size": 257}
+    configure(1)
     run = with_changes(run_file("llama-tiny", row, 0.01, 0, args), shape | data)
     corpus = materialise(run.data, tmp_path / "corpus")
     whole = train(run, corpus, tmp_path / "whole.json", 1, math.inf)
