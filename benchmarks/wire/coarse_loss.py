@@ -164,7 +164,9 @@ def write(pairs: int, dry: bool) -> None:
         f"many digits.\n\n{table(head, rows)}"
     )
     title = "Held-out loss with coarse gradient sums, pairs of seeds"
-    harness.write("coarse-loss", title, text, goals=goals, data={"seeds": seeds, **both}, dry=dry)
+    command = f"python -m benchmarks.wire.coarse_loss --seeds {len(seeds)}"
+    data = {"seeds": seeds, **both}
+    harness.write("coarse-loss", title, text, goals=goals, data=data, dry=dry, reproduce=command)
 
 
 def main() -> int:
