@@ -182,6 +182,13 @@ def test_a_credit_whose_microbatch_was_refused_too_early_is_used_again() -> None
     assert not run_seed(44305365, "rounds").failed
 
 
+@pytest.mark.xfail(strict=True, reason="only members lead, and only voters are elected: here none is both")
+def test_voters_that_began_anew_hand_the_lead_to_a_member() -> None:
+    """The third voter is gone for good, and the processes of the two others are new: they have the log,
+    and no member is left that votes."""
+    assert not run_seed(48019858, "rounds").failed
+
+
 def test_a_member_that_is_ready_and_moved_to_a_lost_stage_has_not_got_its_state() -> None:
     """After two rounds without a crew a relay that was ready for its stage was moved to one that had just
     lost its replicas, and counted as ready for that: the log did not go back to a snapshot (I4)."""
