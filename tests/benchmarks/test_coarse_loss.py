@@ -42,16 +42,14 @@ def test_contributions_are_rounded_as_in_a_coarse_sum() -> None:
 
 
 @pytest.mark.parametrize("reduce", ["coarse", "exact"])
-def test_sums_of_a_stack_are_those_of_the_reference(reduce: str, tmp_path: Path) -> None:
+def test_sums_of_a_stack_are_those_of_the_reference(
+    reduce: str, sentences: Path, tmp_path: Path
+) -> None:
     """From the second step on, as the first has no units yet. Beside the embedding, of which the stack rounds
     the gradients of both uses together."""
-    text = tmp_path / "text"
-    text.mkdir()
-    for n in range(40):
-        (text / f"{n}.txt").write_text("".join(f"{n} and {k} are {n * k}; " for k in range(60)))
     shape = {"model.dim": 16, "model.blocks": 1, "model.heads": 2, "model.kv_heads": 1, "model.ffn": 24}
     batch = {"batch.microbatches": 4, "batch.rows": 1, "batch.sequence": 16, "run.steps": 20}
-    data = {"data.source": "text", "data.path": str(text), "data.vocab_size": 257}
+    data = {"data.source": "text", "data.path": str(sentences), "data.vocab_size": 257}
     others = {"compute.device": "cpu", "pipeline.stages": 1, "optimizer.lr": 0.01, "wire.reduce": reduce}
     run = with_changes(recipe_run("llama-tiny"), shape | batch | data | others)
     run = replace(run, pipeline=PipelineSection(stages=0))

@@ -41,14 +41,12 @@ ROUNDS = {
 
 @pytest.mark.costly(stay=1)
 @pytest.mark.parametrize("name", first_of(ROUNDS, 3))
-def test_a_stack_takes_the_steps_of_the_run_s_own_modules(name: str, tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.mkdir()
-    for n in range(40):
-        (text / f"{n}.txt").write_text("".join(f"{n} and {k} are {n * k}; " for k in range(60)))
+def test_a_stack_takes_the_steps_of_the_run_s_own_modules(
+    name: str, sentences: Path, tmp_path: Path
+) -> None:
     shape = {"model.dim": 16, "model.blocks": 1, "model.heads": 2, "model.kv_heads": 1, "model.ffn": 24}
     batch = {"batch.microbatches": 4, "batch.rows": 2, "batch.sequence": 16, "run.steps": 20}
-    data = {"data.source": "text", "data.path": str(text), "data.vocab_size": 257}
+    data = {"data.source": "text", "data.path": str(sentences), "data.vocab_size": 257}
     others = {"compute.device": "cpu", "pipeline.stages": 1, "optimizer.lr": 0.01, "run.seed": 3}
     run = with_changes(recipe_run("llama-tiny"), shape | batch | data | others)
     run = replace(run, pipeline=PipelineSection(stages=0), round=ROUNDS[name])

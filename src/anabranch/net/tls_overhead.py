@@ -27,11 +27,10 @@ OVERHEAD_BYTES = 32 << 10
 RECORD_BYTES = 22
 #: Plaintext of a record that pays for the record's own bytes: that of the shortest frame, a header.
 _PAYING_BYTES = 8
+#: Bytes without content that each of these bytes pays for: all of them pay for RECORD_BYTES.
 _PAID_PER_BYTE = 3
 #: Shift of the plaintext that is paid besides (a 512th): a long write ends with a record of any length.
 _PAID_SHIFT = 9
-
-
 #: Bound here, as `super()` was measured to cost a hundredth of a link's processor time.
 _READ = ssl.SSLObject.read
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from types import SimpleNamespace
 from typing import cast
 
@@ -55,6 +55,21 @@ def crew(*names: str) -> Crew:
     return (*(f"{name}.{stage}" for stage, name in enumerate(names, 1)), "d")
 
 
+def plan_of(found: Iterable[Crew]) -> Plan:
+    """Plan of a round in which these crews have ten inner steps each."""
+    return tuple(Slot(0, 10, crew[0], others=crew[1:]) for crew in found)
+
+
+def measured() -> tuple[CrewPlanning, Plan, float]:
+    """Planning in which the second of two crews was half as quick as expected; their plan; the first one's
+    inner steps per second, which were as expected."""
+    names = crew(*"aaaa"), crew(*"bbbb")
+    made = planning(fleet(a=4.0, b=4.0), 8)
+    expected = crews(made, (), ())[names[0]]
+    made._rates = {names[0]: expected, names[1]: expected / 2.0}
+    return made, plan_of(names), expected
+
+
 def test_two_crews_of_one_relay_share_its_time() -> None:
     """The slow crew needs a quarter of the quick relay, which has the rest for its own."""
     speeds = fleet(a=4.0, b=1.0)
@@ -88,7 +103,7 @@ def test_a_relay_that_failed_two_crews_is_of_one_for_a_while(why: str) -> None:
     speeds = fleet(a=4.0, b=1.0)
     del speeds["b.2"]
     made = planning(speeds, shared=8)
-    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in crews(made, (), ()))
+    plan = plan_of(crews(made, (), ()))
     [shared] = [k for k, slot in enumerate(plan) if slot.peer == "b.1"]
     membership = made.ctx.run.membership
     if why == "it is back":
@@ -109,7 +124,7 @@ def test_crews_in_time_are_put_together_anew_where_others_are(carries: bool) -> 
     """They keep what they carry, and stay together where nobody comes or goes."""
     speeds = fleet(a=4.0, b=1.0)
     mixed = crew(*"abab"), crew(*"baba")
-    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in mixed)
+    plan = plan_of(mixed)
     assert set(crews(planning(speeds, carries=carries), plan, (0, 1))) == set(mixed)
     plan = (plan[0], Slot(0, 0))  # a machine of the second crew was away in the last round
     found = crews(planning(speeds, carries=carries), plan, (0,))
@@ -118,14 +133,9 @@ def test_crews_in_time_are_put_together_anew_where_others_are(carries: bool) -> 
 
 def test_a_crew_with_another_machine_is_as_far_from_expected_as_it_was() -> None:
     """Lines are in no estimate: those of one crew are thin, so it takes twice the expected time."""
-    speeds = fleet(a=4.0, b=4.0)
-    names = crew(*"aaaa"), crew(*"bbbb")
-    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in names)
-    made = planning(speeds, 8)
-    expected = crews(made, (), ())[names[0]]
-    made._rates = {names[0]: expected, names[1]: expected / 2.0}
+    made, plan, expected = measured()
     assert crews(made, plan, (0, 1)) == pytest.approx(made._rates)
-    made._rates = {names[0]: expected}  # its machine of stage 2 is gone
+    made._rates = {plan[0].crew: expected}  # its machine of stage 2 is gone
     membership = made.ctx.run.membership
     membership.apply(Members(2, removed={"b.2": "silent"}))
     found = crews(made, plan, (0,))
@@ -136,17 +146,12 @@ def test_a_crew_with_another_machine_is_as_far_from_expected_as_it_was() -> None
 
 def test_a_crew_that_is_put_together_again_is_as_quick_as_it_was() -> None:
     """A machine was away for a round; the crew with another in its place was much slower."""
-    speeds = fleet(a=4.0, b=4.0)
-    names = crew(*"aaaa"), crew(*"bbbb")
-    plan = tuple(Slot(0, 10, found[0], others=found[1:]) for found in names)
-    made = planning(speeds, 8)
-    expected = crews(made, (), ())[names[0]]
-    made._rates = {names[0]: expected, names[1]: expected / 2.0}
+    made, plan, expected = measured()
     whole = crews(made, plan, (0, 1))
     membership = made.ctx.run.membership
     there = membership.members["b.2"]
     membership.apply(Members(2, removed={"b.2": "silent"}))
-    without = tuple(Slot(0, 10, found[0], others=found[1:]) for found in crews(made, plan, (0,)))
+    without = plan_of(crews(made, plan, (0,)))
     made._rates = {slot.crew: expected / 9.0 for slot in without}
     membership.apply(Members(3, joined=(structs.replace(there, incarnation=2),), active_from={"b.2": T}))
     assert crews(made, without, (0, 1)) == pytest.approx(whole)

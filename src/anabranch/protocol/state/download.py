@@ -164,8 +164,8 @@ class Download:
 
     def _others(self) -> list[Source]:
         """Sources that offered other bytes than those being downloaded, or are past that iteration while the
-        newest state is wanted, and whose turn it is: those that were
-        given up least often, so that a few that alternate do not keep another one out."""
+        newest state is wanted, and whose turn it is: those that were given up least often, so that a few that
+        alternate do not keep another one out."""
         idle = [source for source in self.sources.values() if source.status is SourceStatus.IDLE]
         others = [source for source in idle if source.offer not in (None, self._chosen)]
         fewest = min((source.slow for source in others), default=0)
