@@ -35,6 +35,7 @@ from anabranch.sim.metrics.iteration_metrics import estimate
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.recipes.presets import with_preset
 from anabranch.train.recipes.recipes import recipe_run
+from anabranch.train.stage.outer_step import begin_rounds
 from benchmarks import harness
 from benchmarks.harness import Goal, goal, table
 from benchmarks.simulation.sync_methods import Trainer, corpus_of
@@ -74,12 +75,18 @@ def kept(model: str, row: str, rate: float, seed: int, args: Namespace) -> Path:
 def train(run: RunConfig, corpus: Corpus, path: Path, windows: int, until: float) -> Curve | None:
     """Curve of a run, which goes on from its last point that was kept; None if it did not end in time."""
     trainer, curve, first = Trainer(run, corpus), Curve(), 1
-    rounds, saved = trainer.rounds, path.with_suffix(".pt")
+    rounds, saved, begun = trainer.rounds, path.with_suffix(".pt"), beginning(path, trainer.rounds.start)
+    # Objects of this program, by this program, in its own build folder.
     if saved.exists():
-        # Objects of this program, by this program, in its own build folder.
         first, curve, trainer.state, trainer.carried, trainer.taken = torch.load(saved, weights_only=False)
+    elif begun.exists():
+        first, (curve, trainer.state) = rounds.start + 1, torch.load(begun, weights_only=False)
+        begin_rounds(run, trainer.state)
     last, every = rounds.iterations(run.run.steps), max(1, run.run.steps // POINTS)
+    shared = int(with_preset(run, "diloco").round.start * run.run.steps)
     for t in range(first, last + 1):
+        if rounds.inner == 0 and t == shared + 1:
+            torch.save((curve, trainer.state), beginning(path, shared))
         trainer.iterate(t)
         if rounds.passes(t, every) or t == last:
             curve.append((rounds.progress(t), trainer.held_out(windows)))
@@ -90,6 +97,14 @@ def train(run: RunConfig, corpus: Corpus, path: Path, windows: int, until: float
     harness.write_whole(path, json.dumps(curve).encode())
     saved.unlink()
     return curve
+
+
+def beginning(path: Path, start: int) -> Path:
+    """File of the synchronous beginning that the presets with as many such steps share: same model, rate and
+    seed."""
+    first, rate, seed = path.stem.rsplit("-", 2)
+    model, size = "-".join(first.split("-")[:2]), first.rsplit("-", 1)[1]
+    return path.with_name(f"begun-{model}-{size}-{rate}-{seed}-{start}.pt")
 
 
 def best_rate(tried: Mapping[float, Mapping[int, Curve]], seed: int) -> float:
